@@ -1,0 +1,45 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORE_INSTALLED := $(VENV)/.core-installed
+DEV_INSTALLED := $(VENV)/.dev-installed
+DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: help demo test test-all check clean
+
+help:
+	@echo "make demo      train a growth controller, compare it with baselines, write a report (about 10 minutes)"
+	@echo "make test      lint, types, import contracts and the fast tests"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make clean     remove the virtual environment and caches (runs are kept)"
+
+demo: $(CORE_INSTALLED)
+	$(BIN)/esper train --run-dir $(DEMO_RUN)
+	$(BIN)/esper evaluate $(DEMO_RUN)
+	@echo "run: $(DEMO_RUN)"
+
+check: $(DEV_INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest -m "not slow"
+
+test-all: check
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(DEV_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,102 @@
+"""The `esper` command.
+
+One line in `COMMANDS` adds a command. Its target is a function whose signature tyro turns into options and whose
+docstring becomes the help; it may return an exit code. A target is imported only when its command is asked for, so
+`esper --help` does not wait for torch.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from esper import __version__
+from esper.errors import ConfigError, EsperError
+
+EXIT_OK = 0
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its words, for instance `bench suite`; its function as `module:name`; one line of help."""
+
+    name: str
+    target: str
+    help: str
+
+    def load(self) -> Callable[..., int | None]:
+        """Import the function."""
+        module, _, function = self.target.partition(":")
+        return getattr(importlib.import_module(module), function)
+
+
+COMMANDS = (
+    Command("train", "esper.experiments.train:command", "Learn a growth controller, or go on with a run."),
+    Command(
+        "evaluate", "esper.experiments.evaluate:command", "Compare a run's policy with baselines on new instances."
+    ),
+    Command("bench population", "esper.experiments.bench_population:command", "Measure how fast populations train."),
+    Command("bench suite", "esper.experiments.bench_suite:command", "Measure how much control a suite rewards."),
+)
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
+    """Run one command and return its exit code.
+
+    An EsperError becomes one sentence on stderr and code 2, Ctrl-C code 130; anything else is a defect and propagates.
+    """
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv), commands)
+    except EsperError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
+    for command in commands:
+        name = command.name.split()
+        if words[: len(name)] == name:
+            code = tyro.cli(command.load(), prog=f"esper {command.name}", args=words[len(name) :])
+            return EXIT_OK if code is None else code
+    if words == ["--version"]:
+        sys.stdout.write(f"esper {__version__}\n")
+        return EXIT_OK
+    asked = [word for word in words if word not in ("-h", "--help")]
+    listed = [command for command in commands if command.name.split()[: len(asked)] == asked]
+    if not listed:
+        raise ConfigError(_unknown(asked, commands))
+    sys.stdout.write(_overview(listed))
+    return EXIT_OK
+
+
+def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
+    depth = max(len(command.name.split()) for command in commands)
+    asked = " ".join(words[:depth])
+    names = [command.name for command in commands]
+    near = difflib.get_close_matches(asked, names, n=1) or difflib.get_close_matches(words[0], names, n=1)
+    advice = f"did you mean `{near[0]}`?" if near else "`esper --help` lists all commands"
+    return f"unknown command `{asked}`, {advice}"
+
+
+def _overview(commands: Sequence[Command]) -> str:
+    width = max(len(command.name) for command in commands)
+    lines = [f"  {command.name.ljust(width)}  {command.help}" for command in commands]
+    return "\n".join(
+        [
+            "Esper grows neural networks while they train.",
+            "",
+            "usage: esper COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "`esper COMMAND --help` explains a command; `esper --version` prints the version.",
+            "",
+        ]
+    )

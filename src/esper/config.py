@@ -1,0 +1,126 @@
+"""Settings from a YAML file and `--set key=value` overrides, with errors that a person can act on.
+
+Any frozen `Settings` model will do. The file and the overrides are merged first and validated once, so an override may
+also change the kind of a discriminated union. Every mistake ends in a ConfigError of one sentence.
+"""
+
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+import tyro
+import yaml
+from pydantic import ValidationError
+
+from esper.errors import ConfigError
+from esper.files import write_atomically
+from esper.mistakes import first_mistake
+from esper.settings import Settings
+
+S = TypeVar("S", bound=Settings)
+
+Overrides = Annotated[
+    tuple[str, ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; may be given many times."),
+]
+"""The type of a command's `--set` option, repeatable: `overrides: Overrides = ()`."""
+
+
+def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
+    """Build `model` from its defaults, the YAML file at `path`, and `dotted.key=value` overrides, later ones winning.
+
+    Values of overrides are parsed as YAML.
+
+    Raises:
+        ConfigError: unreadable file, YAML mistake, unknown key, missing key, or impossible value.
+    """
+    values = {} if path is None else _read_mapping(path)
+    for override in overrides:
+        _merge(values, override)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        mistake = first_mistake(error, model)
+        raise ConfigError(f"{_source(mistake.key, path, overrides)}{mistake.sentence}") from error
+
+
+def dump_settings(settings: Settings, path: Path) -> None:
+    """Write all settings as YAML that `load_settings` turns into an equal object; RunError if that fails."""
+    write_atomically(path, settings_text(settings))
+
+
+def settings_text(settings: Settings) -> str:
+    """All settings as YAML."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice instead of dropping the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key_node.value!r} is given twice", key_node.start_mark
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    values = _parse(content, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold `key: value` lines, not {reprlib.repr(values)}")
+    return cast("dict[str, Any]", values)
+
+
+def _parse(text: bytes | str, source: str) -> Any:
+    try:
+        return yaml.load(text, _StrictLoader)  # noqa: S506 (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f" line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{source}{where}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML text: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source} is nested too deeply") from error
+    # PyYAML leaks these for a value that contradicts its explicit tag, such as `!!bool maybe`, or an impossible date.
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{source} holds a value that does not fit its YAML tag: {error}") from error
+
+
+def _merge(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {override}: write it as dotted.key=value")
+    group = values
+    for depth, part in enumerate(parts[:-1], start=1):
+        inner: Any = group.get(part)
+        if inner is None:  # absent, or a key without a value in the file
+            inner = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {override}: `{'.'.join(parts[:depth])}` is a value, it has no keys below it")
+        # A copy: YAML aliases share one mapping between several keys.
+        group[part] = dict(cast("dict[str, Any]", inner))
+        group = group[part]
+    group[parts[-1]] = _parse(text, f"--set {override}")
+
+
+def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:
+    for override in overrides:
+        overridden = override.partition("=")[0].strip()
+        if key == overridden or key.startswith(f"{overridden}."):
+            return f"--set {override}: "
+    return "" if path is None else f"{path}: "

@@ -1,0 +1,1 @@
+"""Who decides: observations and controllers."""

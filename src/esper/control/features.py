@@ -1,0 +1,205 @@
+"""Every feature a controller sees: its name, its range and how it is computed.
+
+All are scale-free, so that one policy serves any host: losses are relative to that of guessing, sizes to the host's,
+times to the episode's. Values are clipped to the stated range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.control.history import LOOKBACK, History
+from esper.growth.blueprints.registry import Family
+from esper.growth.site import Layout
+from esper.lifecycle.actions import Op
+from esper.lifecycle.stages import Stage
+from esper.training.population import Population
+
+Floats = NDArray[np.float64]
+
+TINY = 1e-8
+LOG_LIMIT = 5.0
+"""Range of logarithmic features: e^5 either way."""
+LONGEST_PLATEAU = 10.0
+MOST_TRIES = 4.0
+OUTCOME_GAIN = 5.0
+"""Contributions in units of ln(classes) are stretched so that a fifth of it is 1."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What features are computed from."""
+
+    population: Population
+    history: History
+    progress: Floats
+    """Share of the episode that is over, ``[E]``."""
+    horizon: int
+    """Decisions in an episode."""
+    rent: Floats
+    """``[E]``."""
+    train_size: Floats
+    """``[E]``."""
+    classes: int
+
+    @property
+    def added(self) -> Floats:
+        """Parameters of the seeds that count in the forward pass, relative to the host's, ``[E]``."""
+        return self.population.parameters_in(self.population.table.blended) / self.population.host_parameters
+
+    @property
+    def resident(self) -> NDArray[np.int64]:
+        """Blueprint index of each slot's seed, 0 where there is none, ``[E, S]``."""
+        return np.maximum(self.population.table.blueprint, 0).astype(np.int64)
+
+    def of_resident(self, per_blueprint: Floats) -> Floats:
+        """Pick the resident seed's entry from ``[E, S, K]``; 0 in slots without a seed; ``[E, S]``."""
+        picked = np.take_along_axis(per_blueprint, self.resident[..., None], axis=2)[..., 0]
+        return np.where(self.population.table.owning, picked, 0.0)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One number per network, slot or blueprint."""
+
+    name: str
+    low: float
+    high: float
+    compute: Callable[[View], Floats | NDArray[np.bool_]]
+
+
+def _log_loss(view: View, losses: Floats) -> Floats:
+    return np.log(np.maximum(losses, TINY) / np.log(view.classes))
+
+
+def _is(value: int, of: Callable[[View], NDArray[np.integer]]) -> Callable[[View], NDArray[np.bool_]]:
+    return lambda view: of(view) == value
+
+
+def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
+
+
+GLOBAL_FEATURES: tuple[Feature, ...] = (
+    Feature("progress", 0, 1, lambda v: v.progress),
+    Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.training.loss)),
+    Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.losses[:, 0])),
+    Feature("train_accuracy", 0, 1, lambda v: v.history.training.accuracy),
+    Feature("validation_accuracy", 0, 1, lambda v: v.history.accuracies[:, 0]),
+    Feature("accuracy_change", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, 1]),
+    Feature("accuracy_trend", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, LOOKBACK]),
+    Feature("loss_change", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, 1])),
+    Feature("loss_trend", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, LOOKBACK])),
+    Feature("accuracy_gap", -1, 1, lambda v: v.history.training.accuracy - v.history.accuracies[:, 0]),
+    Feature("loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.training.loss)),
+    Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
+    Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
+    Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
+    Feature("rent", 0, 1, lambda v: v.rent),
+    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.host_parameters / 1000)),
+    Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
+    Feature(
+        "log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.network_learning_rates / 0.01)
+    ),
+    Feature("log_host_gradient", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.history.training.host_gradient + TINY)),
+    *(Feature(f"last_op_{op.name.lower()}", 0, 1, _is(op, lambda v: v.history.last_op)) for op in Op),
+)
+"""``[E]`` each."""
+
+
+def _steps(view: View, ages: NDArray[np.integer]) -> Floats:
+    return ages / float(view.horizon)
+
+
+def _loss_contribution(view: View) -> Floats:
+    return _outcome(view, np.nan_to_num(view.history.loss_contribution))
+
+
+def _contribution_velocity(view: View) -> Floats:
+    change = view.history.loss_contribution - view.history.loss_contribution_before
+    return _outcome(view, np.nan_to_num(change))
+
+
+def _outcome(view: View, contribution: Floats) -> Floats:
+    return np.arcsinh(contribution * (OUTCOME_GAIN / np.log(view.classes)))
+
+
+def _gradient_ratio(view: View) -> Floats:
+    ratio = _log_of_ratio(view.history.training.seed_gradient, view.history.training.host_gradient[:, None])
+    return np.where(view.history.training.seed_gradient > 0, ratio, 0.0)
+
+
+def _relative_cost(view: View) -> Floats:
+    """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
+    return np.log1p(view.population.seed_parameters / view.population.host_parameters[:, None, None])
+
+
+def _ramp_left(view: View) -> Floats:
+    table = view.population.table
+    duration = np.maximum(table.alpha_duration, 1)
+    return np.where(table.stage == Stage.BLENDING, 1 - table.alpha_elapsed / duration, 0.0)
+
+
+def _depth(view: View) -> Floats:
+    environments, slots = view.population.table.stage.shape
+    return np.tile(np.arange(slots) / max(slots - 1, 1), (environments, 1))
+
+
+SLOT_FEATURES: tuple[Feature, ...] = (
+    *(
+        Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.population.table.stage))
+        for stage in Stage
+    ),
+    Feature("alpha", 0, 1, lambda v: v.population.table.alpha.astype(np.float64)),
+    Feature("alpha_target", 0, 1, lambda v: v.population.table.alpha_target.astype(np.float64)),
+    Feature("ramp_left", 0, 1, _ramp_left),
+    Feature("pruning", 0, 1, lambda v: v.population.table.pruning),
+    Feature("stage_age", 0, 1, lambda v: _steps(v, v.population.table.stage_age)),
+    Feature("seed_age", 0, 1, lambda v: _steps(v, v.population.table.seed_age)),
+    Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
+    Feature("evidence_age", 0, 1, lambda v: _steps(v, v.population.evidence.contribution_age)),
+    Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
+    Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _loss_contribution),
+    Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _contribution_velocity),
+    Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
+    Feature("gradient_healthy", 0, 1, lambda v: v.population.evidence.gradient_healthy),
+    Feature("depth", 0, 1, _depth),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.widths / 10)),
+    Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
+    Feature("resident_cost", 0, 3, lambda v: v.of_resident(_relative_cost(v))),
+    *(
+        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.population.slots_of_layout(layout))
+        for layout in Layout
+    ),
+    *(
+        Feature(f"resident_{family}", 0, 1, lambda v, family=family: v.of_resident(_of_family(v, family)))
+        for family in Family
+    ),
+)
+"""``[E, S]`` each."""
+
+
+def _of_family(view: View, family: Family) -> Floats:
+    members = np.array([kind.family is family for kind in view.population.kinds], float)
+    return np.broadcast_to(members, view.population.seed_parameters.shape)
+
+
+BLUEPRINT_FEATURES: tuple[Feature, ...] = (
+    Feature("cost", 0, 3, _relative_cost),
+    Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
+    Feature("compatible", 0, 1, lambda v: v.population.compatible),
+    Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
+    Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _outcome(v, v.history.outcomes)),
+    *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),
+)
+"""``[E, S, K]`` each."""
+
+
+def compute(features: Sequence[Feature], view: View) -> NDArray[np.float32]:
+    """All features, clipped to their ranges, along a new last axis."""
+    columns = [np.clip(feature.compute(view), feature.low, feature.high) for feature in features]
+    return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")

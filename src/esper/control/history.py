@@ -1,0 +1,93 @@
+"""What happened so far in each network's episode, as far as a controller may remember it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
+from esper.training.evaluation import Evaluation
+from esper.training.learning import TrainingReport
+
+Floats = NDArray[np.float64]
+
+LOOKBACK = 3
+"""Steps over which recent changes are measured."""
+PLATEAU_IMPROVEMENT = 0.01
+"""Relative decrease of the validation loss below which a step counts as plateau."""
+
+
+class History:
+    """The record of E episodes; `record` adds a step, `restart` forgets some episodes."""
+
+    def __init__(self, environments: int, slots: int, blueprints: int, classes: int) -> None:
+        self._shape = (environments, slots, blueprints)
+        self._chance_loss, self._chance_accuracy = float(np.log(classes)), 1 / classes
+        everyone = np.ones(environments, bool)
+        self.training = self._untrained()
+        self.losses: Floats = np.zeros((environments, LOOKBACK + 1))
+        """Validation losses of the last steps, the newest first."""
+        self.accuracies: Floats = np.zeros((environments, LOOKBACK + 1))
+        self.best_loss: Floats = np.zeros(environments)
+        self.plateau_age: Floats = np.zeros(environments)
+        """Steps since the validation loss last improved by more than `PLATEAU_IMPROVEMENT`."""
+        self.accuracy_contribution: Floats = np.zeros((environments, slots))
+        self.loss_contribution: Floats = np.zeros((environments, slots))
+        self.loss_contribution_before: Floats = np.zeros((environments, slots))
+        self.tries: Floats = np.zeros(self._shape)
+        """How often each blueprint was germinated in each slot, ``[E, S, K]``."""
+        self.outcomes: Floats = np.zeros(self._shape)
+        """The loss contribution each blueprint last had in each slot, 0 if never measured, ``[E, S, K]``."""
+        self.last_op: NDArray[np.int64] = np.zeros(environments, np.int64)
+        self.restart(everyone)
+
+    def restart(self, rows: NDArray[np.bool_]) -> None:
+        """Forget the episodes ``rows``, bool ``[E]``."""
+        fresh, was = self._untrained(), self.training
+        self.training = TrainingReport(
+            np.where(rows, fresh.loss, was.loss),
+            np.where(rows, fresh.accuracy, was.accuracy),
+            np.where(rows, fresh.host_gradient, was.host_gradient),
+            np.where(rows[:, None], fresh.seed_gradient, was.seed_gradient),
+        )
+        self.losses[rows] = self._chance_loss
+        self.accuracies[rows] = self._chance_accuracy
+        self.best_loss[rows] = self._chance_loss
+        self.plateau_age[rows] = 0
+        for array in (self.accuracy_contribution, self.loss_contribution, self.loss_contribution_before):
+            array[rows] = np.nan
+        self.tries[rows] = 0
+        self.outcomes[rows] = 0
+        self.last_op[rows] = Op.WAIT
+
+    def _untrained(self) -> TrainingReport:
+        """As of networks that guess."""
+        environments, slots, _ = self._shape
+        return TrainingReport(
+            np.full(environments, self._chance_loss),
+            np.full(environments, self._chance_accuracy),
+            np.zeros(environments),
+            np.zeros((environments, slots)),
+        )
+
+    def record(
+        self, actions: NDArray[np.int64], table: SeedTable, training: TrainingReport, evaluation: Evaluation
+    ) -> None:
+        """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured."""
+        self.training = training
+        self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
+        self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
+        improved = evaluation.loss < self.best_loss * (1 - PLATEAU_IMPROVEMENT)
+        self.best_loss = np.where(improved, evaluation.loss, self.best_loss)
+        self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
+        self.accuracy_contribution = evaluation.accuracy_contribution
+        self.loss_contribution_before = self.loss_contribution
+        self.loss_contribution = evaluation.loss_contribution
+        self.last_op = actions[:, Head.OP].copy()
+        germinating = (self.last_op == Op.GERMINATE).nonzero()[0]
+        self.tries[germinating, actions[germinating, Head.SLOT], actions[germinating, Head.BLUEPRINT]] += 1
+        measured = np.isfinite(evaluation.loss_contribution) & (table.blueprint != NO_BLUEPRINT)
+        environment, slot = measured.nonzero()
+        blueprint = table.blueprint[environment, slot]
+        self.outcomes[environment, slot, blueprint] = evaluation.loss_contribution[environment, slot]

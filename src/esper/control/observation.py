@@ -1,0 +1,17 @@
+"""Turn a population and its history into what controllers see."""
+
+from __future__ import annotations
+
+import torch
+
+from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, View, compute
+from esper.control.spaces import Observation, ObservationSpec
+
+SPEC = ObservationSpec(len(GLOBAL_FEATURES), len(SLOT_FEATURES), len(BLUEPRINT_FEATURES))
+"""The feature counts of every observation that Esper makes."""
+
+
+def observe(view: View, device: torch.device) -> Observation:
+    """The observation of E networks. Non-finite measurements, as of a diverged network, appear as the range's end."""
+    parts = (compute(features, view) for features in (GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES))
+    return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0).to(device) for part in parts))

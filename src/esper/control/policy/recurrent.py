@@ -1,0 +1,165 @@
+"""The learned controller: one policy for any number of slots and blueprints, with memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.control.policy.encoder import Encoder
+from esper.control.policy.heads import ActionHeads, Choose, Decision
+from esper.control.policy.layers import lstm
+from esper.control.policy.masking import chosen, draw, normalised_entropy
+from esper.control.policy.normaliser import ObservationNormaliser
+from esper.control.policy.settings import PolicySettings
+from esper.control.policy.value import ValueHead
+from esper.control.spaces import MaskTensors, Observation, ObservationSpec
+from esper.lifecycle.actions import Head
+
+
+class PolicyState(NamedTuple):
+    """The memory of E controllers: LSTM output and cell, each ``[1, E, H]``."""
+
+    output: Tensor
+    cell: Tensor
+
+    def forget(self, finished: Tensor) -> PolicyState:
+        """The state with the memory of the ``finished`` (bool ``[E]``) environments cleared."""
+        keep = (~finished).to(self.output.dtype)[None, :, None]
+        return PolicyState(self.output * keep, self.cell * keep)
+
+    def rows(self, index: Tensor) -> PolicyState:
+        """The states of the environments at ``index``."""
+        return PolicyState(self.output[:, index], self.cell[:, index])
+
+
+class PolicyStep(NamedTuple):
+    """One decision for each of E environments."""
+
+    actions: Tensor
+    """int64 ``[E, 8]``, irrelevant heads 0."""
+    log_prob: Tensor
+    """``[E]``, summed over relevant heads."""
+    value: Tensor
+    """``[E]`` in units of returns."""
+    state: PolicyState
+    """Pass it to the next step."""
+    head_log_probs: tuple[Tensor, ...]
+    """``[E, n]`` per head: the distributions that were drawn from."""
+
+
+class PolicyEvaluation(NamedTuple):
+    """What the policy now thinks of T steps of E environments."""
+
+    log_prob: Tensor
+    """``[T, E]``, summed over relevant heads."""
+    entropy: Tensor
+    """``[T, E, 8]`` per head, over log(number of legal choices); 0 where the head is irrelevant or had one choice."""
+    open: Tensor
+    """bool ``[T, E, 8]``: the head was relevant and had more than one legal choice."""
+    value: Tensor
+    """``[T, E]`` in units of returns."""
+
+
+class Policy(nn.Module):
+    """Slot-token encoder, LSTM, autoregressive masked heads and a state value.
+
+    Observations are given raw: the policy standardises them with statistics of its own, which change only in
+    `recalibrate`.
+    """
+
+    def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
+        super().__init__()
+        self.spec = spec
+        self.settings = settings
+        self.normaliser = ObservationNormaliser(spec)
+        self.encoder = Encoder(spec, settings, generator)
+        self.lstm = lstm(self.encoder.summary_width, settings.hidden, settings.memory, generator)
+        self.heads = ActionHeads(spec, settings, generator)
+        self.value_head = ValueHead(settings.hidden, settings.width, generator)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.value_head.output.weight.device
+
+    def initial_state(self, environments: int) -> PolicyState:
+        """Empty memory for that many environments."""
+        zeros = torch.zeros(1, environments, self.settings.hidden, device=self.device)
+        return PolicyState(zeros, zeros)
+
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, masks: MaskTensors, state: PolicyState, noise: Tensor | None = None
+    ) -> PolicyStep:
+        """Choose one action per environment.
+
+        ``noise`` ``[E, 8]`` holds a uniform number in [0, 1] per environment and head, so that what environment i
+        draws depends on its own random stream and on nothing else. Without noise each head takes its likeliest choice.
+        """
+        tokens, memory, state, observation = self._remember(observation, state)
+        choose = _greedy if noise is None else _drawing(noise)
+        decision = self.heads(memory, tokens, observation, masks, choose)
+        return PolicyStep(
+            decision.actions, _joint(decision), self.value_head(memory), state, head_log_probs=decision.log_probs
+        )
+
+    @torch.no_grad()
+    def value(self, observation: Observation, state: PolicyState) -> Tensor:
+        """V ``[E]`` of an observation reached with the memory ``state``, to bootstrap a rollout that was cut."""
+        _, memory, _, _ = self._remember(observation, state)
+        return self.value_head(memory)
+
+    def evaluate(
+        self, observations: Observation, masks: MaskTensors, actions: Tensor, state: PolicyState
+    ) -> PolicyEvaluation:
+        """Log-probabilities, entropies and values of stored decisions ``[T, E, ...]``, from the ``state`` at step 0."""
+        steps, environments = actions.shape[:2]
+        flat = Observation(*(part.flatten(0, 1) for part in observations))
+        flat_masks = MaskTensors(*(part.flatten(0, 1) for part in masks))
+        flat_actions = actions.flatten(0, 1)
+        normalised = self.normaliser(flat)
+        tokens, summary = self.encoder(normalised)
+        memory, _ = self.lstm(summary.view(steps, environments, -1), (state.output, state.cell))
+        decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _given(flat_actions))
+        entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
+        several = [legal.sum(-1) > 1 for legal in decision.legal]
+        return PolicyEvaluation(
+            log_prob=_joint(decision).view(steps, environments),
+            entropy=torch.stack(entropy, -1).view(steps, environments, len(Head)),
+            open=torch.stack(several, -1).view(steps, environments, len(Head)),
+            value=self.value_head(memory),
+        )
+
+    def recalibrate(self, observations: Observation, returns: Tensor) -> None:
+        """Merge raw observations and returns into the policy's statistics: once, after learning from them."""
+        self.normaliser.update(observations)
+        self.value_head.rescale(returns)
+
+    def _remember(
+        self, observation: Observation, state: PolicyState
+    ) -> tuple[Tensor, Tensor, PolicyState, Observation]:
+        """Tokens ``[E, S, W]``, LSTM output ``[E, H]``, the next state and the normalised observation."""
+        normalised = self.normaliser(observation)
+        tokens, summary = self.encoder(normalised)
+        memory, following = self.lstm(summary.unsqueeze(0), (state.output, state.cell))
+        return tokens, memory.squeeze(0), PolicyState(*following), normalised
+
+
+def _joint(decision: Decision) -> Tensor:
+    """Log-probability ``[N]`` of the whole action: the sum over heads, in which irrelevant ones are exactly 0."""
+    per_head = [chosen(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
+    return torch.stack(per_head, -1).sum(-1)
+
+
+def _greedy(head: Head, log_probs: Tensor, legal: Tensor) -> Tensor:  # noqa: ARG001
+    return log_probs.argmax(-1)
+
+
+def _drawing(noise: Tensor) -> Choose:
+    return lambda head, log_probs, legal: draw(log_probs, legal, noise[:, head])
+
+
+def _given(actions: Tensor) -> Choose:
+    return lambda head, log_probs, legal: actions[:, head]  # noqa: ARG005

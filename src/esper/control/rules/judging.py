@@ -1,0 +1,32 @@
+"""Keep or prune a seed by what it contributes, less the rent it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from esper.control.reading import Floats, Reading
+from esper.control.rules.decisions import Decisions
+from esper.lifecycle.actions import Op
+
+ROUNDING = 1e-6
+"""Ages are shares of the episode in float32."""
+
+
+def seed_rent(reading: Reading) -> Floats:
+    """The rent each resident seed adds to the network's, ``[E, S]``: what it would save to be without it."""
+    cost = np.expm1(reading.slot("resident_cost"))
+    total = np.expm1(reading.network("log_added_parameters"))[:, None]
+    without = np.maximum(total - cost, 0.0)
+    return reading.network("rent")[:, None] * (np.log1p(without + cost) - np.log1p(without))
+
+
+def judge(decisions: Decisions, reading: Reading, trial: float, margin: float) -> None:
+    """Fossilize the held seeds whose accuracy contribution exceeds their rent by ``margin``, prune the others.
+
+    A seed is judged once its stage's age reaches ``trial``, a share of the episode.
+    """
+    held = reading.slot("stage_holding") > 0
+    due = held & (reading.slot("stage_age") >= trial - ROUNDING)
+    worth = reading.slot("accuracy_contribution") - seed_rent(reading) >= margin
+    decisions.act_on(Op.FOSSILIZE, due & worth)
+    decisions.act_on(Op.PRUNE, due & ~worth)

@@ -1,0 +1,63 @@
+"""Grow by the clock: a new seed every few decisions, judged after a fixed trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from esper.control.controller import Actions
+from esper.control.reading import Reading
+from esper.control.rules.decisions import Decisions
+from esper.control.rules.judging import judge
+from esper.control.spaces import Observation
+from esper.lifecycle.masks import ActionMasks
+from esper.settings import Settings
+
+
+class PeriodicSettings(Settings):
+    """When the clock strikes, and what it brings."""
+
+    period: int = Field(default=2, ge=1, le=1000)
+    """Decisions from one germination to the next."""
+    plantings: tuple[tuple[int, int], ...] = ((0, 0),)
+    """Slot and blueprint indices, germinated in this order, then again from the first."""
+    trial: int = Field(default=6, ge=1, le=1000)
+    """Decisions a seed is held before it is judged."""
+    margin: float = Field(default=0.0, ge=-1, le=1)
+    """Accuracy points above its rent that a seed must contribute to be kept."""
+    stop_after: float = Field(default=0.6, ge=0, le=1)
+    """Share of the episode after which nothing new germinates."""
+
+
+class Periodic:
+    """Every ``period`` decisions the next planting whose slot is free; each seed is judged after its trial."""
+
+    name = "periodic"
+
+    def __init__(self, settings: PeriodicSettings, horizon: int) -> None:
+        self._settings = settings
+        self._horizon = horizon
+
+    def start(self, seeds: Sequence[int]) -> NDArray[np.int64]:
+        """How many plantings each network has had, ``[E]``."""
+        return np.zeros(len(seeds), np.int64)
+
+    def act(
+        self, observation: Observation, masks: ActionMasks, state: NDArray[np.int64]
+    ) -> tuple[Actions, NDArray[np.int64]]:
+        """Judge what is due, else plant if the clock says so, else wait."""
+        settings, reading, decisions = self._settings, Reading(observation), Decisions(masks)
+        judge(decisions, reading, settings.trial / self._horizon, settings.margin)
+        progress = reading.network("progress")
+        step = np.rint(progress * self._horizon).astype(np.int64)
+        due = (step >= state * settings.period) & (progress <= settings.stop_after)
+        plantings = np.array(settings.plantings, np.int64)[state % len(settings.plantings)]
+        before = decisions.open.copy()
+        decisions.germinate(plantings[:, 0], plantings[:, 1], due)
+        planted = before & ~decisions.open
+        return decisions.actions, state + planted
+
+

@@ -1,0 +1,69 @@
+"""What a controller sees and what it may do, as tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import Op
+from esper.lifecycle.masks import ActionMasks
+
+
+class ObservationSpec(NamedTuple):
+    """Feature counts of an observation: they fix a policy's input layers; slots and blueprints may vary in number."""
+
+    globals: int
+    slots: int
+    blueprints: int
+
+
+class Observation(NamedTuple):
+    """What the controller sees. ``*`` is ``[E]`` when acting and ``[T, E]`` in an update; all float32."""
+
+    globals: Tensor
+    """``[*, G]`` features of the whole network."""
+    slots: Tensor
+    """``[*, S, F]`` one token per slot."""
+    blueprints: Tensor
+    """``[*, S, K, D]`` what each blueprint would be in each slot."""
+
+
+class MaskTensors(NamedTuple):
+    """Conditional legality, as `esper.lifecycle.masks.ActionMasks` but in bool tensors. ``*`` as in `Observation`."""
+
+    op: Tensor
+    """``[*, 6]``."""
+    slot: Tensor
+    """``[*, 6, S]`` given the operation."""
+    blueprint: Tensor
+    """``[*, S, K]`` for GERMINATE, given the slot."""
+    blend: Tensor
+    """``[*, 3]``."""
+    tempo: Tensor
+    """``[*, 3]``."""
+    alpha_target: Tensor
+    """``[*, S, 3]`` for GERMINATE or SET_ALPHA, given the slot: no slot ever allows both."""
+    alpha_speed: Tensor
+    """``[*, 4]``."""
+    alpha_curve: Tensor
+    """``[*, 3]``."""
+
+
+def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
+    """The lifecycle's masks of E environments as tensors on ``device``."""
+    may_germinate = masks.slot[:, Op.GERMINATE, :, None]  # [E, S, 1]
+    alpha_target = np.where(may_germinate, masks.germination_target[:, None], masks.alpha_target)
+    arrays = (
+        masks.op,
+        masks.slot,
+        masks.blueprint,
+        masks.blend,
+        masks.tempo,
+        alpha_target,
+        masks.alpha_speed,
+        masks.alpha_curve,
+    )
+    return MaskTensors(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))

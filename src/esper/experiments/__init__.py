@@ -1,0 +1,1 @@
+"""Training, evaluating and comparing controllers, and the run directories they leave behind."""

@@ -1,0 +1,121 @@
+"""Collect rollouts: whole episodes of the acting policy, computed in shards.
+
+A shard's result follows from the settings, the iteration and the policy's weights alone, so it may be computed in any
+process, any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.control.observation import SPEC
+from esper.control.policy import Policy
+from esper.control.policy.recurrent import PolicyState
+from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.experiments.settings import TrainSettings
+from esper.experiments.tallies import Tally
+from esper.lifecycle.actions import Head
+from esper.rl.episodes import Episodes
+from esper.rl.rewards import get_reward_mode
+from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+
+_INSTANCE_STREAM = 1
+_ACTION_STREAM = 2
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard of one iteration's rollout."""
+
+    settings: TrainSettings
+    iteration: int
+    shard: int
+    weights: Mapping[str, Tensor]
+    """The acting policy's state dict."""
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """The shard's rollout, and what happened in it."""
+
+    rollout: Rollout
+    tally: Tally
+
+
+def new_policy(settings: TrainSettings) -> Policy:
+    """The untrained policy of a run."""
+    return Policy(SPEC, settings.policy, torch.Generator().manual_seed(settings.seed))
+
+
+def instances_of(settings: TrainSettings, iteration: int) -> list[Instance]:
+    """The training instances of an iteration, one per environment: groups of neighbours share theirs."""
+    rng = np.random.default_rng((settings.seed, iteration, _INSTANCE_STREAM))
+    group = settings.ppo.group
+    drawn = get_suite(settings.suite).sample(settings.environments // group, "train", rng)
+    return [instance for instance in drawn for _ in range(group)]
+
+
+def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int) -> NDArray[np.float64]:
+    """The uniform numbers ``[T, 8]`` that decide one environment's actions."""
+    rng = np.random.default_rng((settings.seed, iteration, environment, _ACTION_STREAM))
+    return rng.random((steps, len(Head)))
+
+
+def collect(task: ShardTask) -> ShardResult:
+    """Run the shard's episodes to their end."""
+    settings, suite = task.settings, get_suite(task.settings.suite)
+    policy = new_policy(settings)
+    policy.load_state_dict(dict(task.weights))
+    size = settings.environments // settings.shards
+    environments = range(task.shard * size, (task.shard + 1) * size)
+    everyone = instances_of(settings, task.iteration)
+    episodes = Episodes(
+        suite,
+        [everyone[environment] for environment in environments],
+        settings.rules,
+        get_reward_mode(settings.reward),
+        strategy=settings.strategy,
+    )
+    noise = np.stack([_noise(settings, task.iteration, number, suite.steps) for number in environments], axis=1)
+    return run_policy(policy, episodes, torch.from_numpy(noise).float())
+
+
+def run_policy(policy: Policy, episodes: Episodes, noise: Tensor) -> ShardResult:
+    """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end."""
+    state = policy.initial_state(episodes.size)
+    buffer = RolloutBuffer(len(noise), episodes.size, state)
+    tally = Tally(episodes.suite, episodes.instances)
+    for uniforms in noise:
+        observation = episodes.observe()
+        masks = mask_tensors(episodes.legal_actions(), episodes.device)
+        step = policy.act(observation, masks, state, uniforms)
+        actions = step.actions.cpu().numpy()
+        result = episodes.step(actions)
+        buffer.add(observation, masks, step, torch.from_numpy(result.reward).float())
+        tally.add(actions, result)
+        state = step.state
+    tally.finish(episodes)
+    everyone = torch.ones(episodes.size, dtype=torch.bool)
+    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), tally)
+
+
+def joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of equal length as one, environments in order."""
+    return Rollout(
+        Observation(*(torch.cat(parts, 1) for parts in zip(*(r.observations for r in rollouts), strict=True))),
+        MaskTensors(*(torch.cat(parts, 1) for parts in zip(*(r.masks for r in rollouts), strict=True))),
+        torch.cat([r.actions for r in rollouts], 1),
+        torch.cat([r.log_prob for r in rollouts], 1),
+        torch.cat([r.value for r in rollouts], 1),
+        torch.cat([r.reward for r in rollouts], 1),
+        torch.cat([r.final_value for r in rollouts]),
+        PolicyState(*(torch.cat(parts, 1) for parts in zip(*(r.state for r in rollouts), strict=True))),
+    )

@@ -1,0 +1,68 @@
+"""The configuration of a training run: one tree of the rooms' own settings."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from esper.control.policy import PolicySettings
+from esper.lifecycle.rules import Rules
+from esper.rl.rewards import get_reward_mode
+from esper.rl.settings import PPOSettings
+from esper.settings import Settings
+from esper.tasks.registry import get_suite
+from esper.training.population import Strategy
+
+
+class TrainSettings(Settings):
+    """How a growth controller is learned."""
+
+    suite: str = "tokens"
+    """The distribution of learning problems."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """All randomness of the run follows from it."""
+    iterations: int = Field(default=100, ge=1)
+    """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
+    environments: int = Field(default=128, ge=1)
+    """Networks that grow side by side in a rollout."""
+    shards: int = Field(default=2, ge=1)
+    """Parts the environments are computed in, each in a process of its own. Results do not depend on the machine's
+    cores, but may differ in rounding for another number of shards."""
+    strategy: Strategy = "stacked"
+    """How networks are run: as one stacked program, or looped."""
+    reward: str = "outcome"
+    """Reward mode."""
+    rules: Rules = Rules(cooldown=(1, 1, 1))
+    """What may happen to seeds."""
+    policy: PolicySettings = PolicySettings()
+    """The policy's sizes."""
+    ppo: PPOSettings = PPOSettings(group=8)
+    """How the policy learns."""
+    probe_every: int = Field(default=20, ge=1)
+    """Iterations between measurements of the greedy policy on fixed instances."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Iterations between checkpoints."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """Checkpoints kept, the newest ones."""
+
+    @field_validator("suite")
+    @classmethod
+    def _suite_exists(cls, name: str) -> str:
+        return get_suite(name).name
+
+    @field_validator("reward")
+    @classmethod
+    def _reward_exists(cls, name: str) -> str:
+        get_reward_mode(name)
+        return name
+
+    @model_validator(mode="after")
+    def _environments_divide(self) -> Self:
+        part = self.shards * self.ppo.group
+        if self.environments % part:
+            raise ValueError(
+                f"environments ({self.environments}) must be a multiple of shards * ppo.group ({part}), "
+                "so that every group of environments on one instance is whole in its shard"
+            )
+        return self

@@ -1,0 +1,90 @@
+"""What happened in a set of episodes, for reports and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.gates import Reason
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import NO_BLUEPRINT
+from esper.lifecycle.transitions import Cause
+from esper.rl.episodes import Episodes, StepResult
+from esper.tasks.instance import Instance
+from esper.tasks.suite import Suite
+
+
+@dataclass(frozen=True)
+class StageChange:
+    """A slot's change of stage, by names; ``step`` counts decisions from 0."""
+
+    environment: int
+    step: int
+    slot: int
+    before: str
+    after: str
+    blueprint: str | None
+    cause: str
+    reason: str
+
+
+class Tally:
+    """Actions, stage changes and objectives of E episodes, filled step by step."""
+
+    def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
+        self._blueprints = suite.blueprints
+        self.instances = list(instances)
+        self.changes: list[StageChange] = []
+        self._actions: list[NDArray[np.int64]] = []
+        self._accuracies: list[NDArray[np.float64]] = []
+        self.objective: NDArray[np.float64] = np.zeros(len(instances))
+        """J of each committed network on validation data, ``[E]``."""
+        self.added: NDArray[np.float64] = np.zeros(len(instances))
+        """Committed seeds' parameters over the host's, ``[E]``."""
+
+    def add(self, actions: NDArray[np.int64], result: StepResult) -> None:
+        """One step of all episodes."""
+        step = len(self._actions)
+        self._actions.append(actions)
+        self._accuracies.append(result.evaluation.accuracy)
+        changes = result.transitions
+        for index in range(len(changes)):
+            blueprint = int(changes.blueprint[index])
+            self.changes.append(
+                StageChange(
+                    int(changes.env[index]),
+                    step,
+                    int(changes.slot[index]),
+                    Stage(changes.before[index]).name.lower(),
+                    Stage(changes.after[index]).name.lower(),
+                    None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint],
+                    Cause(changes.cause[index]).name.lower(),
+                    Reason(changes.reason[index]).name.lower(),
+                )
+            )
+
+    def finish(self, episodes: Episodes) -> None:
+        """Take down how the episodes ended."""
+        population = episodes.population
+        fossils = population.table.stage == Stage.FOSSILIZED
+        self.objective = episodes.potential
+        self.added = population.parameters_in(fossils) / population.host_parameters
+
+    @property
+    def actions(self) -> NDArray[np.int64]:
+        """``[T, E, 8]``."""
+        return np.stack(self._actions)
+
+    @property
+    def accuracies(self) -> NDArray[np.float64]:
+        """Validation accuracy after each step, ``[T, E]``."""
+        return np.stack(self._accuracies)
+
+    def operation_shares(self) -> dict[str, float]:
+        """The share of decisions that each operation had."""
+        counts = np.bincount(self.actions[..., Head.OP].ravel(), minlength=len(Op))
+        return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}

@@ -1,0 +1,45 @@
+"""Writing files so that a reader sees the old content or the new, never half of it."""
+
+import os
+from pathlib import Path
+
+from esper.errors import RunError
+
+TEMPORARY_SUFFIX = ".partial"
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content` (text as UTF-8) in one step that survives a crash or a power cut.
+
+    Raises:
+        RunError: the file cannot be written; what was there before is untouched.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+    try:
+        try:
+            _write_durably(temporary, data)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"cannot write {path} ({reason}): free some space or choose a writable folder") from error
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""How a seed lives in a model: slots, blueprints, blending and the growing model."""

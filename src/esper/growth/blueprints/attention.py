@@ -1,0 +1,64 @@
+"""Self-attention over tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esper.growth.blueprints import initial
+from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.normalise import normalise
+from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.site import Layout, Site
+
+KEY = 4
+"""Size of queries and keys."""
+
+
+@register
+class Attention(Blueprint):
+    """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
+
+    One head; values and output projection are one matrix. The usual factor ``1 / sqrt(KEY)`` is in the initial queries.
+    """
+
+    name: ClassVar[str] = "attention"
+    family: ClassVar[Family] = Family.ATTENTION
+    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    live: Tensor
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        width = site.width
+        self.queries = initial.normal(generator, KEY, width, deviation=1 / math.sqrt(KEY * width))
+        self.keys = initial.linear(generator, KEY, width, fan_in=width)
+        self.values = initial.zeros(generator, width, width)
+        self.bias = initial.zeros(generator, width)
+        self.register_buffer("live", torch.ones(width, device=generator.device))
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        tokens = normalise(to_columns(features, self.layout), self.live)  # [C, T, B]
+        queries, keys = linear(self.queries, tokens), linear(self.keys, tokens)  # [KEY, T, B]
+        # Products and a softmax along the first axis keep the batch last, where a bmm per example is slow: see columns.
+        scores = (queries[:, None] * keys[:, :, None]).sum(0)  # [S, T, B], S the tokens looked at
+        weights = scores.softmax(0)
+        attended = torch.matmul(weights.permute(2, 1, 0), tokens.permute(2, 1, 0))  # [B, T, C]
+        return from_columns(linear(self.values, attended.permute(2, 1, 0), self.bias), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return 2 * KEY * site.width + site.width**2 + site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        normalisation = 4 * site.positions * site.width
+        projections = 2 * site.positions * (2 * KEY * site.width + site.width**2)
+        attention = 2 * site.positions**2 * (KEY + site.width)
+        return normalisation + projections + attention
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        return super().serves(site) and site.positions > 1

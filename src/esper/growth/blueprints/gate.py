@@ -1,0 +1,50 @@
+"""A gate on channels, set by what all positions show."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esper.growth.blueprints import initial
+from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.site import Layout, Site
+
+HIDDEN = 4
+"""Units between the mean over positions and the gate."""
+
+
+@register
+class Gate(Blueprint):
+    """``s(h) = h * (2 sigmoid(f(m)) - 1)``, ``m`` the mean of ``h`` over positions: ``h + s(h)`` is h gated in (0, 2).
+
+    ``f(m) = W2 relu(W1 m + b1) + b2`` with ``W2 = b2 = 0``: squeeze-and-excitation (Hu et al. 2018) that starts at one.
+    """
+
+    name: ClassVar[str] = "gate"
+    family: ClassVar[Family] = Family.GATE
+    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.squeeze = initial.before_relu(generator, HIDDEN, site.width, fan_in=site.width)
+        self.squeeze_bias = initial.zeros(generator, HIDDEN)
+        self.excite = initial.zeros(generator, site.width, HIDDEN)
+        self.excite_bias = initial.zeros(generator, site.width)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(features, self.layout)
+        hidden = linear(self.squeeze, columns.mean(1, keepdim=True), self.squeeze_bias).relu()
+        # 2 sigmoid(x) - 1 = tanh(x / 2)
+        gate = torch.tanh(0.5 * linear(self.excite, hidden, self.excite_bias))  # [C, 1, B]
+        return from_columns(columns * gate, features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return 2 * HIDDEN * site.width + HIDDEN + site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 4 * HIDDEN * site.width + 2 * site.positions * site.width

@@ -1,0 +1,45 @@
+"""A two-layer perceptron at each position."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esper.growth.blueprints import initial
+from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, linear, to_columns
+from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.site import Layout, Site
+
+
+@register
+class Mlp(Blueprint):
+    """``s(h) = W2 relu(W1 h + b1) + b2`` at each position; ``W2 = b2 = 0``. ``expansion`` times the width inside."""
+
+    name: ClassVar[str] = "mlp"
+    family: ClassVar[Family] = Family.CHANNEL
+    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    expansion: ClassVar[int] = 2
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        hidden = self.expansion * site.width
+        self.inner = initial.before_relu(generator, hidden, site.width, fan_in=site.width)
+        self.inner_bias = initial.zeros(generator, hidden)
+        self.outer = initial.zeros(generator, site.width, hidden)
+        self.outer_bias = initial.zeros(generator, site.width)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(features, self.layout)
+        hidden = linear(self.inner, columns, self.inner_bias).relu()
+        return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        hidden = cls.expansion * site.width
+        return 2 * hidden * site.width + hidden + site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 4 * site.positions * cls.expansion * site.width**2

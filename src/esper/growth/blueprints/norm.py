@@ -1,0 +1,43 @@
+"""Normalised features."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esper.growth.blueprints import initial
+from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.normalise import normalise
+from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.site import Layout, Site
+
+
+@register
+class Norm(Blueprint):
+    """``s(h) = gamma * normalise(h) + beta`` at each position; ``gamma = beta = 0``."""
+
+    name: ClassVar[str] = "norm"
+    family: ClassVar[Family] = Family.NORM
+    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    live: Tensor
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.gamma = initial.zeros(generator, site.width)
+        self.beta = initial.zeros(generator, site.width)
+        self.register_buffer("live", torch.ones(site.width, device=generator.device))
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(features, self.layout)
+        scaled = self.gamma[:, None, None] * normalise(columns, self.live) + self.beta[:, None, None]
+        return from_columns(scaled, features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return 2 * site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 6 * site.positions * site.width

@@ -1,0 +1,137 @@
+"""What a blueprint promises, and the registry that finds blueprints by name."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import ConfigError, SlotError, UnknownBlueprintError
+from esper.growth.site import Layout, Site
+
+
+class Family(StrEnum):
+    """What kind of help a blueprint offers; controllers see it, so that they can generalise over blueprints."""
+
+    NORM = "norm"
+    """Rescales features."""
+    CHANNEL = "channel"
+    """Mixes channels at each position."""
+    SKIP = "skip"
+    """Brings the network's input back."""
+    TOKEN_NEAR = "token_near"
+    """Mixes neighbouring tokens."""
+    TOKEN_FAR = "token_far"
+    """Mixes tokens at any distance by learned position."""
+    ATTENTION = "attention"
+    """Mixes tokens at any distance by content."""
+    GATE = "gate"
+    """Rescales channels by what all positions show."""
+    SPATIAL = "spatial"
+    """Mixes neighbouring samples or pixels."""
+
+
+class Blueprint(nn.Module, ABC):
+    """A module that computes a seed's contribution ``s(h)``; the slot returns ``h + alpha * s(h)``.
+
+    Every blueprint keeps these promises, and the tests hold the whole registry to them:
+
+    - *identity at birth, and alive*: ``s`` is exactly zero at birth, a gradient reaches the module all the same, and
+      within two optimizer steps every parameter tensor moves;
+    - *padding*: with parameters and buffers padded by zeros at the end of each axis to the shapes of a wider site, and
+      features padded by zero channels, the first channels come out as from the narrow module, and the padded entries
+      get gradients of exactly zero as long as only those channels are read;
+    - *batching*: works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size;
+    - *explicit randomness*: parameters live on the generator's device and are drawn from it alone;
+    - it is stateless: no running statistics, no dropout.
+
+    Args:
+        site: where the seed will live.
+        generator: source of the initial values.
+
+    Raises:
+        SlotError: the blueprint does not serve the site.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[Family]
+    layouts: ClassVar[frozenset[Layout]]
+    reads_inputs: ClassVar[bool] = False
+    """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__()
+        if not self.serves(site):
+            raise SlotError(f"blueprint {self.name!r} does not serve {site}; use one of `for_site(site)`")
+        self.layout = site.layout
+
+    @abstractmethod
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        """The contribution, shaped as ``features``. ``inputs`` is the network's input batch; most ignore it."""
+
+    @classmethod
+    @abstractmethod
+    def parameters_at(cls, site: Site) -> int:
+        """How many parameters the blueprint has at ``site``."""
+
+    @classmethod
+    @abstractmethod
+    def flops_at(cls, site: Site) -> int:
+        """FLOPs of one forward pass for one example.
+
+        Each product of weights and features, or of features with each other, counts two (a multiply-add). Additions of
+        biases, constant factors, activations, reductions and padding are free.
+        """
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        """Whether the blueprint can live at ``site``."""
+        return site.layout in cls.layouts
+
+
+_registry: dict[str, type[Blueprint]] = {}
+
+_B = TypeVar("_B", bound=Blueprint)
+
+
+def register(kind: type[_B]) -> type[_B]:
+    """Class decorator that makes a blueprint known by its ``name``.
+
+    Raises:
+        ConfigError: another blueprint has that name.
+    """
+    if kind.name in _registry:
+        taken = _registry[kind.name]
+        raise ConfigError(
+            f"blueprint name {kind.name!r} of {kind.__module__}.{kind.__qualname__} is taken by "
+            f"{taken.__module__}.{taken.__qualname__}; choose another name"
+        )
+    _registry[kind.name] = kind
+    return kind
+
+
+def get(name: str) -> type[Blueprint]:
+    """The blueprint called ``name``.
+
+    Raises:
+        UnknownBlueprintError: nobody registered that name.
+    """
+    if name not in _registry:
+        near = difflib.get_close_matches(name, _registry)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known are {', '.join(names())}"
+        raise UnknownBlueprintError(f"unknown blueprint {name!r}; {hint}")
+    return _registry[name]
+
+
+def names() -> tuple[str, ...]:
+    """All registered names, sorted."""
+    return tuple(sorted(_registry))
+
+
+def for_site(site: Site) -> tuple[type[Blueprint], ...]:
+    """The blueprints that can live at ``site``, sorted by name."""
+    return tuple(_registry[name] for name in names() if _registry[name].serves(site))

@@ -1,0 +1,47 @@
+"""A convolution over tokens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esper.growth.blueprints import initial
+from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
+from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.site import Layout, Site
+
+
+@register
+class TokenConv(Blueprint):
+    """``s(h) = W2 relu(W1 * h + b1)``: ``*`` a convolution over three tokens, zero beyond the ends; ``W2 = 0``."""
+
+    name: ClassVar[str] = "token_conv"
+    family: ClassVar[Family] = Family.TOKEN_NEAR
+    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        width = site.width
+        self.kernel = initial.before_relu(generator, width, TAPS, width, fan_in=TAPS * width)  # [out, tap, in]
+        self.bias = initial.zeros(generator, width)
+        self.outer = initial.zeros(generator, width, width)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        around = neighbours(to_columns(features, self.layout))
+        hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
+        return from_columns(linear(self.outer, hidden), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return (TAPS + 1) * site.width**2 + site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 2 * site.positions * (TAPS + 1) * site.width**2
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        return super().serves(site) and has_neighbours(site)

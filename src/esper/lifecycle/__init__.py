@@ -1,0 +1,1 @@
+"""What may happen to a seed: stages, operations, gates, the state table and legal-action masks."""

@@ -1,0 +1,145 @@
+"""The factored action: one operation per environment and step, with its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from esper.errors import IllegalActionError
+from esper.lifecycle.arrays import Bools, Int64s
+
+
+class Op(IntEnum):
+    """What to do in one environment in one step."""
+
+    WAIT = 0
+    GERMINATE = 1
+    ADVANCE = 2
+    SET_ALPHA = 3
+    FOSSILIZE = 4
+    PRUNE = 5
+
+
+class Head(IntEnum):
+    """The columns of an action array ``int64 [E, 8]``, in the order in which they are chosen."""
+
+    OP = 0
+    SLOT = 1
+    BLUEPRINT = 2
+    BLEND = 3
+    TEMPO = 4
+    ALPHA_TARGET = 5
+    ALPHA_SPEED = 6
+    ALPHA_CURVE = 7
+
+
+class Blend(IntEnum):
+    """How a seed's output s joins the features h."""
+
+    ADD = 0
+    """h + alpha * s."""
+    GATE = 1
+    """A learned gate between h and s."""
+    MULTIPLY = 2
+    """h * (1 + alpha * tanh s)."""
+
+
+class Curve(IntEnum):
+    """The shape of alpha's way to its target."""
+
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID = 2
+
+
+TEMPOS = (3, 5, 8)
+"""Steps a new seed takes to reach its alpha target. The action column holds an index into this."""
+ALPHA_TARGETS = (0.5, 0.7, 1.0)
+"""Values that alpha may move to. The action column holds an index into this."""
+ALPHA_SPEEDS = (0, 3, 5, 8)
+"""Steps that a change of alpha takes; 0 is at once. The action column holds an index into this."""
+
+
+def _relevant(op: Op) -> set[Head]:
+    heads: dict[Op, set[Head]] = {
+        Op.WAIT: set(),
+        Op.GERMINATE: {Head.SLOT, Head.BLUEPRINT, Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET},
+        Op.ADVANCE: {Head.SLOT},
+        Op.SET_ALPHA: {Head.SLOT, Head.BLEND, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
+        Op.FOSSILIZE: {Head.SLOT},
+        Op.PRUNE: {Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
+    }
+    return {Head.OP} | heads[op]
+
+
+RELEVANT: Bools = np.array([[head in _relevant(op) for head in Head] for op in Op])
+"""``bool [6, 8]``: whether an operation (row) reads a head (column). The others must be 0."""
+
+
+def head_sizes(slots: int, blueprints: int) -> tuple[int, ...]:
+    """The number of choices of each head, in the order of `Head`."""
+    return (
+        len(Op),
+        slots,
+        blueprints,
+        len(Blend),
+        len(TEMPOS),
+        len(ALPHA_TARGETS),
+        len(ALPHA_SPEEDS),
+        len(Curve),
+    )
+
+
+def wait(environments: int) -> Int64s:
+    """The action that does nothing, for every environment: ``int64 [E, 8]``."""
+    return np.zeros((environments, len(Head)), dtype=np.int64)
+
+
+def canonical(actions: Int64s) -> Int64s:
+    """The same actions ``[E, 8]`` with the heads that their operation does not read set to 0.
+
+    Raises IllegalActionError for an unknown operation.
+    """
+    ops = actions[:, Head.OP]
+    unknown = (ops < 0) | (ops >= len(Op))
+    if unknown.any():
+        environment = int(unknown.argmax())
+        raise IllegalActionError(
+            f"environment {environment}: operation {ops[environment]} is unknown, it must be 0 to {len(Op) - 1}"
+        )
+    return np.where(RELEVANT[ops], actions, 0)
+
+
+def action(
+    op: Op,
+    slot: int = 0,
+    blueprint: int = 0,
+    *,
+    blend: Blend = Blend.ADD,
+    tempo: int = 3,
+    alpha_target: float = 1.0,
+    alpha_speed: int = 0,
+    alpha_curve: Curve = Curve.LINEAR,
+) -> Int64s:
+    """One environment's action ``int64 [8]`` from values, not indices: tempo and speed in steps, the target as alpha.
+
+    Heads that ``op`` does not read become 0. Raises IllegalActionError for a value that is not on offer.
+    """
+    row = np.zeros((1, len(Head)), dtype=np.int64)
+    row[0, Head.OP] = op
+    row[0, Head.SLOT] = slot
+    row[0, Head.BLUEPRINT] = blueprint
+    row[0, Head.BLEND] = blend
+    row[0, Head.TEMPO] = _index_of(tempo, TEMPOS, "tempo")
+    row[0, Head.ALPHA_TARGET] = _index_of(alpha_target, ALPHA_TARGETS, "alpha_target")
+    row[0, Head.ALPHA_SPEED] = _index_of(alpha_speed, ALPHA_SPEEDS, "alpha_speed")
+    row[0, Head.ALPHA_CURVE] = alpha_curve
+    return canonical(row)[0]
+
+
+def _index_of(value: float, offered: Sequence[float], head: str) -> int:
+    if value not in offered:
+        raise IllegalActionError(f"{head} {value} is not on offer, choose one of {', '.join(map(str, offered))}")
+    return offered.index(value)

@@ -1,0 +1,103 @@
+"""The settings of the lifecycle: its waiting times, its tolerances and what a controller may choose."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
+
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
+from esper.settings import Settings
+
+
+class Isolation(StrEnum):
+    """How a seed learns before it counts in the forward pass."""
+
+    NONE = "none"
+    """It does not: it blends one step after it germinated, and learns together with the host."""
+    SHADOW = "shadow"
+    """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced."""
+
+
+def _by_name(kind: type[IntEnum]) -> BeforeValidator:
+    """Lets a configuration file write ``germinate`` instead of 1."""
+    names = {member.name.lower(): member for member in kind}
+
+    def resolve(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.lower() not in names:
+            raise ValueError(f"'{value}' is not one of {', '.join(names)}")
+        return names[value.lower()]
+
+    return BeforeValidator(resolve)
+
+
+def _name(member: IntEnum) -> str:
+    return member.name.lower()
+
+
+OpName: TypeAlias = Annotated[Op, _by_name(Op), PlainSerializer(_name)]
+BlendName: TypeAlias = Annotated[Blend, _by_name(Blend), PlainSerializer(_name)]
+CurveName: TypeAlias = Annotated[Curve, _by_name(Curve), PlainSerializer(_name)]
+Steps: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+class Rules(Settings):
+    """What may happen to a seed, and when. Times are in steps (decisions)."""
+
+    isolation: Isolation = Isolation.NONE
+    """How a seed learns before it counts: none, or shadow (in TRAINING)."""
+    cooldown: tuple[Steps, Steps, Steps] = (1, 5, 1)
+    """Steps spent in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
+    min_training_steps: Steps = 3
+    """Steps in TRAINING before a seed may advance (gate G2)."""
+    evidence_max_age: int = Field(default=2, ge=0, le=1000)
+    """Steps after which a measured contribution is stale (gate G5)."""
+    harm_tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Accuracy points that a seed may cost and still be fossilized (gate G5)."""
+    operations: tuple[OpName, ...] = tuple(Op)
+    """Operations that the masks allow; wait must be among them."""
+    blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
+    """Ways to blend that the masks allow."""
+    tempos: tuple[int, ...] = Field(default=TEMPOS, min_length=1)
+    """Steps to full alpha that the masks allow: a subset of 3, 5, 8."""
+    alpha_targets: tuple[float, ...] = Field(default=ALPHA_TARGETS, min_length=1)
+    """Alpha targets that the masks allow: a subset of 0.5, 0.7, 1."""
+    alpha_speeds: tuple[int, ...] = Field(default=ALPHA_SPEEDS, min_length=1)
+    """Steps for a change of alpha that the masks allow: a subset of 0, 3, 5, 8."""
+    alpha_curves: tuple[CurveName, ...] = Field(default=tuple(Curve), min_length=1)
+    """Curves for a change of alpha that the masks allow."""
+
+    @field_validator("operations")
+    @classmethod
+    def _waiting_is_possible(cls, operations: tuple[Op, ...]) -> tuple[Op, ...]:
+        if Op.WAIT not in operations:
+            raise ValueError("operations must contain 'wait': a controller always needs one legal choice")
+        return operations
+
+    @field_validator("tempos")
+    @classmethod
+    def _tempos_are_offered(cls, tempos: tuple[int, ...]) -> tuple[int, ...]:
+        return _subset(tempos, TEMPOS)
+
+    @field_validator("alpha_targets")
+    @classmethod
+    def _targets_are_offered(cls, targets: tuple[float, ...]) -> tuple[float, ...]:
+        return _subset(targets, ALPHA_TARGETS)
+
+    @field_validator("alpha_speeds")
+    @classmethod
+    def _speeds_are_offered(cls, speeds: tuple[int, ...]) -> tuple[int, ...]:
+        return _subset(speeds, ALPHA_SPEEDS)
+
+
+def _subset(chosen: tuple[_Number, ...], offered: tuple[_Number, ...]) -> tuple[_Number, ...]:
+    strangers = [value for value in chosen if value not in offered]
+    if strangers:
+        raise ValueError(f"{strangers[0]} is not one of {', '.join(map(str, offered))}")
+    return chosen

@@ -1,0 +1,135 @@
+"""The state of every slot of a population, and what was measured of its seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+
+from esper.lifecycle.arrays import Bools, Floats, Int8s, Int16s, Rows
+from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, membership
+
+NO_BLUEPRINT = -1
+
+_LIVE = membership(LIVE)
+_OWNING = membership(OWNING)
+_BLENDED = membership(BLENDED)
+
+
+@dataclass(frozen=True)
+class SeedTable:
+    """The slots of E environments as a struct of arrays ``[E, S]``. Never mutated: changes make a new table.
+
+    Ages count the present step: a slot has age 1 in the step in which it entered its stage. They stop at the largest
+    int16. A slot that owns no seed has the values of `dormant` in everything but its stage and its age.
+    """
+
+    stage: Int8s
+    """A `Stage`."""
+    stage_age: Int16s
+    """Steps in this stage."""
+    seed_age: Int16s
+    """Steps since germination; 0 without a seed."""
+    blueprint: Int16s
+    """Index of the resident seed's blueprint; -1 without a seed."""
+    blend: Int8s
+    """A `Blend`."""
+    alpha: Floats
+    """The weight of the seed in this step."""
+    alpha_start: Floats
+    """Where the present ramp of alpha began."""
+    alpha_target: Floats
+    """Where it ends."""
+    alpha_elapsed: Int16s
+    """Steps of the ramp taken, of `alpha_duration`."""
+    alpha_duration: Int16s
+    """Steps of the ramp; a change at once is a ramp of 1 step."""
+    alpha_curve: Int8s
+    """A `Curve`."""
+    pruning: Bools
+    """Whether the seed is ramping down to be pruned; only in BLENDING."""
+
+    @classmethod
+    def dormant(cls, environments: int, slots: int) -> Self:
+        """A table of empty slots, at age 0."""
+        shape = (environments, slots)
+        return cls(
+            stage=np.full(shape, Stage.DORMANT, np.int8),
+            stage_age=np.zeros(shape, np.int16),
+            seed_age=np.zeros(shape, np.int16),
+            blueprint=np.full(shape, NO_BLUEPRINT, np.int16),
+            blend=np.zeros(shape, np.int8),
+            alpha=np.zeros(shape, np.float32),
+            alpha_start=np.zeros(shape, np.float32),
+            alpha_target=np.zeros(shape, np.float32),
+            alpha_elapsed=np.zeros(shape, np.int16),
+            alpha_duration=np.zeros(shape, np.int16),
+            alpha_curve=np.zeros(shape, np.int8),
+            pruning=np.zeros(shape, np.bool_),
+        )
+
+    @property
+    def environments(self) -> int:
+        """E."""
+        return self.stage.shape[0]
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return self.stage.shape[1]
+
+    @property
+    def live(self) -> Bools:
+        """``[E, S]``: slots with an unfinished seed."""
+        return _LIVE[self.stage]
+
+    @property
+    def owning(self) -> Bools:
+        """``[E, S]``: slots that own parameters."""
+        return _OWNING[self.stage]
+
+    @property
+    def blended(self) -> Bools:
+        """``[E, S]``: slots whose alpha counts in the forward pass."""
+        return _BLENDED[self.stage]
+
+    def copy(self) -> Self:
+        """The same table in arrays of its own."""
+        return type(self)(**{field.name: getattr(self, field.name).copy() for field in fields(self)})
+
+    def rows(self, index: Rows) -> Self:
+        """The table of the environments that ``index`` selects (a slice, indices, or a mask over environments)."""
+        return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    def reset(self, rows: Rows) -> Self:
+        """The table in which all slots of the environments ``rows`` are as in `dormant`."""
+        table, empty = self.copy(), self.dormant(1, self.slots)
+        for field in fields(self):
+            getattr(table, field.name)[rows] = getattr(empty, field.name)
+        return table
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured of the seeds before a decision, as arrays ``[E, S]``."""
+
+    probed: Bools
+    """A probe of the new seed found its output and its gradient finite."""
+    gradient_healthy: Bools
+    """The seed's gradients were measured, and are finite and neither vanish nor explode."""
+    contribution: Floats
+    """Accuracy points lost when the seed is switched off; NaN if never measured."""
+    contribution_age: Int16s
+    """Steps since the contribution was measured."""
+
+    @classmethod
+    def none(cls, environments: int, slots: int) -> Self:
+        """Nothing was measured."""
+        shape = (environments, slots)
+        return cls(
+            probed=np.zeros(shape, np.bool_),
+            gradient_healthy=np.zeros(shape, np.bool_),
+            contribution=np.full(shape, np.nan, np.float32),
+            contribution_age=np.zeros(shape, np.int16),
+        )

@@ -1,0 +1,203 @@
+"""One step of the lifecycle: every environment's action, then time passes in the other slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
+from esper.lifecycle.arrays import Bools, Floats, Int8s, Int16s, Int64s, Places
+from esper.lifecycle.gates import Reason, Verdicts
+from esper.lifecycle.legality import check
+from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.schedules import alpha_at
+from esper.lifecycle.stages import COOLDOWN, Stage
+from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+
+_TEMPOS = np.array(TEMPOS, dtype=np.int16)
+_TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
+# A change at once is a ramp of one step.
+_RAMPS = np.maximum(np.array(ALPHA_SPEEDS, dtype=np.int16), 1)
+_AT_ONCE: Final = ALPHA_SPEEDS.index(0)
+_OLDEST = np.iinfo(np.int16).max
+
+
+class Cause(IntEnum):
+    """What moved a slot to another stage: an operation (numbered as in `Op`), or time."""
+
+    GERMINATE = Op.GERMINATE
+    ADVANCE = Op.ADVANCE
+    SET_ALPHA = Op.SET_ALPHA
+    FOSSILIZE = Op.FOSSILIZE
+    PRUNE = Op.PRUNE
+    TICK = len(Op)
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """The N changes of stage of one step, ordered by environment and slot; all arrays ``[N]``."""
+
+    env: Int64s
+    slot: Int64s
+    before: Int8s
+    """A `Stage`."""
+    after: Int8s
+    """A `Stage`."""
+    blueprint: Int16s
+    """Of the seed that came, stayed or went; -1 in the cooldown."""
+    cause: Int8s
+    """A `Cause`."""
+    reason: Int8s
+    """A gate's `Reason`; NO_GATE for transitions that need none."""
+
+    def __len__(self) -> int:
+        """N."""
+        return self.env.shape[0]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step led to."""
+
+    table: SeedTable
+    transitions: Transitions
+    verdicts: Verdicts
+    """Of the gate ahead of each slot, as it was when the step began."""
+
+
+def step(table: SeedTable, evidence: Evidence, actions: Int64s, rules: Rules, compatible: Bools) -> Step:
+    """Applies one action ``[E, 8]`` per environment and lets one step pass; the given table is left as it is.
+
+    A slot that was acted on changes by its action alone in this step; all others tick. ``compatible [E, S, K]`` says
+    which blueprint fits which slot. Raises IllegalActionError for an action outside `legal_actions`; then nothing
+    happened.
+    """
+    masks = legal_actions(table, evidence, rules, compatible)
+    check(actions, masks)
+    verdicts = masks.grounds.verdicts
+
+    op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
+    acting = np.flatnonzero(op != Op.WAIT)
+    causes = np.full(table.stage.shape, Cause.TICK, dtype=np.int8)
+    causes[acting, slot[acting]] = op[acting]
+
+    draft = table.copy()
+    np.add(draft.stage_age, draft.stage_age < _OLDEST, out=draft.stage_age)
+    np.add(draft.seed_age, table.owning & (draft.seed_age < _OLDEST), out=draft.seed_age)
+    _tick(draft, table, verdicts, causes == Cause.TICK, rules)
+    _operate(draft, table, actions, acting)
+    alpha = alpha_at(
+        draft.alpha_start, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration, draft.alpha_curve
+    )
+    np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
+    return Step(table=draft, transitions=_changes(table, draft, causes, verdicts), verdicts=verdicts)
+
+
+def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
+    """Time passes in the slots ``ticking [E, S]``."""
+    probed = ticking & (table.stage == Stage.GERMINATED)
+    blending = ticking & (table.stage == Stage.BLENDING)
+    arrived = blending & verdicts.passed
+    released = (probed & ~verdicts.passed) | (arrived & table.pruning)
+
+    first = Stage.TRAINING if rules.isolation is Isolation.SHADOW else Stage.BLENDING
+    _enter(draft, np.nonzero(probed & verdicts.passed), first)
+    if first is Stage.BLENDING:
+        blending |= probed & verdicts.passed
+    draft.alpha_elapsed[blending & ~arrived] += 1
+    _enter(draft, np.nonzero(arrived & ~table.pruning), Stage.HOLDING)
+    _release(draft, np.nonzero(released))
+    following = (*COOLDOWN[1:], Stage.DORMANT)
+    for stage, after, steps in zip(COOLDOWN, following, rules.cooldown, strict=True):
+        _enter(draft, np.nonzero(ticking & (table.stage == stage) & (table.stage_age >= steps)), after)
+
+
+def _operate(draft: SeedTable, table: SeedTable, actions: Int64s, acting: Int64s) -> None:
+    """Applies the actions of the environments ``acting [A]``, each to its one slot."""
+
+    def places(op: Op) -> tuple[Int64s, Places]:
+        environments = acting[actions[acting, Head.OP] == op]
+        return actions[environments], (environments, actions[environments, Head.SLOT])
+
+    chosen, at = places(Op.GERMINATE)
+    _germinate(draft, at, chosen)
+
+    _, at = places(Op.ADVANCE)
+    _enter(draft, at, Stage.BLENDING)
+    draft.alpha_elapsed[at] = 1
+
+    chosen, at = places(Op.SET_ALPHA)
+    draft.blend[at] = chosen[:, Head.BLEND]
+    _retarget(draft, table, at, _TARGETS[chosen[:, Head.ALPHA_TARGET]], chosen)
+
+    _, at = places(Op.FOSSILIZE)
+    _enter(draft, at, Stage.FOSSILIZED)
+
+    chosen, at = places(Op.PRUNE)
+    at_once = (chosen[:, Head.ALPHA_SPEED] == _AT_ONCE) | (table.alpha[at] == 0)
+    _release(draft, _among(at, at_once))
+    ramping = _among(at, ~at_once)
+    _retarget(draft, table, ramping, np.zeros(len(ramping[0]), np.float32), chosen[~at_once])
+    draft.pruning[ramping] = True
+
+
+def _among(at: Places, chosen: Bools) -> Places:
+    return at[0][chosen], at[1][chosen]
+
+
+def _enter(draft: SeedTable, at: Places, stage: Stage) -> None:
+    draft.stage[at] = stage
+    draft.stage_age[at] = 1
+
+
+def _germinate(draft: SeedTable, at: Places, chosen: Int64s) -> None:
+    """A new seed; its ramp is laid out, and starts when it enters BLENDING."""
+    _enter(draft, at, Stage.GERMINATED)
+    draft.seed_age[at] = 1
+    draft.blueprint[at] = chosen[:, Head.BLUEPRINT]
+    draft.blend[at] = chosen[:, Head.BLEND]
+    draft.alpha_target[at] = _TARGETS[chosen[:, Head.ALPHA_TARGET]]
+    draft.alpha_duration[at] = _TEMPOS[chosen[:, Head.TEMPO]]
+    draft.alpha_curve[at] = Curve.LINEAR
+
+
+def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Floats, chosen: Int64s) -> None:
+    """Alpha leaves its present value for ``target``; the first step of the ramp is this one."""
+    holding = table.stage[at] == Stage.HOLDING
+    _enter(draft, _among(at, holding), Stage.BLENDING)
+    draft.alpha_start[at] = table.alpha[at]
+    draft.alpha_target[at] = target
+    draft.alpha_elapsed[at] = 1
+    draft.alpha_duration[at] = _RAMPS[chosen[:, Head.ALPHA_SPEED]]
+    draft.alpha_curve[at] = chosen[:, Head.ALPHA_CURVE]
+
+
+def _release(draft: SeedTable, at: Places) -> None:
+    """The seed is gone: the slot enters its cooldown and keeps nothing of it."""
+    _enter(draft, at, Stage.PRUNED)
+    draft.seed_age[at] = 0
+    draft.blueprint[at] = NO_BLUEPRINT
+    draft.blend[at] = Blend.ADD
+    draft.alpha_curve[at] = Curve.LINEAR
+    draft.pruning[at] = False
+    for schedule in (draft.alpha, draft.alpha_start, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration):
+        schedule[at] = 0
+
+
+def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, verdicts: Verdicts) -> Transitions:
+    at = np.nonzero(table.stage != draft.stage)
+    ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
+    reason = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
+    return Transitions(
+        env=at[0],
+        slot=at[1],
+        before=table.stage[at],
+        after=draft.stage[at],
+        blueprint=np.maximum(table.blueprint, draft.blueprint)[at],
+        cause=causes[at],
+        reason=reason[at],
+    )

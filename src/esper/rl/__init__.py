@@ -1,0 +1,1 @@
+"""How a controller is learned: environment, rewards, rollouts and PPO."""

@@ -1,0 +1,111 @@
+"""What an update did, as plain numbers, and which of them mean that something is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+
+@dataclass(frozen=True)
+class UpdateMetrics:
+    """One PPO update. Means are over the minibatches that were looked at, before their optimizer step."""
+
+    policy_loss: float
+    value_loss: float
+    """Half the squared error in units of the returns' variance."""
+    entropy: float
+    """Mean normalised entropy of the heads that had a choice, 0..1."""
+    kl: float
+    """Largest k3 estimate of the KL divergence from the acting policy."""
+    clip_fraction: float
+    gradient_norm: float
+    """Over all parameters, before clipping."""
+    first_ratio_deviation: float
+    """Largest |ratio - 1| before the first optimizer step: rounding only, unless acting and learning disagree."""
+    explained_variance: float
+    """Of the returns by the acting policy's values: 1 is perfect, 0 a constant; bounded below by -1."""
+    return_mean: float
+    return_deviation: float
+    advantage_deviation: float
+    """Before standardising."""
+    learning_rate: float
+    entropy_weight: float
+    optimizer_steps: int
+    stopped_early: bool
+    """The KL divergence ended the update before its last epoch."""
+    finite: bool
+    """False: a loss or gradient was not finite; the update ended there without a step and without new statistics."""
+    head_entropy: Mapping[str, float]
+    """Per head, over the steps in which it had a choice; 0 if it never had one."""
+    head_share: Mapping[str, float]
+    """Per head, the fraction of steps in which it had a choice."""
+    module_gradient_norm: Mapping[str, float]
+    """Per head, before clipping, of the parameters that belong to it alone; and of encoder, lstm and value."""
+
+    def scalars(self) -> dict[str, float]:
+        """Every number under a flat name, such as ``head_entropy/slot``."""
+        flat: dict[str, float] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                parts = cast(Mapping[str, float], value)
+                flat.update({f"{name}/{part}": number for part, number in parts.items()})
+            else:
+                flat[name] = float(value)
+        return flat
+
+
+class Anomaly(StrEnum):
+    """Something that should not happen in a healthy update."""
+
+    NON_FINITE = "non-finite"
+    RATIO = "ratio"
+    KL = "kl"
+    ENTROPY = "entropy"
+    EXPLAINED_VARIANCE = "explained variance"
+
+    @property
+    def meaning(self) -> str:
+        """A sentence for the person who watches."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Anomaly.NON_FINITE: "a loss or gradient was not finite, the update was abandoned",
+    Anomaly.RATIO: "the policy that learns differs from the one that acted before its first step",
+    Anomaly.KL: "one optimizer step moved the policy far beyond the target",
+    Anomaly.ENTROPY: "the choice of operation has become nearly certain: the policy may have stopped exploring",
+    Anomaly.EXPLAINED_VARIANCE: "the value function predicts worse than a constant",
+}
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Beyond these a metric is an anomaly."""
+
+    ratio_deviation: float = 1e-4
+    """Upper bound of `UpdateMetrics.first_ratio_deviation`; rounding stays below 1e-5."""
+    kl_targets: float = 5.0
+    """Upper bound of the KL divergence, in multiples of its target."""
+    op_entropy: float = 0.02
+    """Lower bound of the operation's normalised entropy."""
+    explained_variance: float = -0.5
+    """Lower bound of the explained variance."""
+
+
+THRESHOLDS = Thresholds()
+
+
+def anomalies(metrics: UpdateMetrics, target_kl: float, thresholds: Thresholds = THRESHOLDS) -> tuple[Anomaly, ...]:
+    """What is wrong with this update, in the order of `Anomaly`; empty if nothing is."""
+    numbers = metrics.scalars().values()
+    found = {
+        Anomaly.NON_FINITE: not metrics.finite or not all(math.isfinite(number) for number in numbers),
+        Anomaly.RATIO: metrics.first_ratio_deviation > thresholds.ratio_deviation,
+        Anomaly.KL: metrics.kl > thresholds.kl_targets * target_kl,
+        Anomaly.ENTROPY: metrics.head_share["op"] > 0 and metrics.head_entropy["op"] < thresholds.op_entropy,
+        Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < thresholds.explained_variance,
+    }
+    return tuple(anomaly for anomaly in Anomaly if found[anomaly])

@@ -1,0 +1,214 @@
+"""E episodes side by side: every network is decided for, trained, measured and scored, one decision at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.control.features import View
+from esper.control.history import History
+from esper.control.observation import observe
+from esper.control.spaces import Observation
+from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Transitions
+from esper.rl.rewards import Outcome, RewardMode, potential
+from esper.tasks.data import Data
+from esper.tasks.instance import Instance
+from esper.tasks.suite import Suite
+from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
+from esper.training.learning import Batch, train
+from esper.training.population import Actions, Network, Population, PopulationPlan, Strategy
+from esper.training.streams import TrainingStream, shuffled_order, stacked
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_ORDER_STREAM = 0x0DDE5
+"""Keeps the data order's random stream apart from the others of an instance's seed."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one decision led to."""
+
+    reward: Floats
+    """``[E]``."""
+    finished: Bools
+    """``[E]``: the episode reached its horizon, which is part of the problem: termination, not truncation."""
+    transitions: Transitions
+    evaluation: Evaluation
+    potential: Floats
+    """``[E]``: J of the network; of what was committed, in finished episodes."""
+
+
+@dataclass(frozen=True)
+class FinalScore:
+    """How finished episodes ended. All ``[E]``."""
+
+    score: Floats
+    """``accuracy - rent * log1p(added / host)`` of the committed network."""
+    accuracy: Floats
+    added_parameters: NDArray[np.int64]
+
+
+class Episodes:
+    """A population on a suite's instances, from the first decision to the last.
+
+    What happens in episode i follows from its instance and its actions alone: not from E nor from its neighbours.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        instances: Sequence[Instance],
+        rules: Rules,
+        reward_mode: RewardMode,
+        *,
+        strategy: Strategy = "stacked",
+        device: torch.device = torch.device("cpu"),
+    ) -> None:
+        self.suite = suite
+        self.device = device
+        self._reward_mode = reward_mode
+        self.instances = list(instances)
+        self.size = len(instances)
+        networks = [_network(suite, instance) for instance in _checked(suite, instances)]
+        plan = PopulationPlan(
+            suite.template(),
+            suite.sites,
+            suite.blueprints,
+            torch.zeros(2, *suite.input_shape),
+            suite.optimizer,
+            rules,
+            strategy,
+            device=device,
+        )
+        self.population = Population(plan, networks)
+        self.history = History(self.size, len(suite.sites), len(suite.blueprints), suite.classes)
+        self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
+        self.potential: Floats = np.zeros(self.size)
+        """J after the last step, on validation data; of what was committed, in finished episodes; ``[E]``."""
+        capacity = max(instance.train_size for instance in instances)
+        self._stream = TrainingStream(
+            [suite.data(instance, "train") for instance in instances],
+            [self._order(instance) for instance in instances],
+            suite.batch_size,
+            capacity,
+            device,
+        )
+        self._validation = stacked([suite.data(instance, "validation") for instance in instances], device)
+
+    @property
+    def finished(self) -> Bools:
+        """``[E]``: which episodes have come to their end."""
+        return self.step_index >= self.suite.steps
+
+    def observe(self) -> Observation:
+        """What the controllers see now."""
+        view = View(
+            self.population,
+            self.history,
+            self.step_index / self.suite.steps,
+            self.suite.steps,
+            np.array([instance.rent for instance in self.instances]),
+            np.array([instance.train_size for instance in self.instances], float),
+            self.suite.classes,
+        )
+        return observe(view, self.device)
+
+    def legal_actions(self) -> ActionMasks:
+        """What the controllers may do now."""
+        return self.population.legal_actions()
+
+    def step(self, actions: Actions) -> StepResult:
+        """One decision per network, int64 ``[E, 8]``, then its minibatches, then its measurement.
+
+        Raises:
+            IllegalActionError: an action is not legal; nothing has changed then.
+        """
+        decision = self.population.decide(actions)
+        self._drift()
+        batches = self._stream.take(self.step_index * self.suite.batches_per_step, self.suite.batches_per_step)
+        training = train(self.population, batches)
+        evaluation = evaluate(self.population, self._validation)
+        remember(self.population, training, evaluation)
+        self.history.record(actions, self.population.table, training, evaluation)
+        self.step_index = self.step_index + 1
+        before, self.potential = self.potential, self._potential_now(evaluation)
+        reward = self._reward_mode(Outcome(self.potential, before, self.finished))
+        return StepResult(reward, self.finished, decision.transitions, evaluation, self.potential)
+
+    def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
+        """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
+        _checked(self.suite, instances)
+        self.population.replace(rows, [_network(self.suite, instance) for instance in instances])
+        everyone = np.zeros(self.size, np.bool_)
+        everyone[rows] = True
+        self.history.restart(everyone)
+        self.step_index = np.where(everyone, 0, self.step_index)
+        self.potential = np.where(everyone, 0.0, self.potential)
+        for row, instance in zip(rows.tolist(), instances, strict=True):
+            self.instances[row] = instance
+            self._stream.replace(row, self.suite.data(instance, "train"), self._order(instance))
+            self._set_validation(row, self.suite.data(instance, "validation"))
+
+    def final_score(self) -> FinalScore:
+        """Score the committed networks on the test data, which nothing else reads."""
+        data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
+        accuracy = committed_accuracy(self.population, stacked(data, self.device))
+        added = self.population.parameters_in(self._fossils)
+        return FinalScore(self._score(accuracy, added), accuracy, added)
+
+    @property
+    def _fossils(self) -> Bools:
+        return self.population.table.stage == Stage.FOSSILIZED
+
+    def _potential_now(self, evaluation: Evaluation) -> Floats:
+        """J on validation data of the whole networks, and of the committed ones where the episode has ended."""
+        now = self._score(evaluation.accuracy, self.population.parameters_in(self.population.table.blended))
+        if not self.finished.any():
+            return now
+        accuracy = committed_accuracy(self.population, self._validation)
+        return np.where(self.finished, self._score(accuracy, self.population.parameters_in(self._fossils)), now)
+
+    def _score(self, accuracy: Floats, added: NDArray[np.int64]) -> Floats:
+        rent = np.array([instance.rent for instance in self.instances])
+        return potential(accuracy, added.astype(float), self.population.host_parameters.astype(float), rent)
+
+    def _phase(self, row: int) -> int:
+        drift = self.instances[row].drift_step
+        return 1 if drift is not None and self.step_index[row] >= drift else 0
+
+    def _drift(self) -> None:
+        """Change the data of the networks whose problem drifts at this step."""
+        for row, instance in enumerate(self.instances):
+            if instance.drift_step == self.step_index[row]:
+                self._stream.replace(row, self.suite.data(instance, "train", 1))
+                self._set_validation(row, self.suite.data(instance, "validation", 1))
+
+    def _set_validation(self, row: int, data: Data) -> None:
+        inputs, labels = self._validation
+        inputs[row] = data.inputs.to(inputs)
+        labels[row] = data.labels.to(labels)
+        self._validation = Batch(inputs, labels)
+
+    def _order(self, instance: Instance) -> NDArray[np.int64]:
+        rng = np.random.default_rng((instance.seed, _ORDER_STREAM))
+        count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
+        return shuffled_order(instance.train_size, count, rng)
+
+
+def _network(suite: Suite, instance: Instance) -> Network:
+    return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed)
+
+
+def _checked(suite: Suite, instances: Sequence[Instance]) -> Sequence[Instance]:
+    for instance in instances:
+        suite.check(instance)
+    return instances

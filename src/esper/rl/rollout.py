@@ -1,0 +1,126 @@
+"""Whole aligned episodes of E environments, as an update needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.control.policy import PolicyState, PolicyStep
+from esper.control.spaces import MaskTensors, Observation
+from esper.errors import EsperError
+from esper.lifecycle.actions import Head
+
+
+class RolloutError(EsperError):
+    """Data of another shape, type or length than the rollout's."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of E environments that began and ended together. Observations are those the policy saw, raw."""
+
+    observations: Observation
+    """``[T, E, ...]``."""
+    masks: MaskTensors
+    """``[T, E, ...]``."""
+    actions: Tensor
+    """int64 ``[T, E, 8]``."""
+    log_prob: Tensor
+    """``[T, E]`` of the acting policy."""
+    value: Tensor
+    """``[T, E]`` of the acting policy, in units of returns."""
+    reward: Tensor
+    """float32 ``[T, E]``."""
+    final_value: Tensor
+    """``[E]``: 0 where the episode terminated, the value of the state after the last step where it was cut."""
+    state: PolicyState
+    """The policy's memory before the first step."""
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return self.reward.shape[0]
+
+    @property
+    def environments(self) -> int:
+        """E."""
+        return self.reward.shape[1]
+
+    def at(self, index: Tensor) -> Rollout:
+        """The whole episodes of the environments at ``index`` (int64 ``[n]``)."""
+        return Rollout(
+            Observation(*(part[:, index] for part in self.observations)),
+            MaskTensors(*(part[:, index] for part in self.masks)),
+            self.actions[:, index],
+            self.log_prob[:, index],
+            self.value[:, index],
+            self.reward[:, index],
+            self.final_value[index],
+            self.state.rows(index),
+        )
+
+
+class RolloutBuffer:
+    """Collects a rollout step by step and refuses whatever does not fit."""
+
+    def __init__(self, steps: int, environments: int, state: PolicyState) -> None:
+        """For ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""
+        self._steps = steps
+        self._environments = environments
+        self._state = state
+        self._rows: list[tuple[Tensor, ...]] = []
+        _require(state.output.shape[1] == environments, "state", f"{state.output.shape[1]} environments", environments)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor) -> None:
+        """Append what the policy saw, might do and did, ``[E, ...]``, and the reward ``[E]`` that followed.
+
+        Raises RolloutError if the buffer is full or a tensor's shape or type differs from what it must be.
+        """
+        if len(self._rows) == self._steps:
+            raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
+        row = (*observation, *masks, step.actions, step.log_prob, step.value, reward)
+        scalars = (self._environments,)
+        _require(step.actions.shape == (self._environments, len(Head)), "actions", tuple(step.actions.shape), scalars)
+        for name, tensor in (("log_prob", step.log_prob), ("value", step.value), ("reward", reward)):
+            _require(tensor.shape == scalars, name, tuple(tensor.shape), scalars)
+            _require(tensor.dtype == torch.float32, name, tensor.dtype, torch.float32)
+        for name, tensor, first in zip(_NAMES, row, self._rows[0] if self._rows else row, strict=True):
+            _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
+            _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
+            _require(tensor.dtype == first.dtype, name, tensor.dtype, first.dtype)
+        self._rows.append(tuple(tensor.detach() for tensor in row))
+
+    def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
+        """The rollout. ``terminated`` is bool ``[E]``; ``final_value`` ``[E]`` is used only where it is False.
+
+        Raises RolloutError if steps are missing.
+        """
+        _require(len(self._rows) == self._steps, "rollout", f"{len(self._rows)} steps", f"{self._steps} steps")
+        for name, tensor in (("terminated", terminated), ("final_value", final_value)):
+            _require(tensor.shape == (self._environments,), name, tuple(tensor.shape), (self._environments,))
+        columns = [torch.stack(column) for column in zip(*self._rows, strict=True)]
+        observation_parts, mask_parts = len(Observation._fields), len(MaskTensors._fields)
+        return Rollout(
+            Observation(*columns[:observation_parts]),
+            MaskTensors(*columns[observation_parts : observation_parts + mask_parts]),
+            *columns[observation_parts + mask_parts :],
+            final_value=final_value.masked_fill(terminated, 0.0),
+            state=self._state,
+        )
+
+
+_NAMES = (
+    *(f"observation.{name}" for name in Observation._fields),
+    *(f"masks.{name}" for name in MaskTensors._fields),
+    *(field.name for field in fields(Rollout)[2:6]),
+)
+
+
+def _require(holds: bool, name: str, found: object, expected: object) -> None:
+    if not holds:
+        raise RolloutError(f"{name} is {found} but must be {expected}")

@@ -1,0 +1,79 @@
+"""Every hyperparameter of PPO."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from esper.settings import Settings
+
+
+class PPOSettings(Settings):
+    """How a policy learns from rollouts. Fields that change over training do so linearly in its progress, 0 to 1."""
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per step. Below 1 a reward at the end of a long episode fades: .99 leaves .22 of it after 150 steps."""
+
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """0 trusts the value function, 1 the rewards that followed."""
+
+    group: int = Field(default=1, ge=1)
+    """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
+    others of the group. 1 is off. It must divide the number of environments."""
+
+    normalise_advantages: bool = True
+    """Standardise advantages over the rollout."""
+
+    epochs: int = Field(default=4, ge=1, le=100)
+    """Passes over each rollout."""
+
+    minibatches: int = Field(default=4, ge=1)
+    """Optimizer steps per pass, each on whole episodes of a share of the environments."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """Probability ratios beyond 1 - clip .. 1 + clip gain nothing more."""
+
+    target_kl: float = Field(default=0.03, gt=0)
+    """The update ends before a step on a minibatch whose KL from the acting policy exceeds 1.5 times this."""
+
+    value_weight: float = Field(default=0.5, ge=0)
+    """Weight of the value loss, which is in units of the returns' variance."""
+
+    entropy_start: float = Field(default=0.05, ge=0)
+    """Weight of the mean normalised entropy per head at the start of training."""
+
+    entropy_floor: float = Field(default=0.01, ge=0)
+    """The same at the end of the annealing and ever after."""
+
+    entropy_anneal: float = Field(default=0.7, gt=0, le=1)
+    """Fraction of training over which the entropy weight falls to its floor."""
+
+    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    """AdamW's step size at the start of training."""
+
+    final_learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    """AdamW's step size at the end; equal to `learning_rate` for a constant one."""
+
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's moments."""
+
+    adam_epsilon: float = Field(default=1e-5, gt=0)
+    """AdamW's denominator offset."""
+
+    value_weight_decay: float = Field(default=1e-4, ge=0)
+    """Decoupled weight decay of the value head alone: whatever the actor computes with is never decayed."""
+
+    max_gradient_norm: float = Field(default=0.5, gt=0)
+    """The gradient over all parameters is scaled down to this norm."""
+
+    def entropy_weight(self, progress: float) -> float:
+        """The weight of the entropy at this progress."""
+        return _between(self.entropy_start, self.entropy_floor, progress / self.entropy_anneal)
+
+    def learning_rate_at(self, progress: float) -> float:
+        """The step size at this progress."""
+        return _between(self.learning_rate, self.final_learning_rate, progress)
+
+
+def _between(start: float, end: float, fraction: float) -> float:
+    share = min(max(fraction, 0.0), 1.0)
+    return start * (1.0 - share) + end * share  # exact at both ends

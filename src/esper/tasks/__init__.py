@@ -1,0 +1,1 @@
+"""What hosts learn: data sets, hosts and instance suites."""

@@ -1,0 +1,57 @@
+"""Labelled examples, and the names of the parts they are split into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Part = Literal["train", "validation", "test"]
+"""train feeds the host's optimizer, validation the controller, test only evaluation."""
+
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Data:
+    """N labelled examples as tensors: inputs float32 ``[N, ...]``, labels int64 ``[N]``."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return self.labels.shape[0]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Global standardisation: one mean and one standard deviation for all features."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, inputs: Floats) -> Scale:
+        """The scale of the given inputs, any shape."""
+        return cls(float(inputs.mean()), float(inputs.std()))
+
+    def apply(self, inputs: Floats) -> Floats:
+        """Inputs with the mean subtracted, in units of the deviation; a new array of the same shape."""
+        return (inputs - np.float32(self.mean)) / np.float32(self.deviation)
+
+
+def standardised(inputs: Floats, labels: Labels, scale: Scale) -> Data:
+    """Arrays ``[N, ...]`` and ``[N]`` as Data that shares no memory with them."""
+    return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
+
+
+def with_label_noise(labels: Labels, fraction: float, classes: int, rng: np.random.Generator) -> Labels:
+    """Labels ``[N]`` of which each is redrawn uniformly (and so may stay) with probability ``fraction``."""
+    redrawn = rng.random(labels.shape) < fraction
+    return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)

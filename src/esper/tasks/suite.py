@@ -1,0 +1,100 @@
+"""A suite: a distribution of learning problems that share one host architecture."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import numpy as np
+from torch import nn
+
+from esper.errors import TaskError
+from esper.tasks.data import Data, Part
+from esper.tasks.instance import Instance
+from esper.tasks.optimizer import OptimizerSettings
+
+Split = Literal["train", "heldout", "transfer"]
+"""train and heldout share families but no seed; transfer has families that no controller trains on."""
+
+_SEEDS_PER_SPLIT = 2**30
+_FIRST_SEED: dict[Split, int] = {"train": 0, "heldout": _SEEDS_PER_SPLIT, "transfer": 2 * _SEEDS_PER_SPLIT}
+
+
+class Suite(ABC):
+    """What an environment needs to know to pose problems, train hosts on them and score the outcome.
+
+    All hosts of a suite are one architecture at different widths: a host whose parameters and buffers are padded with
+    zeros, at the end of every axis, to the shapes of ``template()`` computes the same outputs, and the gradient of
+    every padded entry is exactly zero. So any mix of instances can be stacked into one program.
+    """
+
+    name: str
+    classes: int
+    input_shape: tuple[int, ...]
+    """Shape of one example, without the batch axis."""
+    sites: tuple[str, ...]
+    """Names of the host's submodules that get a growth slot, first to last."""
+    blueprints: tuple[str, ...]
+    """Registry names of the blueprints on offer."""
+    steps: int
+    """Decisions per episode."""
+    batches_per_step: int
+    batch_size: int
+    validation_size: int
+    test_size: int
+    optimizer: OptimizerSettings
+    families: tuple[str, ...]
+    """Families of the splits train and heldout."""
+    transfer_families: tuple[str, ...]
+
+    @abstractmethod
+    def variants(self, family: str) -> tuple[str, ...]:
+        """Names of the family's hidden variants; raises TaskError for a family the suite does not have."""
+
+    @abstractmethod
+    def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
+        """An instance of the given variant whose remaining settings (learning rate, ...) are drawn from ``rng``."""
+
+    @abstractmethod
+    def template(self) -> nn.Module:
+        """A host at full physical width; only its shapes matter."""
+
+    @abstractmethod
+    def host(self, instance: Instance) -> nn.Module:
+        """The instance's own narrow host, freshly initialised from the instance's seed."""
+
+    @abstractmethod
+    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
+        """A part of the instance's data; phase 1 is what follows its drift. Raises TaskError if it never drifts."""
+
+    def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
+        """Draw instances, balanced over families and over the variants of each, in every prefix of the list."""
+        families = _shuffled(self.transfer_families if split == "transfer" else self.families, generator)
+        orders = {family: _shuffled(self.variants(family), generator) for family in families}
+        instances: list[Instance] = []
+        for index in range(count):
+            round_, place = divmod(index, len(families))
+            family = families[place]
+            variant = orders[family][round_ % len(orders[family])]
+            seed = _FIRST_SEED[split] + int(generator.integers(_SEEDS_PER_SPLIT))
+            instances.append(self.draw(family, variant, seed, generator))
+        return instances
+
+    def parameters(self, instance: Instance) -> int:
+        """Live parameters of the instance's host before any growth."""
+        return sum(parameter.numel() for parameter in self.host(instance).parameters())
+
+    def check(self, instance: Instance) -> None:
+        """Raise TaskError if the instance belongs to another suite."""
+        if instance.suite != self.name:
+            raise TaskError(f"instance {instance.name} belongs to suite '{instance.suite}', not to '{self.name}'")
+
+
+def _shuffled(names: tuple[str, ...], generator: np.random.Generator) -> list[str]:
+    return [names[index] for index in generator.permutation(len(names))]
+
+
+def log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
+    """A draw whose logarithm is uniform between those of ``low`` and ``high``."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))

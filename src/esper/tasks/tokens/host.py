@@ -1,0 +1,65 @@
+"""The token suite's host: three per-token layers, mean over tokens, linear head. It cannot mix tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from esper.tasks.layers import linear
+
+TOKENS, FEATURES, CLASSES = 8, 5, 4
+LAYERS = 3
+
+
+class TokenLayer(nn.Module):
+    """``act(W h + b)`` on every token, where ``act(x) = max(x, slope * x)``: ReLU at slope 0, the identity at 1.
+
+    The slope is a buffer, so that hosts of either kind stack into one program.
+    """
+
+    slope: torch.Tensor
+
+    def __init__(self, inputs: int, outputs: int, slope: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.linear = linear(inputs, outputs, generator)
+        self.register_buffer("slope", torch.tensor(slope))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Features ``[B, T, inputs]`` to ``[B, T, outputs]``."""
+        return self.activate(self.linear(features))
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """The activation, any shape."""
+        return torch.maximum(x, self.slope * x)
+
+
+class PositionedTokenLayer(TokenLayer):
+    """A token layer with one more learned bias for every position."""
+
+    def __init__(self, inputs: int, outputs: int, slope: float, generator: torch.Generator) -> None:
+        super().__init__(inputs, outputs, slope, generator)
+        self.position = nn.Parameter(torch.zeros(TOKENS, outputs))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Features ``[B, T, inputs]`` to ``[B, T, outputs]``."""
+        return self.activate(self.linear(features) + self.position)
+
+
+class TokenHost(nn.Module):
+    """Inputs ``[B, TOKENS, FEATURES]`` to logits ``[B, CLASSES]``; ``layer0`` to ``layer2`` are the growth sites."""
+
+    def __init__(self, widths: Sequence[int], *, linear_host: bool, generator: torch.Generator) -> None:
+        super().__init__()
+        slope = 1.0 if linear_host else 0.0
+        first, second, third = widths
+        self.layer0 = PositionedTokenLayer(FEATURES, first, slope, generator)
+        self.layer1 = TokenLayer(first, second, slope, generator)
+        self.layer2 = TokenLayer(second, third, slope, generator)
+        self.head = linear(third, CLASSES, generator)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits ``[B, CLASSES]``."""
+        features = self.layer2(self.layer1(self.layer0(inputs)))
+        return self.head(features.mean(dim=-2))

@@ -1,0 +1,1 @@
+"""Typed events and the run store that keeps them."""

@@ -1,0 +1,107 @@
+"""The SQLite file of a run: its schema, and opening it safely."""
+
+import os
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from esper.errors import RunError
+
+APPLICATION_ID = 0x45535052  # "ESPR"
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 30.0
+
+_SCHEMA = f"""
+CREATE TABLE metadata (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    type TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    payload TEXT NOT NULL
+);
+CREATE INDEX events_by_type ON events (type, iteration);
+-- SQLite stores NaN as NULL.
+CREATE TABLE scalars (
+    iteration INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value REAL,
+    PRIMARY KEY (iteration, name)
+) WITHOUT ROWID;
+CREATE INDEX scalars_by_name ON scalars (name, iteration);
+PRAGMA user_version = {SCHEMA_VERSION};
+PRAGMA application_id = {APPLICATION_ID};
+"""
+
+
+def create_database(path: Path) -> sqlite3.Connection:
+    """Make a new, empty run store at `path`; RunError if something is there already."""
+    if path.exists():
+        raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
+    with translated_errors(path):
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        _prepare_writing(connection)
+        connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+    return connection
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open an existing run store for appending; RunError if it is missing, damaged or not ours."""
+    connection = _connect(path, "mode=rw")
+    with translated_errors(path):
+        _prepare_writing(connection)
+    return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open an existing run store read-only, also while another process writes to it.
+
+    Raises:
+        RunError: the store is missing, damaged or not ours.
+    """
+    # A finished store in a read-only folder has no room for WAL's shared memory, and needs none.
+    finished = not path.with_name(f"{path.name}-wal").exists()
+    frozen = finished and not os.access(path.parent, os.W_OK)
+    return _connect(path, "immutable=1" if frozen else "mode=ro")
+
+
+@contextmanager
+def translated_errors(path: Path) -> Generator[None]:
+    """Turn SQLite's errors into RunError."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise RunError(f"cannot use the run store {path} ({error}): check free space, permissions and locks") from error
+    except sqlite3.DatabaseError as error:
+        raise RunError(f"the run store {path} is damaged or not a run store ({error})") from error
+
+
+def _connect(path: Path, options: str) -> sqlite3.Connection:
+    if not path.is_file():
+        raise RunError(f"no run store at {path}: give the directory of a run that `esper train` made")
+    with translated_errors(path):
+        uri = f"{path.absolute().as_uri()}?{options}"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            _check_ours(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _prepare_writing(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    # What was flushed must survive a power cut too; commits are few, so this costs little.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise RunError(f"{path} is not an Esper run store: give the directory of a run that `esper train` made")
+    if version != SCHEMA_VERSION:
+        raise RunError(f"{path} has format {version}, this Esper reads {SCHEMA_VERSION}: use the Esper that wrote it")

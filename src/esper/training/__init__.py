@@ -1,0 +1,1 @@
+"""How hosts learn: the population, row-wise optimizers and fused counterfactuals."""

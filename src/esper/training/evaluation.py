@@ -1,0 +1,88 @@
+"""Measure every network on held-back data: as it is, and with each of its seeds toggled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.lifecycle.table import Evidence
+from esper.training.learning import Batch, TrainingReport, as_array, network_accuracies, network_losses
+from esper.training.passes import committed, forward, forward_variants, toggling
+from esper.training.population import Population
+
+Floats = NDArray[np.float64]
+
+EVALUATION_CHUNK = 512
+"""Examples per network in one forward pass; bounds memory, changes no result."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What controllers may know of their networks. Losses in nats, accuracies in [0, 1]."""
+
+    loss: Floats
+    """``[E]``."""
+    accuracy: Floats
+    """``[E]``."""
+    accuracy_contribution: Floats
+    """``[E, S]``: accuracy with the slot's seed less accuracy without it; NaN in slots without a seed."""
+    loss_contribution: Floats
+    """``[E, S]``: loss without the slot's seed less loss with it; NaN in slots without a seed."""
+
+
+@torch.inference_mode()
+def evaluate(population: Population, batch: Batch, *, shared: bool = True) -> Evaluation:
+    """Evaluate all networks and, in the same pass, every seed's leave-one-out counterfactual.
+
+    A blended seed is compared with its absence, an isolated one is put in at full alpha and compared with the network
+    as it is. ``shared`` as in `forward_variants`.
+    """
+    population.execution.train(False)
+    variants = toggling(population)
+    logits = forward_variants(population, variants, batch.inputs, shared=shared and population.shares_prefixes)
+    losses = torch.stack([network_losses(variant, batch.labels) for variant in logits.unbind(1)])
+    accuracies = torch.stack([network_accuracies(variant, batch.labels) for variant in logits.unbind(1)])
+    return _evaluation(population, variants.slots, as_array(losses), as_array(accuracies))
+
+
+def _evaluation(population: Population, slots: list[int], losses: Floats, accuracies: Floats) -> Evaluation:
+    """From losses and accuracies ``[V, E]`` of the variants."""
+    table = population.table
+    by_accuracy = np.full(table.stage.shape, np.nan)
+    by_loss = np.full(table.stage.shape, np.nan)
+    for variant, slot in enumerate(slots, start=1):
+        sign = np.where(table.blended[:, slot], 1.0, -1.0)
+        by_accuracy[:, slot] = sign * (accuracies[0] - accuracies[variant])
+        by_loss[:, slot] = sign * (losses[variant] - losses[0])
+    by_accuracy[~table.owning] = np.nan
+    by_loss[~table.owning] = np.nan
+    return Evaluation(losses[0], accuracies[0], by_accuracy, by_loss)
+
+
+@torch.inference_mode()
+def committed_accuracy(population: Population, batch: Batch) -> Floats:
+    """``[E]``: accuracy of what would remain if the episode ended now, hosts with their fossils."""
+    population.execution.train(False)
+    chunks = zip(batch.inputs.split(EVALUATION_CHUNK, 1), batch.labels.split(EVALUATION_CHUNK, 1), strict=True)
+    correct = [
+        network_accuracies(forward(population, committed(population), inputs), labels) * labels.shape[1]
+        for inputs, labels in chunks
+    ]
+    return as_array(torch.stack(correct).sum(0) / batch.labels.shape[1])
+
+
+def remember(population: Population, training: TrainingReport, evaluation: Evaluation) -> None:
+    """Make what was measured the evidence of the next decision."""
+    owning = population.table.owning
+    norms = training.seed_gradient
+    measured = owning & np.isfinite(evaluation.loss_contribution)
+    population.evidence = replace(
+        population.evidence,
+        probed=population.evidence.probed | measured,
+        gradient_healthy=np.isfinite(norms) & (norms > 0),
+        contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
+        contribution_age=np.zeros_like(population.evidence.contribution_age),
+    )

@@ -1,0 +1,171 @@
+"""What the slots of a population do to the features in one kind of forward pass.
+
+A graft works on the features of all networks at once, ``[E, N, ...]``, and touches only the rows that own a seed:
+gather, one grouped call per bank, one scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.training.bank import Bank
+
+
+@dataclass(frozen=True)
+class BankCall:
+    """The seeds of one bank that take part in a pass."""
+
+    bank: Bank
+    owners: NDArray[np.int64]
+    """The networks they belong to, ``[r]``."""
+    rows: Tensor
+    """Their rows in the bank, int64 ``[r]``."""
+    environments: Tensor
+    """The rows of the features they work on, int64 ``[r]``: the owners, or 0 where a network runs alone."""
+    learning: Tensor | None = None
+    """Bool ``[r, 1]``: whose parameters get a gradient; None: all of them."""
+
+    def contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """``[r, N, ...]`` of features and inputs ``[E, N, ...]``."""
+        values = self.bank.block.values.index_select(0, self.rows)
+        if self.learning is not None:
+            values = torch.where(self.learning, values, values.detach())
+        gathered = gather(features, self.environments)
+        seen = gather(inputs, self.environments) if self.bank.template.reads_inputs else gathered
+        return self.bank.contributions(values, self.rows, gathered, seen)
+
+
+@dataclass(frozen=True)
+class SlotSeeds:
+    """The seeds of one slot that take part in a pass, all banks together: r seeds of r different networks."""
+
+    calls: Sequence[BankCall]
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """The networks they belong to, ``[r]``."""
+        return np.concatenate([call.owners for call in self.calls])
+
+    @cached_property
+    def environments(self) -> Tensor:
+        """The rows of the features they work on, ``[r]``."""
+        return torch.cat([call.environments for call in self.calls])
+
+    def contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """``[r, N, ...]``, in the order of ``environments``."""
+        return torch.cat([call.contributions(features, inputs) for call in self.calls])
+
+
+class Graft(Protocol):
+    """Rewrites the features ``[E, N, ...]`` of a population at one slot."""
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Blended:
+    """``features + alpha * contribution`` for the networks that own a seed."""
+
+    seeds: SlotSeeds
+    alpha: Tensor
+    """``[r]``."""
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        contributions = self.seeds.contributions(features, inputs)
+        return scatter_add(features, self.seeds.environments, _along(self.alpha, contributions) * contributions)
+
+
+@dataclass(frozen=True)
+class Appending:
+    """As `Blended`, and appends to the batch one more variant of it in which this slot's alphas are others.
+
+    The features hold V variants of N examples each, ``[E, V * N, ...]``, the unchanged network first; they leave with
+    V + 1. What lies before this slot is thus computed once for all variants that differ only here or later.
+    """
+
+    seeds: SlotSeeds
+    alpha: Tensor
+    """``[r]``."""
+    toggled_alpha: Tensor
+    """``[r]``."""
+    examples: int
+    """N."""
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        variants = features.shape[1] // self.examples
+        contributions = self.seeds.contributions(features, _repeated(inputs, variants))
+        first = contributions[:, : self.examples]
+        environments = self.seeds.environments
+        kept = scatter_add(features, environments, _along(self.alpha, contributions) * contributions)
+        unchanged = features[:, : self.examples]
+        toggled = scatter_add(unchanged, environments, _along(self.toggled_alpha, first) * first)
+        return append(kept, toggled)
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """The same variants in a batch that holds all of them from the start: the reference, and for hosts with skips.
+
+    The features are ``[E, V * N, ...]``; this slot's alphas are others in variant ``toggled_variant``.
+    """
+
+    seeds: SlotSeeds
+    alpha: Tensor
+    toggled_alpha: Tensor
+    examples: int
+    toggled_variant: int
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        variants = features.shape[1] // self.examples
+        contributions = self.seeds.contributions(features, inputs)
+        alphas = self.alpha.unsqueeze(1).repeat(1, variants)
+        alphas[:, self.toggled_variant] = self.toggled_alpha
+        weights = alphas.repeat_interleave(self.examples, dim=1)
+        weights = weights.view(*weights.shape, *[1] * (contributions.dim() - 2))
+        return scatter_add(features, self.seeds.environments, weights * contributions)
+
+
+def gather(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]`` along axis 0, laid out in memory as ``tensor`` is.
+
+    Hosts and seeds hold narrow features channel-major, whatever the order of the axes; a plain gather would undo that.
+    """
+    order = _memory_order(tensor)
+    return _restored(tensor.permute(order).index_select(0, rows), order)
+
+
+def scatter_add(tensor: Tensor, rows: Tensor, addends: Tensor) -> Tensor:
+    """``tensor`` with ``addends`` ``[r, ...]`` added at ``rows``, laid out in memory as ``tensor`` is."""
+    order = _memory_order(tensor)
+    return _restored(tensor.permute(order).index_add(0, rows, addends.permute(order)), order)
+
+
+def append(batch: Tensor, further: Tensor) -> Tensor:
+    """Both concatenated along axis 1, laid out in memory as ``batch`` is."""
+    order = _memory_order(batch)
+    return _restored(torch.cat([batch.permute(order), further.permute(order)], dim=order.index(1)), order)
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """The axes by falling stride, axis 0 first."""
+    return [0, *sorted(range(1, tensor.dim()), key=lambda axis: -tensor.stride(axis))]
+
+
+def _restored(permuted: Tensor, order: list[int]) -> Tensor:
+    return permuted.permute([order.index(axis) for axis in range(len(order))])
+
+
+def _along(alpha: Tensor, contributions: Tensor) -> Tensor:
+    return alpha.view(-1, *[1] * (contributions.dim() - 1))
+
+
+def _repeated(inputs: Tensor, variants: int) -> Tensor:
+    return inputs if variants == 1 else inputs.repeat(1, variants, *[1] * (inputs.dim() - 2))

@@ -1,0 +1,145 @@
+"""Rows: the parameters of many modules of one shape, one flat row each, with their optimizer state beside them.
+
+Whatever owns parameters here, hosts or seeds, is a `RowBlock`. Values and optimizer state are born and die in one call,
+so a row can never lack its state nor leave any behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """How the named parameters of one module lie in a flat row of P values."""
+
+    shapes: Mapping[str, torch.Size]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> RowShape:
+        """The shape of ``module``'s parameters, in their order of registration."""
+        return cls({name: parameter.shape for name, parameter in module.named_parameters()})
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values per parameter."""
+        return [math.prod(shape) for shape in self.shapes.values()]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(self.sizes)
+
+    def unflatten(self, values: Tensor) -> dict[str, Tensor]:
+        """Flat rows ``[R, P]`` as named stacked parameters ``[R, *shape]``; differentiable views."""
+        parts = values.split(self.sizes, dim=1)
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def row(self, module: nn.Module) -> Tensor:
+        """The parameters of a module of these shapes, or of a narrower one padded with zeros, as one flat row ``[P]``.
+
+        Raises:
+            ValueError: the module's parameters have other names, or exceed the shapes.
+        """
+        parameters = dict(module.named_parameters())
+        if parameters.keys() != self.shapes.keys():
+            raise ValueError(f"parameters {sorted(parameters)} do not match {sorted(self.shapes)}")
+        return torch.cat([pad(parameters[name].detach(), shape).flatten() for name, shape in self.shapes.items()])
+
+
+def pad(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """``tensor`` filled up with zeros at the end of every axis to ``shape``; raises ValueError if it exceeds it."""
+    if tensor.shape == shape:
+        return tensor
+    if tensor.dim() != len(shape) or any(have > want for have, want in zip(tensor.shape, shape, strict=True)):
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not fit into {tuple(shape)}")
+    widths = [extent for have, want in zip(tensor.shape, shape, strict=True) for extent in (want - have, 0)]
+    return F.pad(tensor, widths[::-1])
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """R rows of parameters and all that belongs to them.
+
+    A block's set of rows never changes: `extended` and `without` make a new block, so that whoever owns blocks commits
+    a change by one assignment or not at all. Optimizers update the tensors in place.
+    """
+
+    shape: RowShape
+    values: Tensor
+    """``[R, P]``, a leaf that requires grad."""
+    moments: Mapping[str, Tensor]
+    """Optimizer state by name, each ``[R, P]``."""
+    steps: Tensor
+    """Optimizer steps each row has taken, ``[R]``, of the values' type."""
+    learning_rates: Tensor
+    """``[R]``."""
+    owners: Tensor
+    """Network index of each row, int64 ``[R]``; on the CPU, like every index that decides what is computed."""
+
+    @classmethod
+    def empty(
+        cls, shape: RowShape, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
+    ) -> RowBlock:
+        """A block without rows."""
+        flat = torch.zeros(0, shape.size, dtype=dtype, device=device)
+        per_row = flat.new_zeros(0)
+        return cls(
+            shape,
+            flat.clone().requires_grad_(),
+            {name: flat.clone() for name in moment_names},
+            per_row,
+            per_row.clone(),
+            torch.zeros(0, dtype=torch.int64),
+        )
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    def extended(self, values: Tensor, learning_rates: Tensor, owners: Tensor) -> RowBlock:
+        """This block and ``r`` new rows ``[r, P]`` that have zero moments and no steps taken."""
+        count = values.shape[0]
+        if values.shape != (count, self.shape.size) or learning_rates.shape != (count,) or owners.shape != (count,):
+            raise ValueError(
+                f"rows {tuple(values.shape)}, learning rates {tuple(learning_rates.shape)} and owners "
+                f"{tuple(owners.shape)} must be [r, {self.shape.size}], [r] and [r]"
+            )
+        fresh = self.values.new_zeros(count, self.shape.size)
+        return RowBlock(
+            self.shape,
+            torch.cat([self.values.detach(), values.to(fresh)]).requires_grad_(),
+            {name: torch.cat([moment, fresh]) for name, moment in self.moments.items()},
+            torch.cat([self.steps, fresh.new_zeros(count)]),
+            torch.cat([self.learning_rates, learning_rates.to(fresh)]),
+            torch.cat([self.owners, owners]),
+        )
+
+    def renewed(self, rows: Tensor, values: Tensor, learning_rates: Tensor) -> RowBlock:
+        """This block with other parameters ``[r, P]`` at ``rows``, int64 ``[r]``, that have never been trained."""
+        return RowBlock(
+            self.shape,
+            self.values.detach().index_copy(0, rows, values.to(self.values)).requires_grad_(),
+            {name: moment.index_fill(0, rows, 0) for name, moment in self.moments.items()},
+            self.steps.index_fill(0, rows, 0),
+            self.learning_rates.index_copy(0, rows, learning_rates.to(self.learning_rates)),
+            self.owners,
+        )
+
+    def without(self, owners: Tensor) -> RowBlock:
+        """This block less the rows of the networks in ``owners``, int64 ``[n]``."""
+        index = torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1)
+        on_device = index.to(self.values.device)
+        return RowBlock(
+            self.shape,
+            self.values.detach()[on_device].requires_grad_(),
+            {name: moment[on_device] for name, moment in self.moments.items()},
+            self.steps[on_device],
+            self.learning_rates[on_device],
+            self.owners[index],
+        )

@@ -1,0 +1,71 @@
+"""Each network's own data in its own order: fixed by its seed, whoever else is in the population."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.tasks.data import Data
+from esper.training.learning import Batch
+
+
+def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
+    epochs = -(-count // examples)
+    return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
+
+
+class TrainingStream:
+    """Minibatches ``[E, B, ...]`` for E networks, one after the other.
+
+    Networks may have different numbers of examples, up to ``capacity``; each passes through its own set in its own shuffled epochs.
+    """
+
+    def __init__(
+        self, data: Sequence[Data], orders: Sequence[NDArray[np.int64]], batch_size: int, capacity: int, device: torch.device
+    ) -> None:
+        longest = capacity
+        self._inputs = torch.stack([_filled(part.inputs, longest) for part in data]).to(device)
+        self._labels = torch.stack([_filled(part.labels, longest) for part in data]).to(device)
+        offsets = np.arange(len(data))[:, None] * longest
+        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
+        self._batch_size = batch_size
+
+    def replace(self, network: int, data: Data, order: NDArray[np.int64] | None = None) -> None:
+        """From now on ``network`` draws from other data, of at most ``capacity`` examples.
+
+        In the same order as before, or in a new one of the same length.
+        """
+        longest = self._inputs.shape[1]
+        self._inputs[network] = _filled(data.inputs, longest).to(self._inputs)
+        self._labels[network] = _filled(data.labels, longest).to(self._labels)
+        if order is not None:
+            self._order[network] = torch.from_numpy(order + network * longest).to(self._order)
+
+    def take(self, first: NDArray[np.int64], count: int) -> Iterator[Batch]:
+        """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
+        start = torch.from_numpy(first * self._batch_size).to(self._order)
+        places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
+        for number in range(count):
+            yield self._gather(self._order.gather(1, places + number * self._batch_size))
+
+    def _gather(self, index: Tensor) -> Batch:
+        flat = index.flatten()
+        inputs = self._inputs.flatten(0, 1).index_select(0, flat).unflatten(0, tuple(index.shape))
+        return Batch(inputs, self._labels.flatten().index_select(0, flat).view_as(index))
+
+
+def stacked(data: Sequence[Data], device: torch.device) -> Batch:
+    """All examples of E data sets of one size, ``[E, N, ...]``."""
+    return Batch(
+        torch.stack([part.inputs for part in data]).to(device), torch.stack([part.labels for part in data]).to(device)
+    )
+
+
+def _filled(tensor: Tensor, length: int) -> Tensor:
+    filler = tensor.new_zeros(length - len(tensor), *tensor.shape[1:])
+    return torch.cat([tensor, filler])

@@ -1,0 +1,1 @@
+"""What people look at: the live terminal view and the report."""

@@ -1,0 +1,11 @@
+"""Settings for every test."""
+
+import torch
+from hypothesis import settings
+
+# Tests run side by side (pytest-xdist); one thread each keeps them from fighting over the cores.
+torch.set_num_threads(1)
+
+# A shared core makes single examples slow now and then; that is no failure.
+settings.register_profile("esper", deadline=None)
+settings.load_profile("esper")

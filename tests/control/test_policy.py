@@ -1,0 +1,227 @@
+"""The recurrent policy: acting and evaluating agree, and nothing depends on what it should not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
+from esper.control.policy import Policy, PolicySettings, PolicyState, PolicyStep
+from esper.control.spaces import MaskTensors, Observation
+from esper.lifecycle.actions import RELEVANT, Head, Op
+
+STEPS, ENVIRONMENTS = 6, 5
+
+
+def at(parts: Observation | MaskTensors, step: int) -> Observation | MaskTensors:
+    return type(parts)(*(part[step] for part in parts))
+
+
+def play(actor: Policy, seen: Observation, legality: MaskTensors, noise: Tensor | None) -> list[PolicyStep]:
+    state, steps = actor.initial_state(seen.globals.shape[1]), []
+    for t in range(seen.globals.shape[0]):
+        step = actor.act(at(seen, t), at(legality, t), state, None if noise is None else noise[t])
+        state = step.state
+        steps.append(step)
+    return steps
+
+
+def actions_of(steps: list[PolicyStep]) -> Tensor:
+    return torch.stack([step.actions for step in steps])
+
+
+@pytest.fixture
+def seen() -> Observation:
+    return observations((STEPS, ENVIRONMENTS))
+
+
+@pytest.fixture
+def legality() -> MaskTensors:
+    return masks((STEPS, ENVIRONMENTS))
+
+
+@pytest.fixture
+def noise() -> Tensor:
+    return uniforms((STEPS, ENVIRONMENTS))
+
+
+def lively() -> Policy:
+    """A policy whose heads differ visibly from uniform."""
+    return policy(SMALL.model_copy(update={"head_gain": 1.0}))
+
+
+def test_acting_and_evaluating_give_the_same_log_probabilities_and_values(
+    seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    actor = lively()
+    steps = play(actor, seen, legality, noise)
+    now = actor.evaluate(seen, legality, actions_of(steps), actor.initial_state(ENVIRONMENTS))
+    torch.testing.assert_close(now.log_prob, torch.stack([s.log_prob for s in steps]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(now.value, torch.stack([s.value for s in steps]), atol=1e-5, rtol=1e-5)
+
+
+def test_evaluation_continues_from_a_stored_state(seen: Observation, legality: MaskTensors, noise: Tensor) -> None:
+    actor = lively()
+    steps = play(actor, seen, legality, noise)
+    late = tuple(type(parts)(*(part[3:] for part in parts)) for parts in (seen, legality))
+    now = actor.evaluate(*late, actions_of(steps)[3:], steps[2].state)
+    torch.testing.assert_close(now.log_prob, torch.stack([s.log_prob for s in steps[3:]]), atol=1e-5, rtol=0)
+
+
+def test_actions_are_canonical_and_legal_head_by_head(seen: Observation, legality: MaskTensors, noise: Tensor) -> None:
+    actions = actions_of(play(lively(), seen, legality, noise))
+    relevant = torch.from_numpy(RELEVANT)[actions[..., Head.OP]]
+    assert (actions[~relevant] == 0).all()
+    assert legality.op.gather(-1, actions[..., Head.OP, None]).all()
+
+
+def test_what_an_environment_draws_depends_on_its_own_noise_only(
+    seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    actor = lively()
+    together = actions_of(play(actor, seen, legality, noise))
+    alone = play(
+        actor, Observation(*(p[:, 2:3] for p in seen)), MaskTensors(*(p[:, 2:3] for p in legality)), noise[:, 2:3]
+    )
+    assert torch.equal(actions_of(alone), together[:, 2:3])
+    changed = noise.clone()
+    changed[:, 2] = 1 - changed[:, 2]
+    others = [0, 1, 3, 4]
+    again = actions_of(play(actor, seen, legality, changed))
+    assert torch.equal(again[:, others], together[:, others])
+    assert not torch.equal(again[:, 2], together[:, 2])
+
+
+def test_permuting_environments_permutes_everything(seen: Observation, legality: MaskTensors, noise: Tensor) -> None:
+    actor, order = lively(), torch.tensor([3, 0, 4, 1, 2])
+    straight = play(actor, seen, legality, noise)
+    permuted = play(
+        actor, Observation(*(p[:, order] for p in seen)), MaskTensors(*(p[:, order] for p in legality)), noise[:, order]
+    )
+    assert torch.equal(actions_of(permuted), actions_of(straight)[:, order])
+    torch.testing.assert_close(permuted[-1].value, straight[-1].value[order], atol=1e-5, rtol=1e-5)
+
+
+def without_wait(legality: MaskTensors) -> MaskTensors:
+    """Only GERMINATE: its slot mask, unlike WAIT's, treats all slots alike."""
+    op = torch.zeros_like(legality.op)
+    op[..., Op.GERMINATE] = True
+    return legality._replace(op=op)
+
+
+def test_permuting_slots_permutes_the_choice_of_slot_and_nothing_else() -> None:
+    actor, order = lively(), torch.tensor([2, 0, 3, 1])
+    seen, legality = observations((8,), slots=4), without_wait(masks((8,), slots=4))
+    moved_seen = seen._replace(slots=seen.slots[:, order], blueprints=seen.blueprints[:, order])
+    moved_legality = legality._replace(
+        slot=legality.slot[:, :, order],
+        blueprint=legality.blueprint[:, order],
+        alpha_target=legality.alpha_target[:, order],
+    )
+    state = actor.initial_state(8)
+    straight, moved = actor.act(seen, legality, state), actor.act(moved_seen, moved_legality, state)
+
+    for head in Head:
+        expected = straight.head_log_probs[head]
+        if head is Head.SLOT:
+            expected = expected[:, order]
+        torch.testing.assert_close(moved.head_log_probs[head], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(moved.value, straight.value, atol=1e-5, rtol=1e-5)
+    assert torch.equal(order[moved.actions[:, Head.SLOT]], straight.actions[:, Head.SLOT])
+
+
+@pytest.mark.parametrize(("slots", "blueprints"), [(1, 1), (2, 7), (9, 3)])
+def test_one_policy_serves_any_number_of_slots_and_blueprints(slots: int, blueprints: int) -> None:
+    actor = policy()
+    step = actor.act(
+        observations((4,), slots, blueprints), masks((4,), slots, blueprints), actor.initial_state(4), uniforms((4,))
+    )
+    assert step.head_log_probs[Head.SLOT].shape == (4, slots)
+    assert step.head_log_probs[Head.BLUEPRINT].shape == (4, blueprints)
+
+
+def test_without_noise_every_head_takes_its_likeliest_choice(seen: Observation, legality: MaskTensors) -> None:
+    for step in play(lively(), seen, legality, None):
+        for head in Head:
+            assert torch.equal(step.actions[:, head], step.head_log_probs[head].argmax(-1))
+
+
+def test_the_first_policy_is_nearly_uniform_over_what_is_legal(
+    seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    actor = policy()
+    actions = actions_of(play(actor, seen, legality, noise))
+    now = actor.evaluate(seen, legality, actions, actor.initial_state(ENVIRONMENTS))
+    assert now.entropy[now.open].min() > 0.99
+    assert (now.entropy[~now.open] == 0).all()
+
+
+def test_the_joint_log_probability_sums_relevant_heads_only(
+    seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    relevance = torch.from_numpy(RELEVANT)
+    for step in play(lively(), seen, legality, noise):
+        chosen = torch.stack(
+            [p.gather(1, step.actions[:, h, None])[:, 0] for h, p in enumerate(step.head_log_probs)], -1
+        )
+        relevant = relevance[step.actions[:, Head.OP]]
+        torch.testing.assert_close(step.log_prob, (chosen * relevant).sum(-1))
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) -> None:
+    actor = lively()
+    seen, legality = observations((2, 6)), masks((2, 6))
+    only = torch.zeros_like(legality.op)
+    only[..., op] = True
+    legality = legality._replace(op=only)
+    steps = play(actor, seen, legality, uniforms((2, 6)))
+    now = actor.evaluate(seen, legality, actions_of(steps), actor.initial_state(6))
+    (now.log_prob.sum() + now.entropy.sum()).backward()
+    for head in Head:
+        gradient = sum(float(p.grad.abs().sum()) for p in actor.heads.output_parameters(head) if p.grad is not None)
+        learns = bool(RELEVANT[op, head]) and head is not Head.OP  # the only legal operation is certain
+        assert (gradient > 0) == learns, head
+
+
+def test_forgetting_clears_the_memory_of_the_finished_only() -> None:
+    state = PolicyState(torch.ones(1, 3, 4), torch.ones(1, 3, 4))
+    cleared = state.forget(torch.tensor([False, True, False]))
+    for part in cleared:
+        assert (part[:, 1] == 0).all()
+        assert (part[:, [0, 2]] == 1).all()
+
+
+def test_memory_reaches_later_decisions(seen: Observation, legality: MaskTensors) -> None:
+    actor = lively()
+    straight = play(actor, seen, legality, None)
+    other_start = seen._replace(globals=torch.cat((seen.globals[:1] + 1, seen.globals[1:])))
+    assert not torch.equal(play(actor, other_start, legality, None)[-1].value, straight[-1].value)
+
+
+def test_building_a_policy_reads_only_its_own_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = policy(seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again, other = policy(seed=3), policy(seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.lstm.weight_hh_l0, other.lstm.weight_hh_l0)
+
+
+def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legality: MaskTensors) -> None:
+    actor = lively()
+    actor.recalibrate(seen, torch.randn(STEPS, ENVIRONMENTS, generator=generator()))
+    copy = Policy(SPEC, SMALL, generator(9))
+    copy.load_state_dict(actor.state_dict())
+    for ours, theirs in zip(play(actor, seen, legality, None), play(copy, seen, legality, None), strict=True):
+        assert torch.equal(ours.value, theirs.value)
+        assert torch.equal(ours.log_prob, theirs.log_prob)
+
+
+def test_width_must_suit_the_attention_heads() -> None:
+    with pytest.raises(ValidationError, match="not a multiple"):
+        PolicySettings(width=30, attention_heads=4)

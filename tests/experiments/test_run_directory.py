@@ -1,0 +1,51 @@
+"""A run directory is made once and recognised later."""
+
+from pathlib import Path
+
+import pytest
+
+from esper.errors import RunError
+from esper.experiments.run_directory import RunDirectory
+
+
+def test_a_new_directory_is_made_with_its_parents(tmp_path: Path):
+    run = RunDirectory.create(tmp_path / "runs" / "first")
+    assert run.checkpoints.is_dir()
+    assert run.config == tmp_path / "runs" / "first" / "config.yaml"
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path):
+    assert RunDirectory.create(tmp_path).path == tmp_path
+
+
+def test_a_directory_with_content_is_refused(tmp_path: Path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunError, match=r"is not empty: choose a new directory, or go on with `esper train --resume"):
+        RunDirectory.create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot make the run directory"):
+        RunDirectory.create(tmp_path / "file" / "run")
+
+
+def test_opening_needs_an_existing_directory(tmp_path: Path):
+    with pytest.raises(RunError, match=f"no run at {tmp_path / 'nowhere'}"):
+        RunDirectory.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "run.db"])
+def test_opening_needs_a_run(tmp_path: Path, missing: str):
+    for name in {"config.yaml", "run.db"} - {missing}:
+        (tmp_path / name).touch()
+    with pytest.raises(RunError, match=f"is not a run, it has no {missing}"):
+        RunDirectory.open(tmp_path)
+
+
+def test_a_run_is_opened(tmp_path: Path):
+    made = RunDirectory.create(tmp_path / "run")
+    made.config.touch()
+    made.store.touch()
+    assert RunDirectory.open(tmp_path / "run") == made

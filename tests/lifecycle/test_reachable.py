@@ -1,0 +1,118 @@
+"""Exhaustive: every state that one slot can reach, every kind of evidence, every legal action.
+
+Slots influence each other only by sharing one action per step, so one slot's states are all there is to see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+
+import numpy as np
+import pytest
+
+from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.arrays import Bools
+from esper.lifecycle.legality import legal
+from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.transitions import step
+from lifecycle.soundness import assert_not_silent, assert_prunable, assert_step_is_sound
+from lifecycle.support import RULE_SETS, every_action, evidence_rows, good_evidence
+
+KINDS_OF_EVIDENCE = Evidence(
+    probed=np.array([[True], [False], [True], [True], [True]]),
+    gradient_healthy=np.array([[True], [False], [True], [True], [True]]),
+    contribution=np.array([[1], [1], [np.nan], [1], [-2]], np.float32),
+    contribution_age=np.array([[0], [0], [0], [9], [0]], np.int16),
+)
+"""All good; not probed and unhealthy; not measured; stale; harmful. No gate looks at more than one of them."""
+CLOCKED = (Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+"""Stages whose age the rules ask for."""
+LONGEST_WAIT = 8
+"""Beyond every threshold of these rules: older slots behave alike."""
+CANDIDATES = every_action(slots=1, blueprints=1)
+
+
+def identities(table: SeedTable) -> list[bytes]:
+    """What the rules can tell apart of each row: the schedule, not where alpha is on it, and ages where they count."""
+    age = np.where(np.isin(table.stage, CLOCKED), np.minimum(table.stage_age, LONGEST_WAIT), 1)
+    schedule = (table.alpha_target, table.alpha_elapsed, table.alpha_duration, table.alpha_curve, table.pruning)
+    columns = (table.stage, age, table.blueprint, table.alpha > 0, *schedule)
+    return [row.tobytes() for row in np.concatenate(columns, axis=1, dtype=np.float64)]
+
+
+def joined(tables: list[SeedTable]) -> SeedTable:
+    return SeedTable(
+        **{field.name: np.concatenate([getattr(table, field.name) for table in tables]) for field in fields(SeedTable)}
+    )
+
+
+def fits(table: SeedTable) -> Bools:
+    return np.ones((table.environments, 1, 1), dtype=np.bool_)
+
+
+def successors(states: SeedTable, rules: Rules) -> SeedTable:
+    """Where every legal action leads from every one of the ``states``; each step is checked."""
+    kinds = len(KINDS_OF_EVIDENCE.probed)
+    state, kind, choice = (axis.ravel() for axis in np.indices((states.environments, kinds, len(CANDIDATES))))
+    table, evidence, actions = states.rows(state), evidence_rows(KINDS_OF_EVIDENCE, kind), CANDIDATES[choice]
+    masks = legal_actions(table, evidence, rules, fits(table))
+    assert_prunable(table, masks)
+
+    chosen = legal(actions, masks)
+    table, evidence, actions = table.rows(chosen), evidence_rows(evidence, chosen), actions[chosen]
+    result = step(table, evidence, actions, rules, fits(table))
+    assert_step_is_sound(table, result, actions, rules)
+    assert_not_silent(actions, result, step(table, evidence, wait(len(actions)), rules, fits(table)))
+    return result.table
+
+
+@cache
+def reachable(name: str) -> SeedTable:
+    """One row for each state that can be reached under the named rules, found breadth first."""
+    rules = RULE_SETS[name]
+    frontier = SeedTable.dormant(1, 1)
+    known: set[bytes] = set(identities(frontier))
+    layers = [frontier]
+    while frontier.environments:
+        following = successors(frontier, rules)
+        fresh = {identity: row for row, identity in enumerate(identities(following)) if identity not in known}
+        known |= fresh.keys()
+        frontier = following.rows(np.array(list(fresh.values()), dtype=np.int64))
+        layers.append(frontier)
+    return joined(layers)
+
+
+@pytest.mark.parametrize("name", RULE_SETS)
+def test_every_legal_action_from_every_reachable_state_is_sound(name: str) -> None:
+    rules = RULE_SETS[name]
+    states = reachable(name)
+    expected = set(Stage)
+    if rules.isolation == "none":
+        expected.remove(Stage.TRAINING)
+    if Op.FOSSILIZE not in rules.operations:
+        expected.remove(Stage.FOSSILIZED)
+    assert {Stage(stage) for stage in states.stage.ravel()} == expected
+
+
+@pytest.mark.parametrize("name", RULE_SETS)
+def test_every_live_seed_can_be_pruned_and_leaves_a_dormant_slot(name: str) -> None:
+    """By the slowest ramp on offer, in as many steps as the rules say and no more."""
+    rules = RULE_SETS[name]
+    states = reachable(name)
+    table = states.rows(states.live.ravel() & ~states.pruning.ravel())
+    speed = max(rules.alpha_speeds)
+    actions = np.tile(action(Op.PRUNE, alpha_speed=speed, alpha_curve=rules.alpha_curves[0]), (table.environments, 1))
+    evidence = good_evidence(table.environments, 1)
+    at_once = (table.alpha == 0) | (speed == 0)
+    # After the ramp one more step takes the seed away.
+    gone = np.where(at_once, 1, speed + 1)
+    for number in range(1, speed + 1 + sum(rules.cooldown) + 1):
+        table = step(table, evidence, actions, rules, fits(table)).table
+        actions = wait(table.environments)
+        assert np.array_equal(table.live, number < gone)
+        assert np.array_equal(table.stage == Stage.DORMANT, number >= gone + sum(rules.cooldown))
+    assert np.all(table.stage == Stage.DORMANT)

@@ -1,0 +1,222 @@
+"""The life of seeds, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from esper.errors import IllegalActionError
+from esper.lifecycle.actions import Blend, Curve, Op, action, wait
+from esper.lifecycle.gates import Reason
+from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.transitions import Cause, Step, step
+from lifecycle.support import (
+    DEFAULT,
+    RULE_SETS,
+    SHADOW,
+    WIDE,
+    evidence_rows,
+    good_evidence,
+    play,
+    random_compatibility,
+    random_evidence,
+    sample,
+)
+
+WAIT = wait(1)[0]
+EMPTY = SeedTable.dormant(1, 1)
+GERMINATE = action(Op.GERMINATE, blueprint=2)
+
+
+def stages(table: SeedTable, rules: Rules, *actions: np.ndarray) -> list[str]:
+    """The stage of slot 0 after each action."""
+    names: list[str] = []
+    for chosen in actions:
+        table = play(table, rules, chosen).table
+        names.append(Stage(table.stage[0, 0]).name)
+    return names
+
+
+def only_change(result: Step) -> tuple[object, ...]:
+    """The one change of stage in a step."""
+    changes = result.transitions
+    assert len(changes) == 1
+    return (
+        int(changes.env[0]),
+        int(changes.slot[0]),
+        Stage(changes.before[0]),
+        Stage(changes.after[0]),
+        int(changes.blueprint[0]),
+        Cause(changes.cause[0]),
+        Reason(changes.reason[0]),
+    )
+
+
+def holding(rules: Rules = DEFAULT) -> SeedTable:
+    """A seed at full alpha."""
+    return play(EMPTY, rules, GERMINATE, *[WAIT] * 4).table
+
+
+def test_a_seed_without_isolation_blends_in_the_next_step() -> None:
+    life = stages(EMPTY, DEFAULT, GERMINATE, WAIT, WAIT, WAIT, WAIT, action(Op.FOSSILIZE), WAIT)
+    assert life == ["GERMINATED", "BLENDING", "BLENDING", "BLENDING", "HOLDING", "FOSSILIZED", "FOSSILIZED"]
+
+
+def test_a_seed_in_isolation_trains_until_it_is_advanced() -> None:
+    life = stages(EMPTY, SHADOW, GERMINATE, WAIT, WAIT, WAIT, WAIT, action(Op.ADVANCE), WAIT, WAIT, WAIT)
+    assert life == ["GERMINATED", *["TRAINING"] * 4, "BLENDING", "BLENDING", "BLENDING", "HOLDING"]
+
+
+def test_advance_waits_for_the_third_step_of_training() -> None:
+    young = play(EMPTY, SHADOW, GERMINATE, WAIT, WAIT).table
+    with pytest.raises(IllegalActionError, match="TOO_YOUNG"):
+        play(young, SHADOW, action(Op.ADVANCE))
+    play(young, SHADOW, WAIT, action(Op.ADVANCE))
+
+
+@pytest.mark.parametrize("cooldown", [(1, 5, 1), (2, 1, 3)])
+def test_the_cooldown_lasts_exactly(cooldown: tuple[int, int, int]) -> None:
+    rules = Rules(cooldown=cooldown)
+    first, second, third = cooldown
+    life = stages(holding(rules), rules, action(Op.PRUNE), *[WAIT] * (sum(cooldown) + 1))
+    assert life == ["PRUNED"] * first + ["EMBARGOED"] * second + ["RESETTING"] * third + ["DORMANT"] * 2
+
+
+def test_a_slot_can_be_used_again_after_the_cooldown() -> None:
+    table = play(holding(), DEFAULT, action(Op.PRUNE), *[WAIT] * 7, action(Op.GERMINATE, blueprint=1)).table
+    assert (table.stage[0, 0], table.blueprint[0, 0], table.seed_age[0, 0]) == (Stage.GERMINATED, 1, 1)
+
+
+def test_pruning_ramps_down_and_then_removes() -> None:
+    life = stages(holding(), DEFAULT, action(Op.PRUNE, alpha_speed=3), WAIT, WAIT, WAIT, WAIT)
+    assert life == ["BLENDING", "BLENDING", "BLENDING", "PRUNED", "EMBARGOED"]
+
+
+@pytest.mark.parametrize(("rules", "waits"), [(DEFAULT, 0), (SHADOW, 0), (SHADOW, 2)])
+def test_a_seed_without_weight_is_pruned_at_once(rules: Rules, waits: int) -> None:
+    """Whatever the speed, there is nothing to ramp."""
+    unblended = play(EMPTY, rules, GERMINATE, *[WAIT] * waits).table
+    assert stages(unblended, rules, action(Op.PRUNE, alpha_speed=8)) == ["PRUNED"]
+
+
+def test_a_seed_being_pruned_is_left_alone() -> None:
+    falling = play(holding(), DEFAULT, action(Op.PRUNE, alpha_speed=8)).table
+    masks = legal_actions(falling, good_evidence(), DEFAULT, np.ones((1, 1, 3), np.bool_))
+    assert np.flatnonzero(masks.op[0]).tolist() == [Op.WAIT]
+
+
+def test_a_failed_probe_prunes_the_seed() -> None:
+    newborn = play(EMPTY, DEFAULT, GERMINATE).table
+    result = play(newborn, DEFAULT, WAIT, evidence=Evidence.none(1, 1))
+    assert only_change(result) == (0, 0, Stage.GERMINATED, Stage.PRUNED, 2, Cause.TICK, Reason.NOT_PROBED)
+    assert result.verdicts.reason[0, 0] == Reason.NOT_PROBED
+
+
+def test_retargeting_returns_a_held_seed_to_blending() -> None:
+    rules = Rules(**WIDE)
+    retarget = action(Op.SET_ALPHA, blend=Blend.GATE, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
+    result = play(holding(rules), rules, retarget)
+    assert only_change(result) == (0, 0, Stage.HOLDING, Stage.BLENDING, 2, Cause.SET_ALPHA, Reason.NO_GATE)
+    table = result.table
+    assert (table.blend[0, 0], table.alpha_curve[0, 0], table.stage_age[0, 0]) == (Blend.GATE, Curve.COSINE, 1)
+    assert table.seed_age[0, 0] == holding(rules).seed_age[0, 0] + 1
+    assert stages(table, rules, WAIT, WAIT, WAIT) == ["BLENDING", "BLENDING", "HOLDING"]
+
+
+def test_retargeting_a_blending_seed_is_no_change_of_stage() -> None:
+    rising = play(EMPTY, DEFAULT, GERMINATE, WAIT).table
+    result = play(rising, DEFAULT, action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=5))
+    assert len(result.transitions) == 0
+    assert result.table.stage_age[0, 0] == 2
+    assert result.table.alpha_start[0, 0] == rising.alpha[0, 0]
+
+
+def test_every_change_of_stage_is_recorded() -> None:
+    """With its cause, its gate's reason and the seed's blueprint, from birth to the next dormancy."""
+    events = [
+        only_change(result)
+        for result in _results(GERMINATE, WAIT, WAIT, WAIT, WAIT, action(Op.PRUNE, alpha_speed=0), *[WAIT] * 7)
+        if len(result.transitions)
+    ]
+    assert [event[2:] for event in events] == [
+        (Stage.DORMANT, Stage.GERMINATED, 2, Cause.GERMINATE, Reason.NO_GATE),
+        (Stage.GERMINATED, Stage.BLENDING, 2, Cause.TICK, Reason.PASSED),
+        (Stage.BLENDING, Stage.HOLDING, 2, Cause.TICK, Reason.PASSED),
+        (Stage.HOLDING, Stage.PRUNED, 2, Cause.PRUNE, Reason.NO_GATE),
+        (Stage.PRUNED, Stage.EMBARGOED, -1, Cause.TICK, Reason.NO_GATE),
+        (Stage.EMBARGOED, Stage.RESETTING, -1, Cause.TICK, Reason.NO_GATE),
+        (Stage.RESETTING, Stage.DORMANT, -1, Cause.TICK, Reason.NO_GATE),
+    ]
+
+
+def _results(*actions: np.ndarray) -> list[Step]:
+    table, results = EMPTY, []
+    for chosen in actions:
+        results.append(play(table, DEFAULT, chosen))
+        table = results[-1].table
+    return results
+
+
+def test_fossilizing_passes_gate_5_and_fixes_alpha() -> None:
+    result = play(holding(), DEFAULT, action(Op.FOSSILIZE))
+    assert only_change(result) == (0, 0, Stage.HOLDING, Stage.FOSSILIZED, 2, Cause.FOSSILIZE, Reason.PASSED)
+    later = play(result.table, DEFAULT, *[WAIT] * 20).table
+    assert (later.stage[0, 0], later.alpha[0, 0], later.blueprint[0, 0]) == (Stage.FOSSILIZED, 1, 2)
+
+
+def test_only_the_slot_acted_on_changes_by_the_action() -> None:
+    """Its neighbours tick as if the environment had waited."""
+    table = play(SeedTable.dormant(1, 3), DEFAULT, GERMINATE, action(Op.GERMINATE, slot=1), WAIT).table
+    pruned = play(table, DEFAULT, action(Op.PRUNE, slot=1)).table
+    waited = play(table, DEFAULT, WAIT).table
+    for field in fields(SeedTable):
+        ours, theirs = getattr(pruned, field.name)[0], getattr(waited, field.name)[0]
+        assert np.array_equal(ours[[0, 2]], theirs[[0, 2]]), field.name
+    assert (pruned.stage[0, 1], waited.stage[0, 1]) == (Stage.PRUNED, Stage.BLENDING)
+
+
+def test_ages_stop_at_the_largest_int16() -> None:
+    largest = np.iinfo(np.int16).max
+    old = holding()
+    old = replace(old, stage_age=np.full((1, 1), largest, np.int16), seed_age=np.full((1, 1), largest, np.int16))
+    older = play(old, DEFAULT, WAIT).table
+    assert (older.stage_age[0, 0], older.seed_age[0, 0]) == (largest, largest)
+
+
+def test_an_illegal_action_anywhere_changes_nothing() -> None:
+    table = SeedTable.dormant(2, 1)
+    before = table.copy()
+    actions = np.stack([GERMINATE, action(Op.FOSSILIZE)])
+    with pytest.raises(IllegalActionError, match="environment 1"):
+        step(table, good_evidence(2, 1), actions, DEFAULT, np.ones((2, 1, 3), np.bool_))
+    assert all(np.array_equal(getattr(table, name), getattr(before, name)) for name in vars(before))
+
+
+@pytest.mark.parametrize("name", ["default-none", "wide-shadow"])
+def test_environments_do_not_touch_each_other(name: str) -> None:
+    """What happens to one is bit for bit what happens to it alone, and in any other order."""
+    environments, slots, blueprints = 7, 3, 3
+    rules, generator = RULE_SETS[name], np.random.default_rng(5)
+    compatible = random_compatibility(environments, slots, blueprints, generator)
+    order = generator.permutation(environments)
+    table = SeedTable.dormant(environments, slots)
+    shuffled = table.rows(order)
+    alone = [table.rows([number]) for number in range(environments)]
+    for _ in range(60):
+        evidence = random_evidence(environments, slots, generator)
+        actions = sample(legal_actions(table, evidence, rules, compatible), generator)
+        table = step(table, evidence, actions, rules, compatible).table
+        shuffled = step(shuffled, evidence_rows(evidence, order), actions[order], rules, compatible[order]).table
+        for number in range(environments):
+            own = [number]
+            own_evidence = evidence_rows(evidence, own)
+            alone[number] = step(alone[number], own_evidence, actions[own], rules, compatible[own]).table
+        for field in fields(SeedTable):
+            whole = getattr(table, field.name)
+            assert np.array_equal(whole[order], getattr(shuffled, field.name))
+            assert np.array_equal(whole, np.concatenate([getattr(one, field.name) for one in alone]))

@@ -1,0 +1,115 @@
+"""Tiny environments, each solvable only by a learner that has one particular ability."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from esper.control.policy import Policy, PolicySettings
+from esper.control.spaces import MaskTensors, Observation, ObservationSpec
+from esper.lifecycle.actions import Head, Op, head_sizes
+from esper.rl.diagnostics import UpdateMetrics
+from esper.rl.ppo import Learner
+from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.rl.settings import PPOSettings
+
+SPEC = ObservationSpec(globals=3, slots=2, blueprints=2)
+SIZES = PolicySettings(hidden=32, width=16)
+SLOTS, BLUEPRINTS = 2, 3
+
+
+class Probe(ABC):
+    """E episodes of T steps, all random draws from one generator."""
+
+    def __init__(self, steps: int, environments: int, seed: int = 0) -> None:
+        self.steps = steps
+        self.environments = environments
+        self.random = torch.Generator().manual_seed(seed)
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Draw what this episode is about."""
+
+    @abstractmethod
+    def observe(self, step: int) -> Observation:
+        """Features ``[E, ...]``."""
+
+    @abstractmethod
+    def reward(self, step: int, actions: Tensor) -> Tensor:
+        """``[E]``."""
+
+    def masks(self, step: int) -> MaskTensors:
+        """All operations and choices, unless a probe forbids some."""
+        return free_masks(self.environments)
+
+    def coin(self) -> Tensor:
+        """``[E]`` of -1 or 1."""
+        return torch.randint(2, (self.environments,), generator=self.random) * 2.0 - 1.0
+
+    def blank(self) -> Observation:
+        return blank_observation(self.environments)
+
+
+def blank_observation(environments: int) -> Observation:
+    return Observation(
+        torch.zeros(environments, SPEC.globals),
+        torch.zeros(environments, SLOTS, SPEC.slots),
+        torch.zeros(environments, SLOTS, BLUEPRINTS, SPEC.blueprints),
+    )
+
+
+def free_masks(environments: int) -> MaskTensors:
+    _, slots, blueprints, blend, tempo, target, speed, curve = head_sizes(SLOTS, BLUEPRINTS)
+    shapes = (
+        (len(Op),),
+        (len(Op), slots),
+        (slots, blueprints),
+        (blend,),
+        (tempo,),
+        (slots, target),
+        (speed,),
+        (curve,),
+    )
+    masks = MaskTensors(*(torch.ones(environments, *shape, dtype=torch.bool) for shape in shapes))
+    masks.slot[:, Op.WAIT, 1:] = False
+    return masks
+
+
+def only_ops(environments: int, *ops: Op) -> MaskTensors:
+    masks = free_masks(environments)
+    allowed = torch.zeros_like(masks.op)
+    allowed[:, list(ops)] = True
+    return masks._replace(op=allowed)
+
+
+def collect(policy: Policy, probe: Probe, greedy: bool = False) -> Rollout:
+    """Play one rollout to its end."""
+    probe.reset()
+    state = policy.initial_state(probe.environments)
+    buffer = RolloutBuffer(probe.steps, probe.environments, state)
+    for t in range(probe.steps):
+        observation, masks = probe.observe(t), probe.masks(t)
+        noise = None if greedy else torch.rand(probe.environments, len(Head), generator=probe.random)
+        step = policy.act(observation, masks, state, noise)
+        state = step.state
+        buffer.add(observation, masks, step, probe.reward(t, step.actions))
+    finished = torch.ones(probe.environments, dtype=torch.bool)
+    return buffer.finish(finished, torch.zeros(probe.environments))
+
+
+def learner(settings: PPOSettings, seed: int = 0, sizes: PolicySettings = SIZES) -> Learner:
+    return Learner(Policy(SPEC, sizes, torch.Generator().manual_seed(seed)), settings, seed)
+
+
+def train(student: Learner, probe: Probe, updates: int) -> Iterator[UpdateMetrics]:
+    """Learn; yields the metrics of every update."""
+    for update in range(updates):
+        yield student.update(collect(student.policy, probe), update / updates)
+
+
+def score(student: Learner, probe: Probe) -> float:
+    """Mean return of greedy play."""
+    return float(collect(student.policy, probe, greedy=True).reward.sum(0).mean())

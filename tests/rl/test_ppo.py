@@ -1,0 +1,245 @@
+"""The update: exact where it must be exact, bounded where it must be bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.control.policy import PolicySettings
+from esper.control.spaces import Observation
+from esper.errors import CheckpointError, ConfigError
+from esper.rl.diagnostics import Anomaly, anomalies
+from esper.rl.ppo import KL_STOP, Learner
+from esper.rl.rollout import Rollout
+from esper.rl.settings import PPOSettings
+from rl.probes import Probe, collect, learner
+
+STEPS, ENVIRONMENTS = 5, 12
+
+
+class Noise(Probe):
+    """Random features and rewards on a scale of their own."""
+
+    def reset(self) -> None:
+        pass
+
+    def observe(self, step: int) -> Observation:
+        parts = (torch.randn(part.shape, generator=self.random) * 3 + 1 for part in self.blank())
+        return Observation(*parts)
+
+    def reward(self, step: int, actions: Tensor) -> Tensor:
+        return torch.randn(self.environments, generator=self.random) * 20 + actions[:, 0]
+
+
+def rollouts(student: Learner, count: int, seed: int = 0) -> list[Rollout]:
+    """Rollouts of the policy as it is now."""
+    probe = Noise(STEPS, ENVIRONMENTS, seed)
+    return [collect(student.policy, probe) for _ in range(count)]
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_first_ratio_is_one_in_every_update() -> None:
+    student, probe = learner(PPOSettings()), Noise(STEPS, ENVIRONMENTS)
+    for update in range(4):
+        metrics = student.update(collect(student.policy, probe), update / 4)
+        assert metrics.first_ratio_deviation < 1e-5
+        assert Anomaly.RATIO not in anomalies(metrics, student.settings.target_kl)
+
+
+def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
+    student = learner(PPOSettings(target_kl=1e6), sizes=PolicySettings(hidden=32, width=16, head_gain=1.0))
+    (rollout,) = rollouts(student, 1)
+    student.policy.normaliser.update(rollout.observations)
+    metrics = student.update(rollout, 0.0)
+    assert metrics.first_ratio_deviation > 1e-3
+    assert Anomaly.RATIO in anomalies(metrics, 0.03)
+
+
+def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once() -> None:
+    student = learner(PPOSettings(epochs=3))
+    (rollout,) = rollouts(student, 1)
+    student.update(rollout, 0.0)
+    seen = rollout.observations.globals.flatten(0, 1).double()
+    torch.testing.assert_close(student.policy.normaliser.globals.mean, seen.mean(0))
+    assert student.policy.normaliser.globals.count == STEPS * ENVIRONMENTS
+    assert student.policy.value_head.returns.count == STEPS * ENVIRONMENTS
+
+
+def test_resuming_from_saved_tensors_is_bit_exact() -> None:
+    settings = PPOSettings(epochs=2, minibatches=3)
+    straight, probe = learner(settings), Noise(STEPS, ENVIRONMENTS)
+    for update in range(3):
+        straight.update(collect(straight.policy, probe), update / 6)
+    saved = straight.state_tensors()
+    later = [Noise(STEPS, ENVIRONMENTS, seed=5), Noise(STEPS, ENVIRONMENTS, seed=5)]
+    resumed = Learner(learner(settings, seed=77).policy, settings, straight.seed)
+    resumed.load_state_tensors(saved)
+    assert same(resumed.state_tensors(), saved)
+    for update in range(3, 6):
+        first = straight.update(collect(straight.policy, later[0]), update / 6)
+        second = resumed.update(collect(resumed.policy, later[1]), update / 6)
+        assert first == second
+    assert same(straight.state_tensors(), resumed.state_tensors())
+
+
+@pytest.mark.parametrize("forgotten", ["optimizer.", "updates"])
+def test_resuming_without_moments_or_counter_would_not_be_exact(forgotten: str) -> None:
+    settings = PPOSettings(epochs=2, minibatches=3)
+    straight = learner(settings)
+    for rollout in rollouts(straight, 1):
+        straight.update(rollout, 0.0)
+    saved = straight.state_tensors()
+    partial = {name: tensor for name, tensor in saved.items() if not name.startswith(forgotten)}
+    partial.setdefault("updates", torch.tensor(0))
+    resumed = Learner(learner(settings).policy, settings, straight.seed)
+    resumed.load_state_tensors(partial)
+    (rollout,) = rollouts(straight, 1, seed=5)
+    straight.update(rollout, 0.1)
+    resumed.update(rollout, 0.1)
+    assert not same(straight.state_tensors(), resumed.state_tensors())
+
+
+def test_saved_tensors_are_copies() -> None:
+    student = learner(PPOSettings())
+    first, second = rollouts(student, 2)
+    student.update(first, 0.0)
+    saved = student.state_tensors()
+    before = {name: tensor.clone() for name, tensor in saved.items()}
+    student.update(second, 0.5)
+    assert same(saved, before)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda t: {k: v for k, v in t.items() if k != "policy.lstm.bias_ih_l0"}, "lacks policy.lstm.bias_ih_l0"),
+        (lambda t: {**t, "policy.extra": torch.zeros(2)}, "holds policy.extra"),
+        (lambda t: {**t, "policy.lstm.bias_ih_l0": torch.zeros(2)}, "of shape"),
+        (lambda t: {k: v for k, v in t.items() if not k.endswith("lstm.bias_ih_l0.step")}, "lacks optimizer"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(damage, sentence: str) -> None:
+    student = learner(PPOSettings())
+    (rollout,) = rollouts(student, 1)
+    student.update(rollout, 0.0)
+    before = student.state_tensors()
+    with pytest.raises(CheckpointError, match=sentence):
+        student.load_state_tensors(damage(student.state_tensors()))
+    assert same(student.state_tensors(), before)
+
+
+def test_the_kl_stop_comes_before_the_step_that_would_go_on() -> None:
+    greedy = learner(PPOSettings(epochs=50, target_kl=1e-4, learning_rate=1e-2))
+    (rollout,) = rollouts(greedy, 1)
+    metrics = greedy.update(rollout, 0.0)
+    assert metrics.stopped_early
+    assert metrics.kl > KL_STOP * 1e-4
+    assert 0 < metrics.optimizer_steps < 50 * greedy.settings.minibatches
+
+    patient = learner(PPOSettings(epochs=2, target_kl=1e6))
+    metrics = patient.update(*rollouts(patient, 1), 0.0)
+    assert not metrics.stopped_early
+    assert metrics.optimizer_steps == 2 * patient.settings.minibatches
+
+
+def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
+    student = learner(PPOSettings())
+    (rollout,) = rollouts(student, 1)
+    weights = {name: value.clone() for name, value in student.policy.named_parameters()}
+    metrics = student.update(replace(rollout, log_prob=rollout.log_prob - 1), 0.0)
+    assert metrics.optimizer_steps == 0
+    kept = [n for n, p in student.policy.named_parameters() if torch.equal(p, weights[n])]
+    assert set(weights) - set(kept) == {"value_head.output.weight", "value_head.output.bias"}  # rescaled only
+
+
+def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() -> None:
+    student = learner(PPOSettings())
+    (rollout,) = rollouts(student, 1)
+    rollout.reward[2, 3] = float("nan")
+    before = student.state_tensors()
+    metrics = student.update(rollout, 0.0)
+    assert not metrics.finite
+    assert metrics.optimizer_steps == 0
+    assert Anomaly.NON_FINITE in anomalies(metrics, 0.03)
+    after = student.state_tensors()
+    assert all(torch.equal(after[n], before[n]) for n in before if n != "updates")
+
+
+def test_the_order_of_minibatches_depends_on_seed_and_update_only() -> None:
+    def weights(seed: int) -> Tensor:
+        policy_seed = 0
+        student = Learner(learner(PPOSettings(), policy_seed).policy, PPOSettings(), seed)
+        torch.manual_seed(seed + 100)  # must not matter
+        student.update(*rollouts(student, 1), 0.0)
+        return student.policy.lstm.weight_hh_l0.detach().clone()
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_only_the_critic_is_decayed() -> None:
+    def after(decay: float) -> dict[str, Tensor]:
+        student = learner(PPOSettings(value_weight_decay=decay, epochs=1, minibatches=1))
+        student.update(*rollouts(student, 1), 0.0)
+        return {name: value.detach().clone() for name, value in student.policy.named_parameters()}
+
+    plain, decayed = after(0.0), after(0.5)
+    differing = {name for name in plain if not torch.equal(plain[name], decayed[name])}
+    assert differing
+    assert all(name.startswith("value_head.") for name in differing)
+
+
+def test_group_relative_advantages_ignore_what_a_group_shares() -> None:
+    student = learner(PPOSettings(group=4))
+    (rollout,) = rollouts(student, 1)
+    luck = torch.tensor([100.0, -300.0, 50.0]).repeat_interleave(4)
+    lucky = replace(rollout, reward=rollout.reward + luck)
+    torch.testing.assert_close(student.batch(lucky).advantage, student.batch(rollout).advantage, atol=1e-2, rtol=1e-4)
+    assert not torch.allclose(student.batch(lucky).target, student.batch(rollout).target)
+    alone = Learner(student.policy, PPOSettings(), 0)
+    assert not torch.allclose(alone.batch(lucky).advantage, alone.batch(rollout).advantage)
+
+
+@pytest.mark.parametrize(("change", "sentence"), [({"minibatches": 13}, "into 13 minibatches"), ({"group": 5}, "of 5")])
+def test_settings_that_do_not_suit_the_environments_are_refused(change: dict[str, int], sentence: str) -> None:
+    student = learner(PPOSettings(**change))
+    with pytest.raises(ConfigError, match=sentence):
+        student.update(*rollouts(student, 1), 0.0)
+
+
+def test_schedules_end_where_they_should() -> None:
+    settings = PPOSettings(entropy_start=0.1, entropy_floor=0.02, entropy_anneal=0.5)
+    assert [settings.entropy_weight(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
+    assert settings.learning_rate_at(0.0) == settings.learning_rate
+    assert settings.learning_rate_at(1.0) == settings.final_learning_rate
+
+
+def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
+    student = learner(PPOSettings())
+    scalars = student.update(*rollouts(student, 1), 0.0).scalars()
+    assert all(isinstance(value, float) for value in scalars.values())
+    for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
+        assert 0 < scalars[f"head_entropy/{head}"] <= 1 + 1e-6
+        assert scalars[f"module_gradient_norm/{head}"] > 0
+
+
+def test_each_anomaly_is_raised_by_its_own_metric() -> None:
+    student = learner(PPOSettings())
+    healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
+    assert anomalies(healthy, 0.03) == ()
+    sick = {
+        Anomaly.NON_FINITE: replace(healthy, value_loss=float("nan")),
+        Anomaly.RATIO: replace(healthy, first_ratio_deviation=0.01),
+        Anomaly.KL: replace(healthy, kl=1.0),
+        Anomaly.ENTROPY: replace(healthy, head_entropy={**healthy.head_entropy, "op": 0.001}),
+        Anomaly.EXPLAINED_VARIANCE: replace(healthy, explained_variance=-0.9),
+    }
+    for anomaly, metrics in sick.items():
+        assert anomalies(metrics, 0.03) == (anomaly,)
+        assert anomaly.meaning

@@ -1,0 +1,94 @@
+"""The rollout buffer stores what happened and refuses what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from esper.control.policy import Policy, PolicyState, PolicyStep
+from esper.control.spaces import MaskTensors, Observation
+from esper.rl.rollout import Rollout, RolloutBuffer, RolloutError
+from rl.probes import SIZES, SPEC, blank_observation, free_masks
+
+STEPS, ENVIRONMENTS = 3, 4
+
+
+def policy() -> Policy:
+    return Policy(SPEC, SIZES, torch.Generator().manual_seed(0))
+
+
+def moment(environments: int = ENVIRONMENTS) -> tuple[Observation, MaskTensors, PolicyStep]:
+    actor, seen, legality = policy(), blank_observation(environments), free_masks(environments)
+    return seen, legality, actor.act(seen, legality, actor.initial_state(environments))
+
+
+def buffer() -> RolloutBuffer:
+    return RolloutBuffer(STEPS, ENVIRONMENTS, policy().initial_state(ENVIRONMENTS))
+
+
+def filled() -> RolloutBuffer:
+    box = buffer()
+    for t in range(STEPS):
+        box.add(*moment(), torch.arange(ENVIRONMENTS) + 10.0 * t)
+    return box
+
+
+def test_terminated_episodes_have_no_final_value_and_cut_ones_keep_theirs() -> None:
+    rollout = filled().finish(torch.tensor([True, False, True, False]), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert rollout.final_value.tolist() == [0.0, 2.0, 0.0, 4.0]
+
+
+def test_rows_come_back_in_order() -> None:
+    rollout = filled().finish(torch.ones(ENVIRONMENTS, dtype=torch.bool), torch.zeros(ENVIRONMENTS))
+    assert (rollout.steps, rollout.environments) == (STEPS, ENVIRONMENTS)
+    assert rollout.reward.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]]
+    assert rollout.actions.shape == (STEPS, ENVIRONMENTS, 8)
+    assert rollout.masks.op.shape == (STEPS, ENVIRONMENTS, 6)
+
+
+def test_selected_environments_keep_all_their_data() -> None:
+    rollout = filled().finish(torch.zeros(ENVIRONMENTS, dtype=torch.bool), torch.arange(4.0))
+    part = rollout.at(torch.tensor([3, 1]))
+    assert part.reward.tolist() == [[3, 1], [13, 11], [23, 21]]
+    assert part.final_value.tolist() == [3, 1]
+    assert torch.equal(part.observations.slots, rollout.observations.slots[:, [3, 1]])
+    assert part.state.cell.shape[1] == 2
+    assert len(fields(Rollout)) == 8  # a new field must be selected, and checked here, too
+
+
+def test_one_step_too_many_is_refused() -> None:
+    with pytest.raises(RolloutError, match="full after 3 steps"):
+        filled().add(*moment(), torch.zeros(ENVIRONMENTS))
+
+
+def test_a_missing_step_is_refused() -> None:
+    box = buffer()
+    box.add(*moment(), torch.zeros(ENVIRONMENTS))
+    with pytest.raises(RolloutError, match="1 steps but must be 3 steps"):
+        box.finish(torch.ones(ENVIRONMENTS, dtype=torch.bool), torch.zeros(ENVIRONMENTS))
+
+
+def test_another_number_of_environments_is_refused() -> None:
+    with pytest.raises(RolloutError, match="actions is"):
+        buffer().add(*moment(ENVIRONMENTS + 1), torch.zeros(ENVIRONMENTS))
+    with pytest.raises(RolloutError, match="state is 2 environments"):
+        RolloutBuffer(STEPS, ENVIRONMENTS, PolicyState(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)))
+
+
+@pytest.mark.parametrize(
+    "reward", [torch.zeros(ENVIRONMENTS, 1), torch.zeros(()), torch.zeros(ENVIRONMENTS, dtype=torch.float64)]
+)
+def test_a_reward_of_another_shape_or_type_is_refused(reward: torch.Tensor) -> None:
+    with pytest.raises(RolloutError, match="reward is"):
+        buffer().add(*moment(), reward)
+
+
+def test_features_that_change_shape_within_a_rollout_are_refused() -> None:
+    box = buffer()
+    box.add(*moment(), torch.zeros(ENVIRONMENTS))
+    seen, legality, step = moment()
+    wider = seen._replace(globals=torch.zeros(ENVIRONMENTS, SPEC.globals + 1))
+    with pytest.raises(RolloutError, match=r"observation\.globals is"):
+        box.add(wider, legality, step, torch.zeros(ENVIRONMENTS))

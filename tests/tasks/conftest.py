@@ -1,0 +1,24 @@
+"""Every suite, and an instance of each of its problems."""
+
+import numpy as np
+import pytest
+
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite, suite_names
+from esper.tasks.suite import Suite
+
+
+@pytest.fixture(params=suite_names())
+def suite(request: pytest.FixtureRequest) -> Suite:
+    return get_suite(request.param)
+
+
+@pytest.fixture
+def instances(suite: Suite) -> list[Instance]:
+    """An instance of every variant of every family, those for transfer included."""
+    rng = np.random.default_rng(0)
+    return [
+        suite.draw(family, variant, seed, rng)
+        for family in suite.families + suite.transfer_families
+        for seed, variant in enumerate(suite.variants(family))
+    ]

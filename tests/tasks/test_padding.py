@@ -1,0 +1,49 @@
+"""A narrow host padded with zeros to the template's shapes is the same host, and stays so while it learns."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from esper.tasks.instance import Instance
+from esper.tasks.suite import Suite
+
+STEPS = 20
+
+
+def pad_into(template: nn.Module, narrow: nn.Module) -> dict[str, torch.Tensor]:
+    """Fill the template with the narrow host and zeros; where the narrow host lives, as masks by parameter name."""
+    live: dict[str, torch.Tensor] = {}
+    sources = {**dict(narrow.named_parameters()), **dict(narrow.named_buffers())}
+    for name, target in [*template.named_parameters(), *template.named_buffers()]:
+        live[name] = torch.zeros_like(target, dtype=torch.bool)
+        live[name][tuple(slice(0, size) for size in sources[name].shape)] = True
+        target.data.zero_()
+        target.data[live[name]] = sources[name].detach().flatten()
+    return live
+
+
+def test_padded_hosts_learn_like_narrow_ones(suite: Suite, instances: list[Instance]) -> None:
+    for instance in {(instance.widths, instance.linear): instance for instance in instances}.values():
+        narrow, padded = suite.host(instance).double(), suite.template().double()
+        live = pad_into(padded, narrow)
+        data = suite.data(instance, "train")
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in (narrow, padded)]
+        for step in range(STEPS):
+            rows = torch.arange(step * 32, step * 32 + 32) % len(data)
+            for host, optimizer in zip((narrow, padded), optimizers, strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(host(data.inputs[rows].double()), data.labels[rows]).backward()
+                optimizer.step()
+            for key, parameter in padded.named_parameters():
+                assert parameter.grad is not None
+                assert not parameter.grad[~live[key]].any(), f"padding of {key} has a gradient"
+        inputs = suite.data(instance, "validation").inputs.double()
+        torch.testing.assert_close(padded(inputs), narrow(inputs), atol=1e-10, rtol=1e-10)
+        assert suite.parameters(instance) == sum(int(live[key].sum()) for key, _ in padded.named_parameters())
+
+
+def test_no_host_is_wider_than_the_template(suite: Suite, instances: list[Instance]) -> None:
+    limits = {key: parameter.shape for key, parameter in suite.template().named_parameters()}
+    for instance in instances:
+        for key, parameter in suite.host(instance).named_parameters():
+            assert all(size <= limit for size, limit in zip(parameter.shape, limits[key], strict=True))

@@ -1,0 +1,200 @@
+"""What every suite promises."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from esper.errors import TaskError
+from esper.tasks.data import PARTS, Part
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+
+
+def last_phase(drift_step: int | None) -> int:
+    return 0 if drift_step is None else 1
+
+
+def test_every_prefix_of_a_sample_is_balanced(suite: Suite) -> None:
+    sample = suite.sample(60, "train", np.random.default_rng(0))
+    for count in range(1, len(sample) + 1):
+        families = Counter(instance.family for instance in sample[:count])
+        assert max(families.values()) - min(families[family] for family in suite.families) <= 1
+    for family in suite.families:
+        variants = Counter(instance.variant for instance in sample if instance.family == family)
+        assert max(variants.values()) - min(variants[variant] for variant in suite.variants(family)) <= 1
+
+
+def test_splits_share_no_seed_and_transfer_no_family(suite: Suite) -> None:
+    rng = np.random.default_rng(0)
+    train, heldout, transfer = (suite.sample(200, split, rng) for split in ("train", "heldout", "transfer"))
+    seeds = [{instance.seed for instance in sample} for sample in (train, heldout, transfer)]
+    assert max(seeds[0]) < min(seeds[1]) <= max(seeds[1]) < min(seeds[2])
+    assert {instance.family for instance in train} == {instance.family for instance in heldout} == set(suite.families)
+    assert {instance.family for instance in transfer} == set(suite.transfer_families)
+    assert len(suite.transfer_families) >= 2
+    assert not set(suite.families) & set(suite.transfer_families)
+
+
+def test_sampling_is_reproducible(suite: Suite) -> None:
+    first, second = (suite.sample(20, "train", np.random.default_rng(3)) for _ in range(2))
+    assert first == second
+
+
+def test_data_have_the_declared_sizes(suite: Suite, instances: list[Instance]) -> None:
+    for instance in instances:
+        sizes = {"train": instance.train_size, "validation": suite.validation_size, "test": suite.test_size}
+        for part in PARTS:
+            data = suite.data(instance, part, last_phase(instance.drift_step))
+            assert data.inputs.shape == (sizes[part], *suite.input_shape)
+            assert data.inputs.dtype == torch.float32
+            assert data.labels.shape == (len(data),)
+            assert data.labels.dtype == torch.int64
+            assert set(data.labels.tolist()) == set(range(suite.classes))
+
+
+def test_training_inputs_are_standardised(suite: Suite, instances: list[Instance]) -> None:
+    for instance in instances:
+        inputs = suite.data(instance, "train").inputs
+        torch.testing.assert_close(inputs.mean(), torch.tensor(0.0), atol=1e-4, rtol=0)
+        torch.testing.assert_close(inputs.std(correction=0), torch.tensor(1.0), atol=1e-4, rtol=0)
+
+
+def test_other_parts_use_the_scale_of_the_training_part(suite: Suite, instances: list[Instance]) -> None:
+    """If each part used its own, all deviations would be exactly 1."""
+    for instance in instances:
+        for part in ("validation", "test"):
+            deviation = float(suite.data(instance, part).inputs.std(correction=0))
+            assert deviation != pytest.approx(1, abs=1e-5)
+            assert 0.2 < deviation < 5
+
+
+def test_parts_are_disjoint(suite: Suite, instances: list[Instance]) -> None:
+    for instance in instances:
+        parts = [suite.data(instance, part).inputs.flatten(1).numpy() for part in PARTS]
+        rows = np.concatenate(parts)
+        assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_data_do_not_depend_on_what_was_asked_before(suite: Suite, instances: list[Instance]) -> None:
+    forwards = {(i, part): suite.data(i, part) for i in instances for part in PARTS}
+    for part in reversed(PARTS):
+        for instance in reversed(instances):
+            again = suite.data(instance, part)
+            assert torch.equal(again.inputs, forwards[instance, part].inputs)
+            assert torch.equal(again.labels, forwards[instance, part].labels)
+
+
+def test_callers_may_write_to_data(suite: Suite, instances: list[Instance]) -> None:
+    instance = instances[0]
+    for part in PARTS:
+        before = suite.data(instance, part)
+        expected = before.inputs.clone(), before.labels.clone()
+        before.inputs.zero_()
+        before.labels.zero_()
+        after = suite.data(instance, part)
+        assert torch.equal(after.inputs, expected[0])
+        assert torch.equal(after.labels, expected[1])
+
+
+def test_different_seeds_give_different_data_and_hosts(suite: Suite) -> None:
+    rng = np.random.default_rng(0)
+    first, second = (suite.draw(suite.families[0], suite.variants(suite.families[0])[0], seed, rng) for seed in (1, 2))
+    assert not torch.equal(suite.data(first, "validation").inputs, suite.data(second, "validation").inputs)
+    assert not torch.equal(*(suite.host(instance).get_parameter("head.weight") for instance in (first, second)))
+
+
+def test_hosts_neither_read_nor_move_global_randomness(suite: Suite, instances: list[Instance]) -> None:
+    for instance in instances:
+        host = suite.host(instance)
+        torch.manual_seed(instance.seed + 1)
+        state = torch.get_rng_state()
+        again = suite.host(instance)
+        suite.template()
+        assert torch.equal(torch.get_rng_state(), state)
+        for name, parameter in host.named_parameters():
+            assert torch.equal(again.get_parameter(name), parameter)
+
+
+class Recorder(nn.Module):
+    """A forward hook that keeps the shape of what passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = torch.Size()
+
+    def forward(self, module: nn.Module, inputs: object, features: torch.Tensor) -> None:
+        self.shape = features.shape
+
+
+class Doubler(nn.Module):
+    """A forward hook that doubles what passes."""
+
+    def forward(self, module: nn.Module, inputs: object, features: torch.Tensor) -> torch.Tensor:
+        return 2 * features
+
+
+def test_hosts_have_the_widths_of_their_instance_at_the_sites(suite: Suite, instances: list[Instance]) -> None:
+    channels = 1 if suite.name == "mnist1d_conv" else -1
+    for instance in instances:
+        host = suite.host(instance)
+        recorders = [Recorder() for _ in suite.sites]
+        for site, recorder in zip(suite.sites, recorders, strict=True):
+            host.get_submodule(site).register_forward_hook(recorder)
+        logits = host(suite.data(instance, "validation").inputs)
+        assert logits.shape == (suite.validation_size, suite.classes)
+        assert tuple(recorder.shape[channels] for recorder in recorders) == instance.widths
+
+
+def test_hooks_at_the_sites_act_on_stacked_hosts(suite: Suite, instances: list[Instance]) -> None:
+    widest = [instance for instance in instances if instance.widths == instances[0].widths and not instance.linear][:2]
+    hosts = [suite.host(instance) for instance in widest]
+    template = suite.template()
+    inputs = torch.stack([suite.data(instance, "test").inputs[:5] for instance in widest])
+    for module in (template, *hosts):
+        module.get_submodule(suite.sites[0]).register_forward_hook(Doubler())
+    parameters, buffers = stack_module_state(hosts)
+
+    def forward(p: dict[str, torch.Tensor], b: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return functional_call(template, (p, b), (x,))
+
+    stacked = vmap(forward)(parameters, buffers, inputs)
+    for network, host in enumerate(hosts):
+        torch.testing.assert_close(stacked[network], host(inputs[network]))
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_label_noise_touches_training_labels_only(suite: Suite, instances: list[Instance], part: Part) -> None:
+    noisy = next(instance for instance in instances if instance.label_noise > 0)
+    clean = type(noisy).from_json({**noisy.to_json(), "label_noise": 0.0, "train_size": 96})
+    noisy = type(noisy).from_json({**noisy.to_json(), "train_size": 96})
+    assert torch.equal(suite.data(noisy, part).labels, suite.data(clean, part).labels)
+    changed = (suite.data(noisy, "train").labels != suite.data(clean, "train").labels).float().mean()
+    kept_by_chance = 1 / suite.classes
+    assert float(changed) == pytest.approx(noisy.label_noise * (1 - kept_by_chance), abs=0.15)
+
+
+def test_foreign_instances_are_refused(suite: Suite) -> None:
+    other = get_suite("digits" if suite.name == "tokens" else "tokens")
+    instance = other.sample(1, "train", np.random.default_rng(0))[0]
+    with pytest.raises(TaskError, match=f"belongs to suite '{other.name}', not to '{suite.name}'"):
+        suite.host(instance)
+    with pytest.raises(TaskError, match="belongs to suite"):
+        suite.data(instance, "train")
+
+
+def test_data_that_never_drift_have_no_second_phase(suite: Suite, instances: list[Instance]) -> None:
+    instance = next(instance for instance in instances if instance.drift_step is None)
+    with pytest.raises(TaskError, match="no phase 1"):
+        suite.data(instance, "train", phase=1)
+
+
+def test_unknown_families_and_variants_are_refused(suite: Suite) -> None:
+    with pytest.raises(TaskError, match=f"did you mean {suite.families[0]}"):
+        suite.variants(suite.families[0] + "x")
+    with pytest.raises(TaskError, match="'13_13'"):
+        suite.draw(suite.families[0], "13_13", 0, np.random.default_rng(0))

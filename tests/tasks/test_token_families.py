@@ -1,0 +1,216 @@
+"""Every token family can be solved by the rule that its docstring states, and not by simpler ones.
+
+Rules are closed forms that know the hidden directions, or a linear classifier fitted by least squares. Four classes:
+chance is .25. Classes of equal mean may still differ in spread, which lets a linear classifier win a few points more.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from esper.tasks.tokens.catalogue import TRAINING, TRANSFER
+from esper.tasks.tokens.examples import CLASS_NORM, Examples, Sampler, random_directions
+from esper.tasks.tokens.families.argmax import largest_mean, largest_power
+from esper.tasks.tokens.families.context import context
+from esper.tasks.tokens.families.halves import halves
+from esper.tasks.tokens.families.order import order
+from esper.tasks.tokens.families.pointer import pointer
+from esper.tasks.tokens.families.product import product
+from esper.tasks.tokens.families.vote import vote
+from esper.tasks.tokens.host import CLASSES, FEATURES, TOKENS
+
+EXAMPLES = 4000
+AT_CHANCE = 0.32
+
+DIRECTIONS = random_directions(np.random.default_rng(0))
+Array = NDArray[np.floating]
+
+
+def drawn(sampler: Sampler, seed: int = 1) -> Examples:
+    return sampler(EXAMPLES, DIRECTIONS, np.random.default_rng(seed))
+
+
+def accuracy(guesses: NDArray[np.integer], examples: Examples) -> float:
+    return float((guesses == examples.labels).mean())
+
+
+def linear_accuracy(sampler: Sampler, features: Callable[[Array], Array]) -> float:
+    """Test accuracy of a least-squares classifier on ``features(inputs) [N, F]``."""
+
+    def design(examples: Examples) -> Array:
+        values = features(examples.inputs)
+        return np.concatenate([values, np.ones((len(values), 1))], axis=1)
+
+    train, test = drawn(sampler, 1), drawn(sampler, 2)
+    weights, *_ = np.linalg.lstsq(design(train), np.eye(CLASSES)[train.labels], rcond=None)
+    return accuracy((design(test) @ weights).argmax(axis=1), test)
+
+
+def mean_token(inputs: Array) -> Array:
+    return inputs.mean(axis=1)
+
+
+def flat(inputs: Array) -> Array:
+    return inputs.reshape(len(inputs), -1)
+
+
+def per_token(inputs: Array) -> Array:
+    """Random ReLU features of single tokens, mean over tokens: what a wide host could compute."""
+    rng = np.random.default_rng(3)
+    hidden = inputs @ rng.standard_normal((FEATURES, 200)) + rng.standard_normal((TOKENS, 200))
+    return np.maximum(hidden, 0).mean(axis=1)
+
+
+def moments(inputs: Array) -> Array:
+    """Mean over tokens of all products of two features."""
+    return np.einsum("ntf,ntg->nfg", inputs, inputs).reshape(len(inputs), -1) / TOKENS
+
+
+def components(inputs: Array) -> Array:
+    """Coordinates ``[N, TOKENS, FEATURES]`` along the hidden directions."""
+    return inputs @ DIRECTIONS.T
+
+
+def token_classes(inputs: Array) -> NDArray[np.integer]:
+    return components(inputs)[..., :CLASSES].argmax(axis=-1)
+
+
+def counts(classes: NDArray[np.integer]) -> NDArray[np.integer]:
+    """How often each class occurs in rows of classes, ``[N, T]`` to ``[N, CLASSES]``."""
+    return (classes[..., None] == np.arange(CLASSES)).sum(axis=1)
+
+
+def halves_of(inputs: Array) -> tuple[Array, Array]:
+    """Mean coordinates of the first and of the last half of the tokens."""
+    values = components(inputs)
+    return values[:, : TOKENS // 2].mean(axis=1), values[:, TOKENS // 2 :].mean(axis=1)
+
+
+@pytest.mark.parametrize("distance", [1, 4])
+class TestOrder:
+    def steps(self, examples: Examples, distance: int) -> NDArray[np.integer]:
+        classes = token_classes(examples.inputs)
+        return counts((classes[:, distance:] - classes[:, :-distance]) % CLASSES).argmax(axis=1)
+
+    def test_the_commonest_step_at_the_right_distance_tells_the_label(self, distance: int) -> None:
+        examples = drawn(partial(order, distance=distance))
+        assert accuracy(self.steps(examples, distance), examples) > 0.9
+
+    def test_single_tokens_tell_nothing(self, distance: int) -> None:
+        assert linear_accuracy(partial(order, distance=distance), per_token) < AT_CHANCE
+        assert linear_accuracy(partial(order, distance=distance), flat) < AT_CHANCE
+
+    def test_reversing_the_tokens_negates_the_label(self, distance: int) -> None:
+        examples = drawn(partial(order, distance=distance))
+        backwards = Examples(examples.inputs[:, ::-1], -examples.labels % CLASSES)
+        assert accuracy(self.steps(backwards, distance), backwards) > 0.9
+
+
+def test_neighbours_tell_nothing_about_far_order() -> None:
+    examples = drawn(partial(order, distance=4))
+    assert accuracy(TestOrder().steps(examples, 1), examples) < AT_CHANCE
+
+
+class TestContext:
+    @pytest.mark.parametrize("flipped", [True, False])
+    def test_signs_of_the_parts_tell_the_label(self, flipped: bool) -> None:
+        examples = drawn(partial(context, flipped=flipped))
+        first, last = halves_of(examples.inputs)
+        b0, b1, f = first[:, 0] + last[:, 0] > 0, last[:, 1] > 0, first[:, 2] > 0
+        assert accuracy(b0 + 2 * (b1 ^ f if flipped else b1), examples) > 0.93
+
+    def test_no_sum_over_tokens_tells_the_flipped_bit(self) -> None:
+        for features in (flat, per_token):
+            assert 0.45 < linear_accuracy(partial(context, flipped=True), features) < 0.55
+
+    def test_a_linear_rule_tells_both_bits_of_the_direct_variant(self) -> None:
+        assert linear_accuracy(partial(context, flipped=False), mean_token) > 0.9
+
+
+class TestArgmax:
+    def test_the_mean_token_tells_largest_mean(self) -> None:
+        assert linear_accuracy(largest_mean, mean_token) > 0.85
+
+    def test_two_channels_lose_much_of_it(self) -> None:
+        """What families bott and plain differ in: a bottleneck of two channels."""
+        plane = DIRECTIONS[:2].T
+        assert linear_accuracy(largest_mean, lambda inputs: mean_token(inputs) @ plane) < 0.65
+
+    def test_second_moments_tell_largest_power(self) -> None:
+        assert linear_accuracy(largest_power, moments) > 0.8
+
+    def test_a_linear_host_is_at_chance_on_largest_power(self) -> None:
+        assert linear_accuracy(largest_power, flat) < AT_CHANCE
+
+
+class TestVote:
+    def test_normalised_tokens_tell_the_label_at_any_loudness(self) -> None:
+        for spread in (0.2, 1.8):
+            examples = drawn(partial(vote, spread=spread))
+            assert accuracy(counts(token_classes(examples.inputs)).argmax(axis=1), examples) > 0.88
+
+    def test_loud_tokens_drown_the_others(self) -> None:
+        loud = drawn(partial(vote, spread=1.8))
+        even = drawn(partial(vote, spread=0.2))
+        raw = [accuracy(components(e.inputs)[..., :CLASSES].mean(axis=1).argmax(axis=1), e) for e in (loud, even)]
+        assert raw[0] < 0.75
+        assert raw[1] > 0.85
+
+
+class TestPointer:
+    @pytest.mark.parametrize("distance", [1, 4])
+    def test_the_token_behind_the_mark_is_the_label(self, distance: int) -> None:
+        examples = drawn(partial(pointer, distance=distance))
+        marked = components(examples.inputs)[..., CLASSES].argmax(axis=1)
+        target = (marked + distance) % TOKENS
+        assert accuracy(token_classes(examples.inputs)[np.arange(EXAMPLES), target], examples) > 0.95
+
+    @pytest.mark.parametrize("distance", [1, 4])
+    def test_counting_classes_tells_little(self, distance: int) -> None:
+        assert 0.3 < linear_accuracy(partial(pointer, distance=distance), per_token) < 0.55
+
+
+class TestHalves:
+    def test_agreeing_signs_are_the_label(self) -> None:
+        examples = drawn(halves)
+        first, last = halves_of(examples.inputs)
+        agree = first * last > 0
+        assert accuracy(agree[:, 0] + 2 * agree[:, 1], examples) > 0.9
+
+    def test_no_sum_over_tokens_tells_anything(self) -> None:
+        for features in (flat, per_token):
+            assert linear_accuracy(halves, features) < AT_CHANCE
+
+
+class TestProduct:
+    def test_signs_of_the_two_correlations_are_the_label(self) -> None:
+        examples = drawn(product)
+        values = components(examples.inputs)
+        correlation = (values[..., 0:2] * values[..., 2:4]).mean(axis=1)
+        bits = correlation > 0
+        assert accuracy(bits[:, 0] + 2 * bits[:, 1], examples) > 0.9
+
+    def test_linear_rules_and_squares_of_single_features_tell_nothing(self) -> None:
+        assert linear_accuracy(product, flat) < AT_CHANCE
+        assert linear_accuracy(product, lambda inputs: np.square(components(inputs)).mean(axis=1)) < AT_CHANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [(family, variant) for table in (TRAINING, TRANSFER) for family, variants in table.items() for variant in variants],
+)
+def test_labels_are_balanced(family: str, variant: str) -> None:
+    settings = {**TRAINING, **TRANSFER}[family][variant]
+    for sampler in filter(None, (settings.sampler, settings.after_drift)):
+        shares = np.bincount(drawn(sampler).labels, minlength=CLASSES) / EXAMPLES
+        assert shares.min() > 0.2
+
+
+def test_class_tokens_lie_around_their_directions() -> None:
+    examples = drawn(partial(vote, spread=0.0))
+    values = components(examples.inputs)
+    closest = values[..., :CLASSES].max(axis=-1)
+    assert float(closest.mean()) == pytest.approx(CLASS_NORM, abs=0.1)

@@ -1,0 +1,225 @@
+"""The run store keeps what was flushed, forgets what is rewound, and refuses what it does not know."""
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.errors import RunError
+from esper.telemetry.events import CheckpointWritten, LifecycleTransition, RunInterrupted, RunStarted
+from esper.telemetry.reader import RunReader
+from esper.telemetry.store import RunStore
+
+TRANSITION = LifecycleTransition(
+    iteration=2,
+    environment=1,
+    step=9,
+    slot=0,
+    before="DORMANT",
+    after="GERMINATED",
+    blueprint="norm",
+    cause="GERMINATE",
+    reason="PASSED",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunStore]:
+    with RunStore.create(tmp_path_factory.mktemp("shared") / "run.db") as store:
+        yield store
+
+
+def test_flushed_events_and_scalars_come_back(path: Path):
+    with RunStore.create(path) as store:
+        store.set_metadata({"seed": 3, "suite": {"name": "token"}})
+        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(TRANSITION)
+        store.scalars(1, {"return": 0.5, "entropy": 2.0})
+        store.scalars(2, {"return": 0.75})
+
+    with RunReader.open(path) as reader:
+        assert reader.metadata() == {"seed": 3, "suite": {"name": "token"}}
+        assert [stored.event for stored in reader.stored_events()] == [RunStarted(0, "0.1.0", 3), TRANSITION]
+        assert reader.events(LifecycleTransition) == [TRANSITION]
+        assert reader.scalar_names() == ["entropy", "return"]
+        assert reader.series("return") == [(1, 0.5), (2, 0.75)]
+        assert reader.scalars_at(1) == {"return": 0.5, "entropy": 2.0}
+        assert reader.last_iteration() == 2
+
+
+@given(value=st.floats())
+def test_any_float_survives(shared_store: RunStore, value: float):
+    shared_store.scalars(1, {"x": value})
+    shared_store.flush()
+    ((_, read),) = shared_store.series("x")
+    assert read == value or (math.isnan(read) and math.isnan(value))
+
+
+def test_a_follower_asks_for_new_events_only(path: Path):
+    with RunStore.create(path) as store, RunReader.open(path) as reader:
+        store.emit(RunStarted(0, "0.1.0", 3))
+        store.flush()
+        (first,) = reader.stored_events()
+        store.emit(TRANSITION)
+        store.flush()
+        assert [stored.event for stored in reader.stored_events(after_id=first.id)] == [TRANSITION]
+
+
+def test_unflushed_values_are_invisible_to_a_reader(path: Path):
+    with RunStore.create(path) as store, RunReader.open(path) as reader:
+        store.scalars(1, {"x": 1.0})
+        store.emit(TRANSITION)
+        assert reader.last_iteration() is None
+        assert reader.stored_events() == []
+        store.flush()
+        assert reader.series("x") == [(1, 1.0)]
+
+
+def test_a_killed_process_loses_only_what_was_not_flushed(path: Path):
+    script = f"""
+import os, signal
+from pathlib import Path
+from esper.telemetry.store import RunStore
+store = RunStore.create(Path({str(path)!r}))
+store.scalars(1, {{"x": 1.0}})
+store.flush()
+store.scalars(2, {{"x": 2.0}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.run([sys.executable, "-c", script], check=False)
+    assert process.returncode == -signal.SIGKILL
+    with RunStore.open(path) as store:
+        assert store.series("x") == [(1, 1.0)]
+        store.scalars(2, {"x": 2.5})
+    with RunReader.open(path) as reader:
+        assert reader.series("x") == [(1, 1.0), (2, 2.5)]
+
+
+def test_a_rewound_run_equals_an_uninterrupted_one(tmp_path: Path):
+    def iterate(store: RunStore, iterations: range):
+        for iteration in iterations:
+            store.scalars(iteration, {"x": iteration / 7})
+            store.emit(CheckpointWritten(iteration, f"c{iteration}", "0"))
+            store.flush()
+
+    with RunStore.create(tmp_path / "whole.db") as whole:
+        iterate(whole, range(1, 7))
+    with RunStore.create(tmp_path / "cut.db") as cut:
+        iterate(cut, range(1, 6))
+        cut.emit(RunInterrupted(5, "Ctrl-C"))
+    with RunStore.open(tmp_path / "cut.db") as cut:
+        cut.rewind(3)
+        iterate(cut, range(4, 7))
+
+    with RunReader.open(tmp_path / "whole.db") as whole, RunReader.open(tmp_path / "cut.db") as cut:
+        assert cut.series("x") == whole.series("x")
+        assert cut.events(CheckpointWritten) == whole.events(CheckpointWritten)
+        assert cut.events(RunInterrupted) == [RunInterrupted(5, "Ctrl-C")]
+
+
+def test_rewinding_drops_what_waits(path: Path):
+    with RunStore.create(path) as store:
+        store.scalars(1, {"x": 1.0})
+        store.rewind(0)
+    with RunReader.open(path) as reader:
+        assert reader.series("x") == []
+
+
+def test_a_later_value_replaces_an_earlier_one(path: Path):
+    with RunStore.create(path) as store:
+        store.scalars(1, {"x": 1.0})
+        store.scalars(1, {"x": 2.0})
+        store.flush()
+        assert store.series("x") == [(1, 2.0)]
+
+
+def test_a_failed_flush_keeps_everything_for_the_next(path: Path):
+    with RunStore.create(path) as store:
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        store.scalars(1, {f"a rather long name of a scalar {index}": 0.0 for index in range(2000)})
+        with pytest.raises(RunError, match=r"run\.db \(database or disk is full\)"):
+            store.flush()
+        assert store.scalar_names() == []
+        store._connection.execute("PRAGMA max_page_count = 1000000")
+        store.flush()
+        assert len(store.scalar_names()) == 2000
+
+
+def test_an_existing_store_is_not_overwritten(path: Path):
+    RunStore.create(path).close()
+    with pytest.raises(RunError, match="exists already"):
+        RunStore.create(path)
+
+
+@pytest.mark.parametrize("kind", [RunReader, RunStore])
+def test_a_missing_store_is_named(path: Path, kind: type[RunReader]):
+    with pytest.raises(RunError, match=f"no run store at {path}"):
+        kind.open(path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", [RunReader, RunStore])
+def test_a_file_that_is_no_database_is_refused(path: Path, kind: type[RunReader]):
+    path.write_text("once upon a time, " * 100)
+    with pytest.raises(RunError, match="is damaged or not a run store"):
+        kind.open(path)
+
+
+@pytest.mark.parametrize("kind", [RunReader, RunStore])
+@pytest.mark.parametrize("content", ["empty", "foreign"])
+def test_a_database_of_someone_else_is_refused(path: Path, kind: type[RunReader], content: str):
+    path.touch()
+    if content == "foreign":
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE recipes (name TEXT)")
+        connection.close()
+    before = path.read_bytes()
+    with pytest.raises(RunError, match="is not an Esper run store"):
+        kind.open(path)
+    assert path.read_bytes() == before
+
+
+def test_another_format_is_refused(path: Path):
+    RunStore.create(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 77")
+    connection.close()
+    with pytest.raises(RunError, match="has format 77"):
+        RunReader.open(path)
+
+
+def test_a_truncated_store_is_an_error_not_a_crash(path: Path):
+    with RunStore.create(path) as store:
+        for iteration in range(2000):
+            store.scalars(iteration, {"x": 1.0})
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(RunError, match=r"run\.db"), RunReader.open(path) as reader:
+        reader.series("x")
+
+
+def test_a_reader_cannot_write(path: Path):
+    RunStore.create(path).close()
+    with RunReader.open(path) as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._connection.execute("DELETE FROM scalars")
+
+
+def test_paths_with_special_characters_work(tmp_path: Path):
+    path = tmp_path / "50% & ? #1.db"
+    with RunStore.create(path) as store:
+        store.scalars(1, {"x": 1.0})
+    with RunReader.open(path) as reader:
+        assert reader.series("x") == [(1, 1.0)]

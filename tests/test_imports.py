@@ -1,0 +1,49 @@
+"""The core works without any optional extra."""
+
+import subprocess
+import sys
+
+EXTRAS = (
+    "datasets",
+    "lightning",
+    "matplotlib",
+    "mlflow",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "ray",
+    "starlette",
+    "tensorboardX",
+    "tensordict",
+    "textual",
+    "torchrl",
+    "torchvision",
+    "transformers",
+    "uvicorn",
+    "wandb",
+)
+
+IMPORT_EVERYTHING = f"""
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {EXTRAS!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import esper
+
+def refuse(name):
+    raise ImportError(name)
+
+for module in pkgutil.walk_packages(esper.__path__, "esper.", onerror=refuse):
+    importlib.import_module(module.name)
+    print(module.name)
+"""
+
+
+def test_every_module_imports_without_the_extras():
+    result = subprocess.run([sys.executable, "-c", IMPORT_EVERYTHING], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert {"esper.cli", "esper.config", "esper.telemetry.store"} <= set(result.stdout.split())

@@ -1,0 +1,77 @@
+"""Small populations on the token suite, in float64, that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from esper.control.rules.simple import Uniform
+from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.rules import Rules
+from esper.tasks.instance import Instance
+from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.registry import get_suite
+from esper.training.learning import Batch
+from esper.training.population import Actions, Network, Population, PopulationPlan
+from esper.training.reference import ReferencePopulation
+
+SUITE = get_suite("tokens")
+BATCH = 6
+VALIDATION = 10
+
+
+def instances(count: int) -> list[Instance]:
+    return SUITE.sample(count, "train", np.random.default_rng(5))
+
+
+def networks(chosen: Sequence[Instance]) -> list[Network]:
+    return [Network(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
+
+
+def plan(rules: Rules, optimizer: OptimizerSettings | None = None, strategy: str = "stacked") -> PopulationPlan:
+    return PopulationPlan(
+        SUITE.template(),
+        SUITE.sites,
+        SUITE.blueprints,
+        torch.zeros(2, *SUITE.input_shape),
+        optimizer or SUITE.optimizer,
+        rules,
+        strategy,
+        dtype=torch.float64,
+    )
+
+
+@dataclass
+class Draws:
+    """Random batches and actions that follow, for each network, from its instance's seed alone."""
+
+    chosen: Sequence[Instance]
+
+    def __post_init__(self) -> None:
+        self._generators = [torch.Generator().manual_seed(one.seed) for one in self.chosen]
+        self._controller = Uniform()
+        self._state = self._controller.start([one.seed for one in self.chosen])
+
+    def batch(self, size: int = BATCH) -> Batch:
+        inputs = [torch.randn(size, *SUITE.input_shape, generator=g, dtype=torch.float64) for g in self._generators]
+        labels = [torch.randint(SUITE.classes, (size,), generator=g) for g in self._generators]
+        return Batch(torch.stack(inputs), torch.stack(labels))
+
+    def actions(self, masks: ActionMasks) -> Actions:
+        chosen, self._state = self._controller.act(None, masks, self._state)  # type: ignore[arg-type]
+        return chosen
+
+
+def seed_values(population: Population, network: int, slot: int) -> torch.Tensor | None:
+    """The flat row of the seed in that place, or None."""
+    for (bank_slot, _), bank in population.banks.items():
+        rows = (bank.block.owners == network).nonzero()
+        if bank_slot == slot and len(rows):
+            return bank.block.values.detach()[rows[0, 0]]
+    return None
+
+
+def both(chosen: Sequence[Instance], shared: PopulationPlan) -> tuple[Population, ReferencePopulation]:
+    return Population(shared, networks(chosen)), ReferencePopulation(shared, networks(chosen))
