@@ -15,6 +15,27 @@ def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     return layer
 
 
+class TokenLinear(nn.Linear):
+    """A linear layer on tokens ``[B, T, C]`` that computes with the batch innermost in memory.
+
+    Narrow layers are several times as fast this way on a CPU: one product with a long contiguous axis, and sums over
+    tokens and biases along contiguous rows. Views do it; the order of the axes is that of `nn.Linear`.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Tokens ``[B, T, inputs]`` to ``[B, T, outputs]``."""
+        columns = input.permute(2, 1, 0)  # [C, T, B]
+        product = torch.mm(self.weight, columns.flatten(1)).view(-1, *columns.shape[1:])
+        return (product + self.bias[:, None, None]).permute(2, 1, 0)
+
+
+def token_linear(inputs: int, outputs: int, generator: torch.Generator) -> TokenLinear:
+    """As `linear`, for tokens."""
+    layer = TokenLinear(inputs, outputs, device="meta")
+    _materialise(layer, inputs, generator)
+    return layer
+
+
 def conv1d(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv1d:
     """A convolution padded by half its kernel, with He-uniform weights and zero biases."""
     layer = nn.Conv1d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, device="meta")

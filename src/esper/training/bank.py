@@ -52,13 +52,15 @@ class Bank:
         buffers = {name: buffer[kept.to(buffer.device)] for name, buffer in self.buffers.items()}
         return replace(self, block=self.block.without(owners), buffers=buffers)
 
-    def contributions(self, values: Tensor, rows: Tensor, features: Tensor, inputs: Tensor) -> Tensor:
-        """What the seeds at ``rows`` (int64 ``[r]``) add to ``features`` ``[r, N, ...]`` of their networks.
+    def contributions(self, values: Tensor, rows: Tensor | None, features: Tensor, inputs: Tensor) -> Tensor:
+        """What the seeds at ``rows`` (int64 ``[r]``, None: all R) add to ``features`` ``[r, N, ...]`` of their networks.
 
         ``values`` ``[r, P]`` are their parameters, ``inputs`` ``[r, N, ...]`` their networks' inputs.
         """
         parameters = self.block.shape.unflatten(values)
-        buffers = {name: buffer.index_select(0, rows) for name, buffer in self.buffers.items()}
+        buffers = {
+            name: buffer if rows is None else buffer.index_select(0, rows) for name, buffer in self.buffers.items()
+        }
         return vmap(self._call)(parameters, buffers, features, inputs)
 
     def _call(

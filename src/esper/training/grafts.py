@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -26,21 +25,17 @@ class BankCall:
     bank: Bank
     owners: NDArray[np.int64]
     """The networks they belong to, ``[r]``."""
-    rows: Tensor
-    """Their rows in the bank, int64 ``[r]``."""
-    environments: Tensor
-    """The rows of the features they work on, int64 ``[r]``: the owners, or 0 where a network runs alone."""
+    rows: Tensor | None
+    """Their rows in the bank, int64 ``[r]``; None: all of them, in order."""
     learning: Tensor | None = None
     """Bool ``[r, 1]``: whose parameters get a gradient; None: all of them."""
 
     def contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """``[r, N, ...]`` of features and inputs ``[E, N, ...]``."""
-        values = self.bank.block.values.index_select(0, self.rows)
+        """``[r, N, ...]`` of the owners' features and inputs ``[r, N, ...]``."""
+        values = self.bank.block.values if self.rows is None else self.bank.block.values.index_select(0, self.rows)
         if self.learning is not None:
             values = torch.where(self.learning, values, values.detach())
-        gathered = gather(features, self.environments)
-        seen = gather(inputs, self.environments) if self.bank.template.reads_inputs else gathered
-        return self.bank.contributions(values, self.rows, gathered, seen)
+        return self.bank.contributions(values, self.rows, features, inputs)
 
 
 @dataclass(frozen=True)
@@ -48,20 +43,26 @@ class SlotSeeds:
     """The seeds of one slot that take part in a pass, all banks together: r seeds of r different networks."""
 
     calls: Sequence[BankCall]
+    environments: Tensor
+    """The rows of the features they work on, int64 ``[r]``: the owners, or 0 where a network runs alone."""
 
     @property
     def owners(self) -> NDArray[np.int64]:
         """The networks they belong to, ``[r]``."""
         return np.concatenate([call.owners for call in self.calls])
 
-    @cached_property
-    def environments(self) -> Tensor:
-        """The rows of the features they work on, ``[r]``."""
-        return torch.cat([call.environments for call in self.calls])
-
     def contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """``[r, N, ...]``, in the order of ``environments``."""
-        return torch.cat([call.contributions(features, inputs) for call in self.calls])
+        """``[r, N, ...]`` of all networks' features and inputs ``[E, N, ...]``, in the order of ``environments``."""
+        counts = [len(call.owners) for call in self.calls]
+        # One gather for all banks: its backward pass is a scatter over all networks, which none should pay twice.
+        parts = gather(features, self.environments).split(counts)
+        reading = any(call.bank.template.reads_inputs for call in self.calls)
+        seen = gather(inputs, self.environments).split(counts) if reading else parts
+        contributions = [
+            call.contributions(part, own) for call, part, own in zip(self.calls, parts, seen, strict=True)
+        ]
+        order = _memory_order(features)
+        return _restored(torch.cat([contribution.permute(order) for contribution in contributions]), order)
 
 
 class Graft(Protocol):

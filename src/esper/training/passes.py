@@ -125,28 +125,24 @@ def _slot_seeds(
         if only is not None:
             rows = rows[owners[rows] == only]
         if len(rows):
-            calls.append(_bank_call(bank, rows, owners[rows], participation, slot, only is not None))
+            calls.append(_bank_call(bank, rows, owners[rows], participation, slot))
     if not calls:
         return None
-    seeds = SlotSeeds(calls)
-    return seeds, torch.from_numpy(participation.alpha[seeds.owners, slot]).to(population.host.values)
+    owners = np.concatenate([call.owners for call in calls])
+    environments = np.zeros_like(owners) if only is not None else owners
+    seeds = SlotSeeds(calls, torch.from_numpy(environments).to(population.plan.device))
+    return seeds, torch.from_numpy(participation.alpha[owners, slot]).to(population.host.values)
 
 
 def _bank_call(
-    bank: Bank, rows: NDArray[np.int64], owners: NDArray[np.int64], participation: Participation, slot: int, alone: bool
+    bank: Bank, rows: NDArray[np.int64], owners: NDArray[np.int64], participation: Participation, slot: int
 ) -> BankCall:
     device = bank.block.values.device
     learning = None
     if participation.learning is not None:
         learning = torch.from_numpy(participation.learning[owners, slot]).to(device).unsqueeze(1)
-    environments = np.zeros_like(owners) if alone else owners
-    return BankCall(
-        bank,
-        owners,
-        torch.from_numpy(rows).to(device),
-        torch.from_numpy(environments).to(device),
-        learning,
-    )
+    chosen = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device)
+    return BankCall(bank, owners, chosen, learning)
 
 
 def _run(

@@ -16,10 +16,12 @@ CHANNELS_LAST = frozenset({Layout.FEATURES, Layout.TOKENS})
 
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
-    """``[B, ...]`` -> ``[C, P, B]``, a view where strides allow; plain features have one position."""
+    """``[B, ...]`` -> ``[C, P, B]``, contiguous; plain features have one position."""
     if layout in CHANNELS_LAST:
-        return features.reshape(features.shape[0], -1, features.shape[-1]).permute(2, 1, 0)
-    return features.flatten(2).permute(1, 2, 0)
+        columns = features.reshape(features.shape[0], -1, features.shape[-1]).permute(2, 1, 0)
+    else:
+        columns = features.flatten(2).permute(1, 2, 0)
+    return columns.contiguous()
 
 
 def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:

@@ -1,0 +1,100 @@
+"""What each blueprint computes, by torch's own layers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from esper.growth.blueprints.registry import get
+from esper.growth.site import Layout, Site
+from growth.blueprint_cases import SITES, batch, grown
+
+TOKENS = SITES[2]
+SEQUENCE = SITES[4]
+IMAGE = SITES[6]
+
+
+@pytest.mark.parametrize("name", ["mlp", "mlp_wide"])
+def test_mlp(name: str):
+    seed = grown(get(name), TOKENS)
+    h, inputs = batch(TOKENS)
+    expected = F.linear(F.linear(h, seed.inner, seed.inner_bias).relu(), seed.outer, seed.outer_bias)
+    torch.testing.assert_close(seed(h, inputs), expected)
+
+
+def test_lowrank():
+    seed = grown(get("lowrank"), TOKENS)
+    h, inputs = batch(TOKENS)
+    assert torch.linalg.matrix_rank(seed.up @ seed.down) == TOKENS.width // 4
+    torch.testing.assert_close(seed(h, inputs), h @ (seed.up @ seed.down).T)
+
+
+@pytest.mark.parametrize(
+    "site", [site for site in SITES if site.width > 4], ids=lambda site: f"{site.layout}-{site.width}"
+)
+def test_norm_and_gate(site: Site):
+    h, inputs = batch(site)
+    channel_axis = -1 if site.layout in (Layout.FEATURES, Layout.TOKENS) else 1
+    channels_last = h.movedim(channel_axis, -1)
+
+    norm = grown(get("norm"), site)
+    expected = F.rms_norm(channels_last, (site.width,), norm.gamma, eps=1e-5) + norm.beta
+    torch.testing.assert_close(norm(h, inputs), expected.movedim(-1, channel_axis))
+
+    gate = grown(get("gate"), site)
+    mean = channels_last.flatten(1, -2).mean(1) if site.extent else h
+    hidden = F.linear(mean, gate.squeeze, gate.squeeze_bias).relu()
+    openness = 2 * torch.sigmoid(F.linear(hidden, gate.excite, gate.excite_bias)) - 1
+    expected = channels_last * openness.view(len(h), *[1] * len(site.extent), site.width)
+    torch.testing.assert_close(gate(h, inputs), expected.movedim(-1, channel_axis))
+
+
+@pytest.mark.parametrize("site", [SITES[0], TOKENS], ids=lambda site: f"{site.layout}-{site.width}")
+def test_input_skip_reads_the_input_alone(site: Site):
+    seed = grown(get("input_skip"), site)
+    h, inputs = batch(site)
+    torch.testing.assert_close(seed(h, inputs), F.linear(inputs, seed.weight, seed.bias))
+
+
+def test_token_conv():
+    seed = grown(get("token_conv"), TOKENS)
+    h, inputs = batch(TOKENS)
+    hidden = F.conv1d(h.mT, seed.kernel.permute(0, 2, 1), seed.bias, padding=1).relu()
+    torch.testing.assert_close(seed(h, inputs), F.linear(hidden.mT, seed.outer))
+
+
+def test_token_mix():
+    seed = grown(get("token_mix"), TOKENS)
+    h, inputs = batch(TOKENS)
+    hidden = F.linear(h.mT, seed.mixing, seed.bias).relu()
+    torch.testing.assert_close(seed(h, inputs), F.linear(hidden.mT, seed.outer))
+
+
+def test_attention():
+    seed = grown(get("attention"), TOKENS)
+    h, inputs = batch(TOKENS)
+    z = F.rms_norm(h, (TOKENS.width,), eps=1e-5)
+    attended = F.scaled_dot_product_attention(F.linear(z, seed.queries), F.linear(z, seed.keys), z, scale=1.0)
+    torch.testing.assert_close(seed(h, inputs), F.linear(attended, seed.values, seed.bias))
+
+
+@pytest.mark.parametrize(("site", "conv"), [(SEQUENCE, F.conv1d), (IMAGE, F.conv2d)], ids=["sequence", "image"])
+def test_convolutions(site: Site, conv):
+    h, inputs = batch(site)
+    ones = (1,) * len(site.extent)
+
+    seed = grown(get("conv1x1"), site)
+    hidden = conv(h, seed.inner.view(*seed.inner.shape, *ones), seed.inner_bias).relu()
+    torch.testing.assert_close(
+        seed(h, inputs), conv(hidden, seed.outer.view(*seed.outer.shape, *ones), seed.outer_bias)
+    )
+
+    seed = grown(get("conv3x3"), site)
+    hidden = conv(h, seed.kernel.movedim(-1, 1), seed.bias, padding=1).relu()
+    torch.testing.assert_close(
+        seed(h, inputs), conv(hidden, seed.outer.view(*seed.outer.shape, *ones), seed.outer_bias)
+    )
+
+    seed = grown(get("depthwise"), site)
+    filtered = conv(h, seed.kernel[:, None], padding=1, groups=site.width)
+    pointwise = seed.pointwise.view(*seed.pointwise.shape, *ones)
+    torch.testing.assert_close(seed(h, inputs), conv(filtered, pointwise, seed.bias))
