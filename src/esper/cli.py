@@ -41,7 +41,8 @@ COMMANDS = (
         "evaluate", "esper.experiments.evaluate:command", "Compare a run's policy with baselines on new instances."
     ),
     Command("bench population", "esper.experiments.bench_population:command", "Measure how fast populations train."),
-    Command("bench suite", "esper.experiments.bench_suite:command", "Measure how much control a suite rewards."),
+    Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
+    Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout, Site
-from growth.blueprint_cases import batch, draw, every_case, generator, grown, live_channels, newborn, padded, shape_of
+from growth.blueprint_cases import (
+    CASES,
+    batch,
+    draw,
+    every_case,
+    generator,
+    grown,
+    live_channels,
+    newborn,
+    padded,
+    shape_of,
+)
 
 # --- birth ------------------------------------------------------------------------------------------------------------
 
@@ -154,21 +166,16 @@ def assert_padded(wide: Tensor | None, narrow: Tensor | None) -> None:
 # --- batching ---------------------------------------------------------------------------------------------------------
 
 
-@every_case
-@pytest.mark.parametrize("rows", [1, 3])
-def test_vmap_over_rows_equals_a_loop(kind: type[Blueprint], site: Site, rows: int):
+def assert_equals_a_loop(call: Callable[..., Tensor], kind: type[Blueprint], site: Site, rows: int) -> None:
+    """``call(blueprint, state, features, inputs)`` on stacked arguments against one blueprint after the other."""
     seeds = [grown(kind, site, seed=row) for row in range(rows)]
     parameters, buffers = stack_module_state(seeds)
-
-    def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], features: Tensor, inputs: Tensor) -> Tensor:
-        return functional_call(seeds[0], (parameters, buffers), (features, inputs))
-
     for size in (1, 5):
         batches = [batch(site, size, seed=row) for row in range(rows)]
         features = torch.stack([features for features, _ in batches]).requires_grad_()
         inputs = torch.stack([inputs for _, inputs in batches]).requires_grad_()
         leaves = [*parameters.values(), features, inputs]
-        stacked = vmap(one)(parameters, buffers, features, inputs)
+        stacked = call(seeds[0], (parameters, buffers), features, inputs)
         output_gradient = draw(*stacked.shape, seed=5)
         gradients = torch.autograd.grad(stacked, leaves, output_gradient, allow_unused=True)
         for row, seed in enumerate(seeds):
@@ -181,6 +188,27 @@ def test_vmap_over_rows_equals_a_loop(kind: type[Blueprint], site: Site, rows: i
                 assert (ours is None) == (theirs is None)
                 if ours is not None:
                     torch.testing.assert_close(ours[row], theirs, rtol=1e-11, atol=1e-11)
+
+
+@every_case
+@pytest.mark.parametrize("rows", [1, 3])
+def test_vmap_over_rows_equals_a_loop(kind: type[Blueprint], site: Site, rows: int):
+    def mapped(blueprint: Blueprint, state: tuple[dict[str, Tensor], ...], features: Tensor, inputs: Tensor) -> Tensor:
+        def one(state: tuple[dict[str, Tensor], ...], features: Tensor, inputs: Tensor) -> Tensor:
+            return functional_call(blueprint, state, (features, inputs))
+
+        return vmap(one)(state, features, inputs)
+
+    assert_equals_a_loop(mapped, kind, site, rows)
+
+
+@pytest.mark.parametrize(("kind", "site"), [case for case in CASES if case.values[0].stacks])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_blueprint_that_stacks_equals_a_loop_without_vmap(kind: type[Blueprint], site: Site, rows: int):
+    def direct(blueprint: Blueprint, state: tuple[dict[str, Tensor], ...], features: Tensor, inputs: Tensor) -> Tensor:
+        return functional_call(blueprint, state, (features, inputs))
+
+    assert_equals_a_loop(direct, kind, site, rows)
 
 
 @every_case

@@ -97,4 +97,4 @@ def draw_legal(data: st.DataObject, masks: ActionMasks) -> Int64s:
 
 
 TestLifecycle = Lifecycle.TestCase
-TestLifecycle.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestLifecycle.settings = settings(max_examples=20, stateful_step_count=30, deadline=None, report_multiple_bugs=False)

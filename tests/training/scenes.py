@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
+from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.instance import Instance
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
-from esper.training.learning import Batch
+from esper.training.evaluation import evaluate, remember
+from esper.training.learning import Batch, train
 from esper.training.population import Actions, Network, Population, PopulationPlan
 from esper.training.reference import ReferencePopulation
+from esper.training.rows import RowBlock
 
 SUITE = get_suite("tokens")
 BATCH = 6
@@ -75,3 +79,54 @@ def seed_values(population: Population, network: int, slot: int) -> torch.Tensor
 
 def both(chosen: Sequence[Instance], shared: PopulationPlan) -> tuple[Population, ReferencePopulation]:
     return Population(shared, networks(chosen)), ReferencePopulation(shared, networks(chosen))
+
+
+def advance(population: Population, draws: Draws, actions: Actions, batches: int = 2) -> None:
+    """One decision, its training and its measurement."""
+    population.decide(actions)
+    report = train(population, [draws.batch() for _ in range(batches)])
+    remember(population, report, evaluate(population, draws.batch(VALIDATION)))
+
+
+def good_evidence(population: Population) -> Evidence:
+    """Everything a gate may ask for."""
+    shape = population.table.stage.shape
+    everywhere = np.ones(shape, np.bool_)
+    return Evidence(everywhere, everywhere, np.ones(shape, np.float32), np.zeros(shape, np.int16))
+
+
+State = dict[str, torch.Tensor]
+
+
+def state_of(population: Population, network: int) -> State:
+    """All there is of one network: parameters, optimizer state, table, evidence."""
+    state = {f"host.{name}": tensor for name, tensor in _row(population.host, network).items()}
+    for name, buffer in population.host_buffers.items():
+        state[f"buffer.{name}"] = buffer[network].clone()
+    for (slot, blueprint), bank in population.banks.items():
+        for row in (bank.block.owners == network).nonzero().flatten().tolist():
+            seed = {**_row(bank.block, row), **{name: buffer[row].clone() for name, buffer in bank.buffers.items()}}
+            state |= {f"seed.{slot}.{blueprint}.{name}": tensor for name, tensor in seed.items()}
+    for kind, record in ((SeedTable, population.table), (Evidence, population.evidence)):
+        for field in fields(kind):
+            state[f"{kind.__name__}.{field.name}"] = torch.from_numpy(getattr(record, field.name)[network].copy())
+    state["germinations"] = torch.from_numpy(population.germinations[network].copy())
+    return state
+
+
+def _row(block: RowBlock, row: int) -> State:
+    named = {"values": block.values.detach(), "steps": block.steps, "rate": block.learning_rates, **block.moments}
+    return {name: tensor[row].clone() for name, tensor in named.items()}
+
+
+def assert_same_state(actual: State, expected: State, tolerance: float = 0.0) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name],
+            tensor,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            msg=lambda message, name=name: f"{name}: {message}",
+        )

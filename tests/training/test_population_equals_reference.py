@@ -12,7 +12,7 @@ from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
-from scenes import SUITE, VALIDATION, Draws, both, instances, plan, seed_values
+from training.scenes import SUITE, VALIDATION, Draws, both, instances, plan, seed_values
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 DECISIONS, BATCHES = 10, 5

@@ -95,16 +95,16 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
     Feature("loss_change", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, 1])),
     Feature("loss_trend", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, LOOKBACK])),
     Feature("accuracy_gap", -1, 1, lambda v: v.history.training.accuracy - v.history.accuracies[:, 0]),
-    Feature("loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.training.loss)),
+    Feature(
+        "loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.training.loss)
+    ),
     Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
     Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
     Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
     Feature("rent", 0, 1, lambda v: v.rent),
     Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
-    Feature(
-        "log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.network_learning_rates / 0.01)
-    ),
+    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.network_learning_rates / 0.01)),
     Feature("log_host_gradient", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.history.training.host_gradient + TINY)),
     *(Feature(f"last_op_{op.name.lower()}", 0, 1, _is(op, lambda v: v.history.last_op)) for op in Op),
 )
@@ -150,10 +150,7 @@ def _depth(view: View) -> Floats:
 
 
 SLOT_FEATURES: tuple[Feature, ...] = (
-    *(
-        Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.population.table.stage))
-        for stage in Stage
-    ),
+    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.population.table.stage)) for stage in Stage),
     Feature("alpha", 0, 1, lambda v: v.population.table.alpha.astype(np.float64)),
     Feature("alpha_target", 0, 1, lambda v: v.population.table.alpha_target.astype(np.float64)),
     Feature("ramp_left", 0, 1, _ramp_left),

@@ -34,9 +34,7 @@ class Learned:
         """Empty memories."""
         return LearnedState(self.policy.initial_state(len(seeds)), None if self.greedy else UniformStreams(seeds))
 
-    def act(
-        self, observation: Observation, masks: ActionMasks, state: LearnedState
-    ) -> tuple[Actions, LearnedState]:
+    def act(self, observation: Observation, masks: ActionMasks, state: LearnedState) -> tuple[Actions, LearnedState]:
         """One decision per network."""
         noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(self.policy.device)
         tensors = mask_tensors(masks, self.policy.device)

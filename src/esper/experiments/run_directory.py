@@ -73,3 +73,8 @@ class RunDirectory:
     def evaluation(self) -> Path:
         """The records of `esper evaluate`, one per controller and instance."""
         return self.path / "evaluation.json"
+
+    @property
+    def behaviour(self) -> Path:
+        """What the policy did in `esper evaluate`: its habits per family and a few whole episodes."""
+        return self.path / "behaviour.json"

@@ -7,12 +7,24 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from esper.control.policy import PolicySettings
+from esper.lifecycle.actions import Curve, Op
 from esper.lifecycle.rules import Rules
 from esper.rl.rewards import get_reward_mode
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.training.population import Strategy
+
+DEFAULT_RULES = Rules(
+    cooldown=(1, 1, 1),
+    operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE),
+    tempos=(3,),
+    alpha_targets=(1.0,),
+    alpha_speeds=(0,),
+    alpha_curves=(Curve.LINEAR,),
+)
+"""The choices that matter on short episodes: ramps and curves were measured to tie, so there is nothing to learn of
+them, and a short cooldown leaves time to try again."""
 
 
 class TrainSettings(Settings):
@@ -33,7 +45,7 @@ class TrainSettings(Settings):
     """How networks are run: as one stacked program, or looped."""
     reward: str = "outcome"
     """Reward mode."""
-    rules: Rules = Rules(cooldown=(1, 1, 1))
+    rules: Rules = DEFAULT_RULES
     """What may happen to seeds."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes."""
@@ -41,6 +53,8 @@ class TrainSettings(Settings):
     """How the policy learns."""
     probe_every: int = Field(default=20, ge=1)
     """Iterations between measurements of the greedy policy on fixed instances."""
+    probe_instances: int = Field(default=56, ge=1)
+    """Fixed training instances on which the greedy policy and the baselines' level are measured during training."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Iterations between checkpoints."""
     keep_checkpoints: int = Field(default=3, ge=1)

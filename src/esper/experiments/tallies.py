@@ -45,6 +45,8 @@ class Tally:
         """J of each committed network on validation data, ``[E]``."""
         self.added: NDArray[np.float64] = np.zeros(len(instances))
         """Committed seeds' parameters over the host's, ``[E]``."""
+        self.kept: NDArray[np.bool_] = np.zeros((len(instances), len(suite.sites)), np.bool_)
+        """Which slots ended with a committed seed, ``[E, S]``."""
 
     def add(self, actions: NDArray[np.int64], result: StepResult) -> None:
         """One step of all episodes."""
@@ -70,9 +72,9 @@ class Tally:
     def finish(self, episodes: Episodes) -> None:
         """Take down how the episodes ended."""
         population = episodes.population
-        fossils = population.table.stage == Stage.FOSSILIZED
+        self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
-        self.added = population.parameters_in(fossils) / population.host_parameters
+        self.added = population.parameters_in(self.kept) / population.host_parameters
 
     @property
     def actions(self) -> NDArray[np.int64]:

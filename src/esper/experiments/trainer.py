@@ -36,8 +36,6 @@ from esper.telemetry.events import (
 from esper.telemetry.store import RunStore
 
 _PROBE_STREAM = 3
-PROBE_INSTANCES = 56
-"""Fixed training instances on which the baselines' level and the greedy policy are measured during training."""
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
 
@@ -56,6 +54,8 @@ class Iteration:
     """Mean validation accuracy at the end of the episodes."""
     added: float
     """Mean of the committed parameters over the host's."""
+    kept: dict[str, float]
+    """Share of the episodes that ended with a committed seed, per slot's site."""
     operations: dict[str, float]
     """Share of decisions per operation."""
     probe_score: float | None
@@ -79,7 +79,7 @@ class Trainer:
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         rng = np.random.default_rng((settings.seed, _PROBE_STREAM))
-        self._probes = get_suite(settings.suite).sample(PROBE_INSTANCES, "train", rng)
+        self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
     def started(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: LocalWorkers) -> Self:
@@ -156,15 +156,14 @@ class Trainer:
 
     def _probe(self) -> float:
         controller = Learned(self.policy, greedy=True)
-        return mean_score(
-            play(self._workers, [controller], self.settings.suite, self.settings.rules, self._probes)[0]
-        )
+        return mean_score(play(self._workers, [controller], self.settings.suite, self.settings.rules, self._probes)[0])
 
     def _record(self, result: Iteration, first: Tally) -> None:
         scalars = {
             "objective": result.objective,
             "accuracy": result.accuracy,
             "added": result.added,
+            **{f"kept/{site}": share for site, share in result.kept.items()},
             "environment_steps": result.environment_steps,
             "seconds": result.seconds,
             **{f"objective/{family}": value for family, value in result.objective_by_family.items()},
@@ -201,6 +200,7 @@ def _summary(
     objective = np.concatenate([tally.objective for tally in tallies])
     families = np.array([instance.family for tally in tallies for instance in tally.instances])
     shares = [tally.operation_shares() for tally in tallies]
+    kept = np.concatenate([tally.kept for tally in tallies]).mean(0)
     return Iteration(
         trainer.done,
         trainer.settings.iterations,
@@ -208,6 +208,7 @@ def _summary(
         {family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))},
         float(np.mean([tally.accuracies[-1].mean() for tally in tallies])),
         float(np.concatenate([tally.added for tally in tallies]).mean()),
+        dict(zip(get_suite(trainer.settings.suite).sites, kept.tolist(), strict=True)),
         {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe,
         update,

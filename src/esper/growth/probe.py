@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ def probe_sites(host: nn.Module, names: Sequence[str], example_input: Tensor) ->
 
 
 def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-    known = dict(host.named_modules(remove_duplicate=False))
+    known = dict(cast(Iterator[tuple[str, nn.Module]], host.named_modules(remove_duplicate=False)))
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if name in resolved:

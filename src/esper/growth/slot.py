@@ -21,7 +21,7 @@ class Occupant(Protocol):
 class InputTap(nn.Module):
     """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
 
-    The input is held from one host forward to the next; `clear` lets go of it.
+    The input is held from one host forward to the next; `clear` lets go of it, and copies do not carry it.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,10 @@ class InputTap(nn.Module):
 
     def clear(self) -> None:
         self._inputs = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
+        return {**self.__dict__, "_inputs": None}
 
 
 class Slot(nn.Module):

@@ -129,12 +129,16 @@ class Episodes:
     def step(self, actions: Actions) -> StepResult:
         """One decision per network, int64 ``[E, 8]``, then its minibatches, then its measurement.
 
+        Episodes that have ended may be carried along by the others until they are restarted; nothing that happens to
+        them counts.
+
         Raises:
             IllegalActionError: an action is not legal; nothing has changed then.
         """
         decision = self.population.decide(actions)
         self._drift()
-        batches = self._stream.take(self.step_index * self.suite.batches_per_step, self.suite.batches_per_step)
+        first = self.step_index % self.suite.steps * self.suite.batches_per_step
+        batches = self._stream.take(first, self.suite.batches_per_step)
         training = train(self.population, batches)
         evaluation = evaluate(self.population, self._validation)
         remember(self.population, training, evaluation)

@@ -24,9 +24,7 @@ class Bank:
     """The seeds' buffers by name, each ``[R, *shape]``."""
 
     @classmethod
-    def empty(
-        cls, template: Blueprint, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
-    ) -> Bank:
+    def empty(cls, template: Blueprint, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Bank:
         """A bank without seeds; ``template`` is built at the widest site."""
         template = template.to(device=device, dtype=dtype)
         block = RowBlock.empty(RowShape.of(template), moment_names, dtype, device)
@@ -53,7 +51,7 @@ class Bank:
         return replace(self, block=self.block.without(owners), buffers=buffers)
 
     def contributions(self, values: Tensor, rows: Tensor | None, features: Tensor, inputs: Tensor) -> Tensor:
-        """What the seeds at ``rows`` (int64 ``[r]``, None: all R) add to ``features`` ``[r, N, ...]`` of their networks.
+        """What the seeds at ``rows`` (int64 ``[r]``, None: all R) add to their networks' ``features`` ``[r, N, ...]``.
 
         ``values`` ``[r, P]`` are their parameters, ``inputs`` ``[r, N, ...]`` their networks' inputs.
         """
@@ -61,7 +59,8 @@ class Bank:
         buffers = {
             name: buffer if rows is None else buffer.index_select(0, rows) for name, buffer in self.buffers.items()
         }
-        return vmap(self._call)(parameters, buffers, features, inputs)
+        call = self._call if self.template.stacks else vmap(self._call)
+        return call(parameters, buffers, features, inputs)
 
     def _call(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], features: Tensor, inputs: Tensor

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.lifecycle.table import Evidence
 from esper.training.learning import Batch, TrainingReport, as_array, network_accuracies, network_losses
 from esper.training.passes import committed, forward, forward_variants, toggling
 from esper.training.population import Population

@@ -58,9 +58,7 @@ class SlotSeeds:
         parts = gather(features, self.environments).split(counts)
         reading = any(call.bank.template.reads_inputs for call in self.calls)
         seen = gather(inputs, self.environments).split(counts) if reading else parts
-        contributions = [
-            call.contributions(part, own) for call, part, own in zip(self.calls, parts, seen, strict=True)
-        ]
+        contributions = [call.contributions(part, own) for call, part, own in zip(self.calls, parts, seen, strict=True)]
         order = _memory_order(features)
         return _restored(torch.cat([contribution.permute(order) for contribution in contributions]), order)
 

@@ -18,7 +18,6 @@ from esper.training.passes import as_is, forward, shadow
 from esper.training.population import Population
 from esper.training.rows import RowBlock
 
-
 Floats = NDArray[np.float64]
 
 
@@ -89,9 +88,9 @@ def _train_once(population: Population, batch: Batch) -> tuple[Tensor, Tensor, l
     isolated = shadow(population)
     if isolated is not None:
         frozen = population.host.values.detach()
-        objective = objective + network_losses(
-            forward(population, isolated, batch.inputs, host=frozen), batch.labels
-        ).sum()
+        objective = (
+            objective + network_losses(forward(population, isolated, batch.inputs, host=frozen), batch.labels).sum()
+        )
     blocks = population.blocks
     gradients = torch.autograd.grad(
         objective, [block.values for block in blocks], materialize_grads=True, allow_unused=True

@@ -59,8 +59,9 @@ class ReferencePopulation:
         changes = result.transitions
         for index in range(len(changes)):
             where = (int(changes.env[index]), int(changes.slot[index]))
+            blueprint = int(changes.blueprint[index])
             if changes.after[index] == Stage.GERMINATED:
-                self._germinate(*where, self.plan.blueprints[changes.blueprint[index]])
+                self._germinate(*where, self.plan.blueprints[blueprint])
             elif changes.after[index] == Stage.PRUNED:
                 self._prune(*where)
 

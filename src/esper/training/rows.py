@@ -84,9 +84,7 @@ class RowBlock:
     """Network index of each row, int64 ``[R]``; on the CPU, like every index that decides what is computed."""
 
     @classmethod
-    def empty(
-        cls, shape: RowShape, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
-    ) -> RowBlock:
+    def empty(cls, shape: RowShape, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> RowBlock:
         """A block without rows."""
         flat = torch.zeros(0, shape.size, dtype=dtype, device=device)
         per_row = flat.new_zeros(0)

@@ -22,29 +22,43 @@ def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> NDArr
 class TrainingStream:
     """Minibatches ``[E, B, ...]`` for E networks, one after the other.
 
-    Networks may have different numbers of examples, up to ``capacity``; each passes through its own set in its own shuffled epochs.
+    Networks may have different numbers of examples; each passes through its own set in its own shuffled epochs. Room is
+    kept for ``capacity`` examples per network, and more when it is needed.
     """
 
     def __init__(
-        self, data: Sequence[Data], orders: Sequence[NDArray[np.int64]], batch_size: int, capacity: int, device: torch.device
+        self,
+        data: Sequence[Data],
+        orders: Sequence[NDArray[np.int64]],
+        batch_size: int,
+        capacity: int,
+        device: torch.device,
     ) -> None:
         longest = capacity
-        self._inputs = torch.stack([_filled(part.inputs, longest) for part in data]).to(device)
-        self._labels = torch.stack([_filled(part.labels, longest) for part in data]).to(device)
+        self._inputs: Tensor = torch.stack([_filled(part.inputs, longest) for part in data]).to(device)
+        self._labels: Tensor = torch.stack([_filled(part.labels, longest) for part in data]).to(device)
         offsets = np.arange(len(data))[:, None] * longest
         self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
         self._batch_size = batch_size
 
     def replace(self, network: int, data: Data, order: NDArray[np.int64] | None = None) -> None:
-        """From now on ``network`` draws from other data, of at most ``capacity`` examples.
-
-        In the same order as before, or in a new one of the same length.
-        """
+        """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
+        self._make_room(len(data))
         longest = self._inputs.shape[1]
         self._inputs[network] = _filled(data.inputs, longest).to(self._inputs)
         self._labels[network] = _filled(data.labels, longest).to(self._labels)
         if order is not None:
             self._order[network] = torch.from_numpy(order + network * longest).to(self._order)
+
+    def _make_room(self, examples: int) -> None:
+        """Let every network have that many examples."""
+        networks, longest = self._labels.shape
+        extra = examples - longest
+        if extra <= 0:
+            return
+        self._inputs = torch.cat([self._inputs, self._inputs.new_zeros(networks, extra, *self._inputs.shape[2:])], 1)
+        self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
+        self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
 
     def take(self, first: NDArray[np.int64], count: int) -> Iterator[Batch]:
         """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""

@@ -68,6 +68,9 @@ class ActionHeads(nn.Module):
             }
         )
 
+        with torch.no_grad():
+            self.outputs[Head.OP.name].bias.copy_(torch.tensor(settings.op_prior))
+
     def output_parameters(self, head: Head) -> list[nn.Parameter]:
         """The parameters that belong to this head alone."""
         return list(self.outputs[head.name].parameters())

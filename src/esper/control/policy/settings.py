@@ -27,6 +27,10 @@ class PolicySettings(Settings):
     head_gain: float = Field(default=0.01, gt=0, le=1)
     """Gain of the last layer of each action head: small, so that the first policy is nearly uniform."""
 
+    op_prior: tuple[float, float, float, float, float, float] = (1.5, 0.0, 0.0, 0.0, 1.0, -2.0)
+    """First logits of wait, germinate, advance, set_alpha, fossilize and prune: the untrained policy gives what it
+    germinates time to show its worth, where a uniform one would prune nearly everything at once."""
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.width % self.attention_heads:

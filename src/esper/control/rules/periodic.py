@@ -59,5 +59,3 @@ class Periodic:
         decisions.germinate(plantings[:, 0], plantings[:, 1], due)
         planted = before & ~decisions.open
         return decisions.actions, state + planted
-
-

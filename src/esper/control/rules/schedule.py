@@ -31,7 +31,9 @@ class Schedule:
     ``keep_after``: decisions a seed is held before it is fossilized.
     """
 
-    def __init__(self, plantings: Sequence[Planting], horizon: int, name: str = "schedule", keep_after: int = 1) -> None:
+    def __init__(
+        self, plantings: Sequence[Planting], horizon: int, name: str = "schedule", keep_after: int = 1
+    ) -> None:
         self.name = name
         self.plantings = tuple(plantings)
         self._horizon = horizon

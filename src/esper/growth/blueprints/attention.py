@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, linear, to_columns
 from esper.growth.blueprints.normalise import normalise
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
@@ -28,6 +28,7 @@ class Attention(Blueprint):
     name: ClassVar[str] = "attention"
     family: ClassVar[Family] = Family.ATTENTION
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    stacks: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -40,13 +41,17 @@ class Attention(Blueprint):
         self.register_buffer("live", torch.ones(width, device=generator.device))
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        tokens = normalise(to_columns(features, self.layout), self.live)  # [C, T, B]
-        queries, keys = linear(self.queries, tokens), linear(self.keys, tokens)  # [KEY, T, B]
-        # Products and a softmax along the first axis keep the batch last, where a bmm per example is slow: see columns.
-        scores = (queries[:, None] * keys[:, :, None]).sum(0)  # [S, T, B], S the tokens looked at
-        weights = scores.softmax(0)
-        attended = torch.matmul(weights.permute(2, 1, 0), tokens.permute(2, 1, 0))  # [B, T, C]
-        return from_columns(linear(self.values, attended.permute(2, 1, 0), self.bias), features, self.layout)
+        columns = normalise(to_columns(features, self.layout), self.live)
+        tokens, queries, keys = (
+            by_position(each, self.positions)  # [..., C or KEY, T, B]
+            for each in (columns, linear(self.queries, columns), linear(self.keys, columns))
+        )
+        # Products and a softmax along leading axes keep the batch last, where a product per example is slow.
+        scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], S the tokens looked at
+        weights = scores.softmax(-3)
+        attended = torch.matmul(weights.transpose(-3, -1), tokens.transpose(-3, -1))  # [..., B, T, C]
+        attended = attended.transpose(-3, -1).flatten(-2)
+        return from_columns(linear(self.values, attended, self.bias), features, self.layout)
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:

@@ -1,7 +1,10 @@
-"""Features as *columns* ``[C, P, B]``: channels first, then positions, the batch last.
+"""Features as *columns* ``[..., C, P * B]``: channels first, then positions, the batch last.
 
 Seeds are narrow. With the batch last, a linear map is one matrix product with a long contiguous axis, and element-wise
-work runs along the batch: on a CPU, under vmap, this is up to twice as fast as working on ``[B, T, C]``.
+work runs along the batch: on a CPU this is up to twice as fast as working on ``[B, T, C]``.
+
+Everything here works on the last axes and leaves those before alone, so a blueprint written with it computes one seed
+from ``[B, ...]`` features, and R seeds with stacked parameters ``[R, *shape]`` from ``[R, B, ...]``.
 """
 
 from __future__ import annotations
@@ -16,22 +19,42 @@ CHANNELS_LAST = frozenset({Layout.FEATURES, Layout.TOKENS})
 
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
-    """``[B, ...]`` -> ``[C, P, B]``, contiguous; plain features have one position."""
-    if layout in CHANNELS_LAST:
-        columns = features.reshape(features.shape[0], -1, features.shape[-1]).permute(2, 1, 0)
-    else:
-        columns = features.flatten(2).permute(1, 2, 0)
+    """``[..., B, *example]`` -> ``[..., C, P * B]``, contiguous; plain features have one position."""
+    match layout:
+        case Layout.FEATURES:
+            columns = features.mT
+        case Layout.TOKENS:
+            columns = features.transpose(-3, -1).flatten(-2)
+        case Layout.SEQUENCE:
+            columns = features.movedim(-3, -1).flatten(-2)
+        case Layout.IMAGE:
+            columns = features.movedim(-4, -1).flatten(-3)
     return columns.contiguous()
 
 
 def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
-    """``[C, P, B]`` -> the shape of ``features``."""
-    order = (2, 1, 0) if layout in CHANNELS_LAST else (2, 0, 1)
-    return columns.permute(order).reshape(features.shape)
+    """``[..., C, P * B]`` -> the shape of ``features``."""
+    match layout:
+        case Layout.FEATURES:
+            return columns.mT
+        case Layout.TOKENS:
+            return columns.unflatten(-1, (features.shape[-2], -1)).transpose(-3, -1)
+        case Layout.SEQUENCE:
+            return columns.unflatten(-1, (features.shape[-1], -1)).movedim(-1, -3)
+        case Layout.IMAGE:
+            return columns.unflatten(-1, (*features.shape[-2:], -1)).movedim(-1, -4)
+
+
+def by_position(columns: Tensor, positions: int) -> Tensor:
+    """``[..., C, P * B]`` -> ``[..., C, P, B]``."""
+    return columns.unflatten(-1, (positions, -1))
 
 
 def linear(weight: Tensor, columns: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``weight [O, C]`` applied at every position: ``[C, P, B]`` -> ``[O, P, B]``, plus ``bias [O]``."""
-    # Not addmm: vmap decomposes it into more operations than these two.
-    product = torch.mm(weight, columns.flatten(1)).view(-1, *columns.shape[1:])
-    return product if bias is None else product + bias[:, None, None]
+    """``weight [..., O, C]`` applied to each column: ``[..., C, N]`` -> ``[..., O, N]``, plus ``bias [..., O]``."""
+    # Not matmul, which serves both ranks but doubles the overhead of small products, most of all in the backward pass.
+    stacked = weight.dim() == 3
+    if bias is None:
+        return torch.bmm(weight, columns) if stacked else torch.mm(weight, columns)
+    column = bias.unsqueeze(-1)
+    return torch.baddbmm(column, weight, columns) if stacked else torch.addmm(column, weight, columns)

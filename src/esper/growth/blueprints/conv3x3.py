@@ -41,7 +41,7 @@ class Conv3x3(Blueprint):
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
             return F.conv2d(hidden, self.outer[:, :, None, None], self.outer_bias)
-        around = neighbours(to_columns(features, self.layout))
+        around = neighbours(to_columns(features, self.layout), self.positions)
         hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
 

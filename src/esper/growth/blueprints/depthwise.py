@@ -38,8 +38,8 @@ class Depthwise(Blueprint):
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
             return F.conv2d(filtered, self.pointwise[:, :, None, None], self.bias)
-        before, here, after = shifted(to_columns(features, self.layout))
-        left, centre, right = self.kernel[:, :, None, None].unbind(1)
+        before, here, after = shifted(to_columns(features, self.layout), self.positions)
+        left, centre, right = self.kernel.unsqueeze(-1).unbind(1)
         filtered = left * before + centre * here + right * after
         return from_columns(linear(self.pointwise, filtered, self.bias), features, self.layout)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, linear, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 
@@ -26,6 +26,7 @@ class Gate(Blueprint):
     name: ClassVar[str] = "gate"
     family: ClassVar[Family] = Family.GATE
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -35,11 +36,11 @@ class Gate(Blueprint):
         self.excite_bias = initial.zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        columns = to_columns(features, self.layout)
-        hidden = linear(self.squeeze, columns.mean(1, keepdim=True), self.squeeze_bias).relu()
+        columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, P, B]
+        hidden = linear(self.squeeze, columns.mean(-2), self.squeeze_bias).relu()
         # 2 sigmoid(x) - 1 = tanh(x / 2)
-        gate = torch.tanh(0.5 * linear(self.excite, hidden, self.excite_bias))  # [C, 1, B]
-        return from_columns(columns * gate, features, self.layout)
+        gate = torch.tanh(0.5 * linear(self.excite, hidden, self.excite_bias))  # [..., C, B]
+        return from_columns((columns * gate.unsqueeze(-2)).flatten(-2), features, self.layout)
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:

@@ -24,6 +24,7 @@ class InputSkip(Blueprint):
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
     reads_inputs: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

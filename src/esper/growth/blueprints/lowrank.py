@@ -20,6 +20,7 @@ class LowRank(Blueprint):
     name: ClassVar[str] = "lowrank"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

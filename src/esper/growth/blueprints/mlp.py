@@ -20,6 +20,7 @@ class Mlp(Blueprint):
     name: ClassVar[str] = "mlp"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    stacks: ClassVar[bool] = True
     expansion: ClassVar[int] = 2
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

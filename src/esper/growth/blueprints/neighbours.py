@@ -12,16 +12,17 @@ TAPS = 3
 """Kernel size along each axis: a position and its two neighbours."""
 
 
-def shifted(columns: Tensor) -> list[Tensor]:
-    """``[C, P, B]`` -> for each tap ``[C, P, B]``: what lies one before, at, and one after each position, or zero."""
-    positions = columns.shape[1]
-    padded = F.pad(columns, (0, 0, TAPS // 2, TAPS // 2))
-    return [padded[:, tap : tap + positions] for tap in range(TAPS)]
+def shifted(columns: Tensor, positions: int) -> list[Tensor]:
+    """Columns ``[..., C, P * B]`` one position before, at, and one after each position; zeros beyond the ends."""
+    count = columns.shape[-1]
+    step = count // positions
+    padded = F.pad(columns, (TAPS // 2 * step, TAPS // 2 * step))
+    return [padded.narrow(-1, tap * step, count) for tap in range(TAPS)]
 
 
-def neighbours(columns: Tensor) -> Tensor:
-    """``[C, P, B]`` -> ``[TAPS * C, P, B]``, tap by tap."""
-    return torch.cat(shifted(columns))
+def neighbours(columns: Tensor, positions: int) -> Tensor:
+    """``[..., C, P * B]`` -> ``[..., TAPS * C, P * B]``, tap by tap."""
+    return torch.cat(shifted(columns, positions), dim=-2)
 
 
 def has_neighbours(site: Site) -> bool:

@@ -21,6 +21,7 @@ class Norm(Blueprint):
     name: ClassVar[str] = "norm"
     family: ClassVar[Family] = Family.NORM
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    stacks: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -31,7 +32,8 @@ class Norm(Blueprint):
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         columns = to_columns(features, self.layout)
-        scaled = self.gamma[:, None, None] * normalise(columns, self.live) + self.beta[:, None, None]
+        gamma, beta = self.gamma.unsqueeze(-1), self.beta.unsqueeze(-1)
+        scaled = torch.addcmul(beta, gamma, normalise(columns, self.live))
         return from_columns(scaled, features, self.layout)
 
     @classmethod

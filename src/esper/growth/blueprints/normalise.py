@@ -9,10 +9,11 @@ EPSILON = 1e-5
 
 
 def normalise(columns: Tensor, live: Tensor) -> Tensor:
-    """``[C, P, B]`` scaled to a root mean square of one over channels (Zhang & Sennrich 2019).
+    """Columns ``[..., C, N]`` scaled to a root mean square of one over channels (Zhang & Sennrich 2019).
 
-    ``live [C]`` is one for real channels and zero for padded ones; padded channels must be zero, so they add nothing
-    to the sum and only the count needs to know them. The mean is kept: taking it away would leave nothing of a single
-    channel, and little of two.
+    ``live [..., C]`` is one for real channels and zero for padded ones; padded channels must be zero, so they add
+    nothing to the sum and only the count needs to know them. The mean is kept: taking it away would leave nothing of a
+    single channel, and little of two.
     """
-    return columns * (columns.square().sum(0) / live.sum() + EPSILON).rsqrt()
+    count = live.sum(-1)[..., None, None]
+    return columns * (columns.square().sum(-2, keepdim=True) / count + EPSILON).rsqrt()

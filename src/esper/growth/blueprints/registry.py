@@ -45,7 +45,8 @@ class Blueprint(nn.Module, ABC):
     - *padding*: with parameters and buffers padded by zeros at the end of each axis to the shapes of a wider site, and
       features padded by zero channels, the first channels come out as from the narrow module, and the padded entries
       get gradients of exactly zero as long as only those channels are read;
-    - *batching*: works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size;
+    - *batching*: works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
+      and, if it says that it `stacks`, without the vmap as well;
     - *explicit randomness*: parameters live on the generator's device and are drawn from it alone;
     - it is stateless: no running statistics, no dropout.
 
@@ -63,11 +64,16 @@ class Blueprint(nn.Module, ABC):
     reads_inputs: ClassVar[bool] = False
     """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
 
+    stacks: ClassVar[bool] = False
+    """Whether ``forward`` also computes R seeds at once: parameters and buffers ``[R, *shape]``, features and inputs
+    ``[R, B, ...]``. It then works on the last axes only, and spares a population the cost of a vmap."""
+
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()
         if not self.serves(site):
             raise SlotError(f"blueprint {self.name!r} does not serve {site}; use one of `for_site(site)`")
         self.layout = site.layout
+        self.positions = site.positions
 
     @abstractmethod
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:

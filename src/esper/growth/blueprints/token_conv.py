@@ -21,6 +21,7 @@ class TokenConv(Blueprint):
     name: ClassVar[str] = "token_conv"
     family: ClassVar[Family] = Family.TOKEN_NEAR
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -30,8 +31,8 @@ class TokenConv(Blueprint):
         self.outer = initial.zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        around = neighbours(to_columns(features, self.layout))
-        hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
+        around = neighbours(to_columns(features, self.layout), self.positions)
+        hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
 
     @classmethod

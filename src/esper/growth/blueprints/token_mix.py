@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, linear, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 
@@ -23,6 +23,7 @@ class TokenMix(Blueprint):
     name: ClassVar[str] = "token_mix"
     family: ClassVar[Family] = Family.TOKEN_FAR
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    stacks: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -34,11 +35,12 @@ class TokenMix(Blueprint):
         self.register_buffer("live", torch.ones(width, device=generator.device))
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        tokens = to_columns(features, self.layout).transpose(0, 1)  # [T, C, B]
-        # Without `live` the bias, which runs along tokens, would wake the padded channels.
-        bias = torch.outer(self.bias, self.live)[:, :, None]
-        mixed = (linear(self.mixing, tokens) + bias).relu().transpose(0, 1)
-        return from_columns(linear(self.outer, mixed), features, self.layout)
+        columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
+        tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
+        mixed = linear(self.mixing, tokens, self.bias).relu()
+        columns = mixed.unflatten(-1, (-1, columns.shape[-1])).transpose(-3, -2).flatten(-2)
+        # Without `live`, what the bias, which runs along tokens, does to padded channels would reach their weights.
+        return from_columns(linear(self.outer * self.live.unsqueeze(-2), columns), features, self.layout)
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:

@@ -1,0 +1,162 @@
+"""What a controller did in an evaluation: how it treats each family, and a few whole episodes to look at."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from esper.errors import RunError
+from esper.experiments.play import Played, Record
+from esper.experiments.tallies import StageChange, Tally
+from esper.files import write_atomically
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.stages import Stage
+from esper.tasks.suite import Split, Suite
+
+_GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How often a blueprint was used in a slot, per episode."""
+
+    slot: int
+    blueprint: str
+    germinated: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the controller did on one family."""
+
+    family: str
+    split: Split
+    episodes: int
+    operations: dict[str, float]
+    """Share of decisions per operation."""
+    plants: tuple[Plant, ...]
+    """Those that occurred."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One network's life: its validation accuracy after each decision and its slots' changes of stage."""
+
+    instance: str
+    family: str
+    variant: str
+    split: Split
+    score: float
+    growth: float
+    """Committed parameters over the host's."""
+    drift_step: int | None
+    accuracy: tuple[float, ...]
+    changes: tuple[StageChange, ...]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the policy of a run did in its evaluation."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    iteration: int
+    """Training iterations that the policy had behind it."""
+    sites: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    usage: tuple[Usage, ...]
+    episodes: tuple[Episode, ...]
+    """The first of each family."""
+
+
+def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played]]) -> Behaviour:
+    """Sum up what was played on the instances of each split."""
+    usage: list[Usage] = []
+    episodes: list[Episode] = []
+    for split, one in played:
+        families = sorted({record.family for record in one.records})
+        usage += [_usage(family, split, one.tallies) for family in families]
+        episodes += [_first(family, split, one) for family in families]
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes))
+
+
+def write_behaviour(path: Path, found: Behaviour) -> None:
+    """Write it as JSON; RunError if that fails."""
+    write_atomically(path, json.dumps(asdict(found), indent=1))
+
+
+def read_behaviour(path: Path) -> Behaviour:
+    """What :func:`write_behaviour` wrote.
+
+    Raises:
+        RunError: the file is missing, or holds something else.
+    """
+    try:
+        return _FILE.validate_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"cannot read {path} ({error.strerror}): make it with `esper evaluate {path.parent}`") from error
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise RunError(f"{path} is damaged ({problem}): make it anew with `esper evaluate {path.parent}`") from error
+
+
+_FILE = TypeAdapter(Behaviour)
+
+
+def _usage(family: str, split: Split, tallies: Sequence[Tally]) -> Usage:
+    operations = np.zeros(len(Op))
+    germinated: Counter[tuple[int, str]] = Counter()
+    kept: Counter[tuple[int, str]] = Counter()
+    episodes = 0
+    for tally in tallies:
+        rows = {row for row, instance in enumerate(tally.instances) if instance.family == family}
+        episodes += len(rows)
+        chosen = tally.actions[:, sorted(rows), Head.OP]
+        operations += np.bincount(chosen.ravel(), minlength=len(Op))
+        for change in tally.changes:
+            if change.environment in rows and change.blueprint is not None:
+                place = (change.slot, change.blueprint)
+                germinated[place] += change.after == _GERMINATED
+                kept[place] += change.after == _KEPT
+    shares = operations / operations.sum()
+    return Usage(
+        family,
+        split,
+        episodes,
+        {op.name.lower(): float(shares[op]) for op in Op},
+        tuple(Plant(*place, germinated[place] / episodes, kept[place] / episodes) for place in sorted(germinated)),
+    )
+
+
+def _first(family: str, split: Split, played: Played) -> Episode:
+    """The first episode of a family, of which there is one."""
+    records = iter(played.records)
+    for tally in played.tallies:
+        for row, instance in enumerate(tally.instances):
+            record = next(records)
+            if instance.family == family:
+                return _episode(row, split, tally, record)
+    raise ValueError(f"no episode of family {family} was played")
+
+
+def _episode(row: int, split: Split, tally: Tally, record: Record) -> Episode:
+    instance = tally.instances[row]
+    return Episode(
+        instance.name,
+        instance.family,
+        instance.variant,
+        split,
+        record.score,
+        record.added_parameters / record.host_parameters,
+        instance.drift_step,
+        tuple(tally.accuracies[:, row].tolist()),
+        tuple(change for change in tally.changes if change.environment == row),
+    )

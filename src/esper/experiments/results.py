@@ -1,0 +1,60 @@
+"""What an evaluation measured, and its file in the run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from esper.errors import RunError
+from esper.experiments.play import Record
+from esper.files import write_atomically
+from esper.tasks.suite import Split
+
+
+@dataclass(frozen=True)
+class Result(Record):
+    """One controller's result on one instance of a split; all scores are on test data."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    split: Split
+
+    @property
+    def growth(self) -> float:
+        """Added parameters over the host's."""
+        return self.added_parameters / self.host_parameters
+
+
+def of_split(results: Sequence[Result], split: Split) -> list[Result]:
+    """Those of one split, in order."""
+    return [result for result in results if result.split == split]
+
+
+def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Write them as a JSON list of records; RunError if that fails."""
+    write_atomically(path, json.dumps([asdict(result) for result in results], indent=1))
+
+
+def read_results(path: Path) -> list[Result]:
+    """The results that :func:`write_results` wrote.
+
+    Raises:
+        RunError: the file is missing, or holds something else.
+    """
+    try:
+        return _RESULTS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"cannot read {path} ({error.strerror}): make it with `esper evaluate {path.parent}`") from error
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise RunError(
+            f"{path} does not hold results ({problem}): make it anew with `esper evaluate {path.parent}`"
+        ) from error
+
+
+_RESULTS = TypeAdapter(list[Result])

@@ -1,0 +1,167 @@
+"""What both faces of the environment stand on: episodes that draw their own instances and accept any integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError, field_validator
+
+from esper.errors import ConfigError
+from esper.lifecycle.actions import Op
+from esper.lifecycle.legality import canonicalise
+from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.rules import Rules
+from esper.mistakes import first_mistake
+from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
+from esper.rl.rewards import get_reward_mode
+from esper.settings import Settings
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Split
+from esper.training.population import Strategy
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one step of E networks led to, all ``[E, ...]``."""
+
+    reward: NDArray[np.float64]
+    finished: Bools
+    action: NDArray[np.int64]
+    """The actions that took effect, ``[E, 8]``."""
+    canonicalised: Bools
+    """Whose action was not what they asked for."""
+
+
+class GrowthSettings(Settings):
+    """The keyword arguments of ``esper/Growth-v0``."""
+
+    suite: str = "tokens"
+    """Which learning problems."""
+    split: Split = "train"
+    """Which of the suite's instances: train, heldout or transfer."""
+    rules: Rules = Rules()
+    """What may happen to seeds; a mapping of its fields does too."""
+    reward: str = "outcome"
+    """Name of a reward mode."""
+    strategy: Strategy = "stacked"
+    """How networks are run, stacked or looped; the results are the same."""
+    device: str = "cpu"
+    """Where the networks live, as torch names it."""
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, name: str) -> str:
+        try:
+            return str(torch.device(name))
+        except RuntimeError as error:
+            raise ValueError(f"torch knows no device '{name}'") from error
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> GrowthSettings:
+        """The settings given by keyword; raises ConfigError that names the first mistake."""
+        try:
+            return cls.model_validate(dict(arguments))
+        except ValidationError as error:
+            raise ConfigError(first_mistake(error, cls).sentence) from error
+
+
+class Growth:
+    """E episodes on instances of a suite's split.
+
+    Raises:
+        TaskError: an unknown suite.
+        ConfigError: an unknown reward mode, or E below 1.
+    """
+
+    def __init__(self, size: int, settings: GrowthSettings) -> None:
+        if size < 1:
+            raise ConfigError(f"num_envs is {size}, but must be at least 1")
+        self.size = size
+        self.suite = get_suite(settings.suite)
+        self._settings = settings
+        self._reward_mode = get_reward_mode(settings.reward)
+        self._episodes: Episodes | None = None
+        self._masks: ActionMasks | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are episodes at all."""
+        return self._episodes is not None
+
+    @property
+    def ended(self) -> Bools:
+        """``[E]``: which episodes have come to their end."""
+        return self._running.finished
+
+    @property
+    def instances(self) -> list[str]:
+        """The name of each network's instance."""
+        return [instance.name for instance in self._running.instances]
+
+    def begin(self, rows: Bools, generators: Sequence[np.random.Generator]) -> None:
+        """Begin new episodes in ``rows``, bool ``[E]``; each draws its instance from its own generator."""
+        chosen = rows.nonzero()[0]
+        settings = self._settings
+        instances = [self.suite.sample(1, settings.split, generators[row])[0] for row in chosen.tolist()]
+        if self._episodes is None:
+            self._episodes = Episodes(
+                self.suite,
+                instances,
+                settings.rules,
+                self._reward_mode,
+                strategy=settings.strategy,
+                device=torch.device(settings.device),
+            )
+        else:
+            self._episodes.restart(chosen, instances)
+        self._masks = self._episodes.legal_actions()
+
+    def step(self, actions: Array) -> Stepped:
+        """One decision per network from any integers ``[E, 8]``: what is illegal becomes WAIT.
+
+        Raises:
+            IllegalActionError: ``actions`` is no integer array of that shape.
+        """
+        effective, changed = canonicalise(np.asarray(actions), self._legal)
+        result = self._running.step(effective.astype(np.int64))
+        self._masks = self._running.legal_actions()
+        return Stepped(result.reward, result.finished, effective, changed)
+
+    def observation(self) -> Arrays:
+        """What the agent sees, as `esper.rl.gym.spaces.observation_arrays`."""
+        return observation_arrays(self._running.observe(), self._legal)
+
+    def action_masks(self) -> Bools:
+        """The flat masks ``[E, sum(head sizes)]``."""
+        return self._legal.flat()
+
+    def conditional_masks(self) -> Arrays:
+        """The exact masks, as `esper.rl.gym.spaces.conditional_masks`."""
+        return conditional_masks(self._legal)
+
+    def final_score(self) -> FinalScore:
+        """The committed networks on test data."""
+        return self._running.final_score()
+
+    @property
+    def _running(self) -> Episodes:
+        assert self._episodes is not None, "faces check `begun` first"
+        return self._episodes
+
+    @property
+    def _legal(self) -> ActionMasks:
+        assert self._masks is not None, "faces check `begun` first"
+        return self._masks
+
+
+def waiting(actions: Array, rows: Bools) -> Array:
+    """The same actions ``[E, 8]`` with WAIT in ``rows``, bool ``[E]``."""
+    return np.where(rows[:, None], int(Op.WAIT), actions)

@@ -1,0 +1,204 @@
+"""E growing networks as one `gymnasium.vector.VectorEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from esper.errors import ConfigError
+from esper.rl.episodes import FinalScore
+from esper.rl.gym.growth import Bools, Growth, GrowthSettings, Stepped, waiting
+from esper.rl.gym.spaces import Array, Arrays, action_space, observation_space
+
+RESET_MASK = "reset_mask"
+
+Info = dict[str, Any]
+Transition = tuple[Arrays, NDArray[np.float64], Bools, Bools, Info]
+
+
+class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
+    """One step is one decision per network, then its minibatches, then its evaluation.
+
+    An episode has a fixed horizon, which the agent observes: its end is termination, never truncation. Nothing resets
+    by itself here; ``reset(options={"reset_mask": bool [E]})`` begins new episodes where the mask is True and leaves
+    all others as they are.
+
+    Any integers ``[E, 8]`` are accepted as actions. Heads that an operation does not read become 0, an illegal action
+    becomes WAIT, and ``info["action"]`` says what took effect. ``info["masks"]`` holds the exact conditional masks.
+    As in all vector environments ``info["_key"]`` says for which networks ``info["key"]`` was set.
+
+    Args:
+        num_envs: E.
+        settings: as `GrowthSettings`.
+
+    Raises:
+        TaskError: an unknown suite.
+        ConfigError: another setting is not usable.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.DISABLED}
+    autoreset_mode = AutoresetMode.DISABLED
+
+    def __init__(self, num_envs: int = 1, **settings: Any) -> None:
+        self.growth = Growth(num_envs, GrowthSettings.of(settings))
+        self.num_envs = num_envs
+        self.single_observation_space = observation_space(self.growth.suite)
+        self.single_action_space = action_space(self.growth.suite)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._generators: list[np.random.Generator | None] = [None] * num_envs
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Arrays, Info]:
+        """Begin new episodes, everywhere or where ``options["reset_mask"]`` is True.
+
+        Network i draws its instances, one after the other, from its own generator, seeded with ``seed + i`` or
+        ``seed[i]``. Without a seed the generators go on.
+
+        Raises:
+            ConfigError: the mask, the seeds or an option are not usable.
+            ResetNeeded: some networks are to be reset before all were.
+        """
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        rows = self._asked(options or {})
+        if not self.growth.begun and not rows.all():
+            raise ResetNeeded("reset all networks once before resetting some of them")
+        self.growth.begin(rows, self._generators_for(rows, seed))
+        return self.growth.observation(), self._info()
+
+    def step(self, actions: Array) -> Transition:
+        """One decision per network, integers ``[E, 8]``.
+
+        Raises:
+            IllegalActionError: ``actions`` is no integer array of that shape.
+            ResetNeeded: an episode has ended, or none was begun.
+        """
+        if not self.growth.begun:
+            raise ResetNeeded("call reset() before step()")
+        ended = self.growth.ended
+        if ended.any():
+            raise ResetNeeded(
+                f"episodes {np.flatnonzero(ended).tolist()} have ended; reset them with options={{'{RESET_MASK}': ...}}"
+            )
+        stepped = self.growth.step(actions)
+        info = {**self._info(), **_decisions(stepped, ~ended)}
+        return self.growth.observation(), stepped.reward, stepped.finished, np.zeros_like(ended), info
+
+    def action_masks(self) -> Bools:
+        """The flat masks ``[E, sum(head sizes)]``: choices that are legal under some legal earlier choice."""
+        return self.growth.action_masks()
+
+    def final_score(self) -> FinalScore:
+        """Score, accuracy and added parameters of the committed networks on test data, which nothing else reads."""
+        return self.growth.final_score()
+
+    def _info(self) -> Info:
+        """What holds of every network now."""
+        everyone = np.ones(self.num_envs, np.bool_)
+        masks = _marked(self.growth.conditional_masks(), everyone)
+        names = np.array(self.growth.instances, object)
+        return _marked({"masks": masks, "instance": names}, everyone)
+
+    def _asked(self, options: Mapping[str, Any]) -> Bools:
+        """The networks to reset, bool ``[E]``."""
+        unknown = sorted(options.keys() - {RESET_MASK})
+        if unknown:
+            raise ConfigError(f"unknown reset option '{unknown[0]}' (known: {RESET_MASK})")
+        mask: Array = np.asarray(options.get(RESET_MASK, np.ones(self.num_envs, np.bool_)))
+        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ConfigError(f"{RESET_MASK} must be a bool array of shape ({self.num_envs},)")
+        if not mask.any():
+            raise ConfigError(f"{RESET_MASK} is False everywhere; there is nothing to reset")
+        return mask
+
+    def _generators_for(self, rows: Bools, seed: int | Sequence[int | None] | None) -> list[np.random.Generator]:
+        """Every network's generator, renewed in ``rows`` where there is a seed."""
+        if isinstance(seed, Sequence) and len(seed) != self.num_envs:
+            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} networks")
+        seeds = seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(len(rows))]
+        generators: list[np.random.Generator] = []
+        for row, present in enumerate(self._generators):
+            renew = present is None or (rows[row] and seeds[row] is not None)
+            generators.append(seeding.np_random(seeds[row])[0] if renew or present is None else present)
+        self._generators = [*generators]
+        return generators
+
+
+class SameStepGrowth(GrowthVectorEnv):
+    """As `GrowthVectorEnv`; an episode that ends begins anew in the same step.
+
+    ``info["final_obs"]`` (object array of single observations) and ``info["final_info"]`` hold how it ended.
+    """
+
+    metadata: dict[str, Any] = {**GrowthVectorEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+    autoreset_mode = AutoresetMode.SAME_STEP
+
+    def step(self, actions: Array) -> Transition:
+        """As `GrowthVectorEnv.step`, with the first observation of the next episode where one has ended."""
+        observation, rewards, terminations, truncations, info = super().step(actions)
+        if not terminations.any():
+            return observation, rewards, terminations, truncations, info
+        final = np.full(self.num_envs, None, object)
+        for row in np.flatnonzero(terminations):
+            final[row] = {name: array[row] for name, array in observation.items()}
+        ending = {"final_obs": final, "final_info": _remarked(info, terminations)}
+        observation, fresh = self.reset(options={RESET_MASK: terminations})
+        info = {**_remarked(info, ~terminations), **fresh, **_marked(ending, terminations)}
+        return observation, rewards, terminations, truncations, info
+
+
+class NextStepGrowth(GrowthVectorEnv):
+    """As `GrowthVectorEnv`; the step after an episode's end ignores its action and begins a new one, at reward 0."""
+
+    metadata: dict[str, Any] = {**GrowthVectorEnv.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
+    autoreset_mode = AutoresetMode.NEXT_STEP
+
+    def step(self, actions: Array) -> Transition:
+        """As `GrowthVectorEnv.step`, but a reset where the last step was an episode's end."""
+        if not self.growth.begun or not self.growth.ended.any():
+            return super().step(actions)
+        ended = self.growth.ended
+        # Networks share one program: those that ended are carried along by the others' step, and then begin anew.
+        stepped = self.growth.step(waiting(actions, ended))
+        observation, fresh = self.reset(options={RESET_MASK: ended})
+        info = {**fresh, **_decisions(stepped, ~ended)}
+        rewards = np.where(ended, 0.0, stepped.reward)
+        return observation, rewards, stepped.finished & ~ended, np.zeros_like(ended), info
+
+
+_MODES = {kind.autoreset_mode: kind for kind in (GrowthVectorEnv, SameStepGrowth, NextStepGrowth)}
+
+
+def make_vector(
+    num_envs: int = 1, *, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED, **arguments: Any
+) -> GrowthVectorEnv:
+    """The vector environment of an autoreset mode (``Disabled``, ``SameStep`` or ``NextStep``).
+
+    Other arguments as `GrowthVectorEnv`.
+    """
+    known = [mode.value for mode in AutoresetMode]
+    if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
+        raise ConfigError(f"unknown autoreset mode '{autoreset_mode}' (known: {', '.join(known)})")
+    return _MODES[AutoresetMode(autoreset_mode)](num_envs, **arguments)
+
+
+def _decisions(stepped: Stepped, rows: Bools) -> Info:
+    return _marked({"action": stepped.action, "canonicalised": stepped.canonicalised}, rows)
+
+
+def _marked(values: Mapping[str, Any], rows: Bools) -> Info:
+    """``values`` with Gymnasium's marks: ``_key`` is where ``key`` was set."""
+    return {**values, **{f"_{key}": rows.copy() for key in values}}
+
+
+def _remarked(info: Info, rows: Bools) -> Info:
+    """The same ``info``, said of ``rows`` only."""
+    return _marked({key: value for key, value in info.items() if not key.startswith("_")}, rows)

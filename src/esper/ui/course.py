@@ -1,0 +1,89 @@
+"""What is known of a training run while it goes on, and what is worth saying about it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from esper.experiments.trainer import Iteration
+from esper.rl.diagnostics import Anomaly
+
+SMOOTHING = 0.2
+"""Weight of the newest value in a smoothed curve."""
+PACE_WINDOW = 8
+"""Iterations over which speed is averaged."""
+
+
+def smoothed(values: Iterable[float]) -> list[float]:
+    """Exponential moving average, unbiased from its first value on."""
+    result: list[float] = []
+    total = weight = 0.0
+    for value in values:
+        total = (1 - SMOOTHING) * total + SMOOTHING * value
+        weight = (1 - SMOOTHING) * weight + SMOOTHING
+        result.append(total / weight)
+    return result
+
+
+@dataclass
+class Course:
+    """A run's iterations as they come in; all times in seconds of ``clock``."""
+
+    total: int
+    """Iterations that the run is to have."""
+    objectives: list[float] = field(default_factory=list[float])
+    """Mean J per iteration, those before a resume included."""
+    probe: tuple[int, float] | None = None
+    """Iteration and mean test score of the greedy policy when it was last measured."""
+    levels: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Mean score of each baseline on the same instances."""
+    latest: Iteration | None = None
+    last_seen: dict[Anomaly, int] = field(default_factory=dict[Anomaly, int])
+    """The iteration in which each anomaly last occurred."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._began = self._arrived = self.clock()
+        self._paces: deque[tuple[int, float]] = deque(maxlen=PACE_WINDOW)
+
+    def take(self, iteration: Iteration) -> None:
+        """Add an iteration that has just ended."""
+        self.latest = iteration
+        self._arrived = self.clock()
+        self._paces.append((iteration.environment_steps, iteration.seconds))
+        self.objectives.append(iteration.objective)
+        if iteration.probe_score is not None:
+            self.probe = (iteration.number, iteration.probe_score)
+        for anomaly in iteration.anomalies:
+            self.last_seen[anomaly] = iteration.number
+
+    @property
+    def done(self) -> int:
+        """Iterations done."""
+        return len(self.objectives)
+
+    @property
+    def elapsed(self) -> float:
+        """Since this process took the run up."""
+        return self.clock() - self._began
+
+    @property
+    def left(self) -> float | None:
+        """Until the end at the recent pace; None before the first iteration."""
+        if not self._paces:
+            return None
+        pace = sum(seconds for _, seconds in self._paces) / len(self._paces)
+        return max((self.total - self.done) * pace - (self.clock() - self._arrived), 0.0)
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Environment steps per second at the recent pace."""
+        seconds = sum(seconds for _, seconds in self._paces)
+        return sum(steps for steps, _ in self._paces) / seconds if seconds else None
+
+    @property
+    def best_baseline(self) -> tuple[str, float] | None:
+        """The highest of the baselines' levels."""
+        return max(self.levels.items(), key=lambda level: level[1]) if self.levels else None

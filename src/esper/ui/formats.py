@@ -1,0 +1,64 @@
+"""Numbers as people read them, the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+
+from esper.experiments.statistics import Interval
+
+MINUS = "\u2212"
+EN_DASH = "\u2013"
+
+
+def score(value: float) -> str:
+    """Three decimals: ``0.655``."""
+    return _true_minus(f"{value:.3f}")
+
+
+def signed(value: float) -> str:
+    """Three decimals with a sign: ``+0.021``; zero has none."""
+    text = f"{value:+.3f}"
+    return "0.000" if float(text) == 0 else _true_minus(text)
+
+
+def percent(share: float) -> str:
+    """``0.123`` as ``12%``; what is above zero but below half a percent as ``<1%``."""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def times(ratio: float) -> str:
+    """A size relative to another: ``1.24x``."""
+    return f"{ratio:.2f}x"
+
+
+def p_value(p: float) -> str:
+    """Never zero: ``<.001`` or ``.034``."""
+    return "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 1 else "1"
+
+
+def interval(found: Interval) -> str:
+    """The interval alone: ``0.642 to 0.668``."""
+    return f"{score(found.low)} to {score(found.high)}"
+
+
+def signed_interval(found: Interval) -> str:
+    """The interval alone, with signs: ``+0.012 to +0.030``."""
+    return f"{signed(found.low)} to {signed(found.high)}"
+
+
+def duration(seconds: float) -> str:
+    """``3:07`` minutes, or ``1:03:07`` hours."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def listed(words: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
+
+
+def _true_minus(text: str) -> str:
+    return text.replace("-", MINUS)

@@ -1,0 +1,75 @@
+"""Scales with round ticks, and labels that keep out of each other's way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ROUND_FACTORS = (1.0, 2.0, 2.5, 5.0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear scale from its first tick to its last."""
+
+    ticks: tuple[float, ...]
+
+    @property
+    def low(self) -> float:
+        """Value at the start."""
+        return self.ticks[0]
+
+    @property
+    def high(self) -> float:
+        """Value at the end."""
+        return self.ticks[-1]
+
+    def share(self, value: float) -> float:
+        """Where the value lies, 0 at the start and 1 at the end."""
+        return (value - self.low) / (self.high - self.low)
+
+    def label(self, value: float) -> str:
+        """With as many decimals as the ticks need."""
+        step = self.ticks[1] - self.ticks[0]
+        decimals = next((count for count in range(6) if abs(round(step, count) - step) < 1e-9), 6)
+        return f"{value:.{decimals}f}".replace("-", "\u2212")
+
+
+def axis_for(values: Iterable[float], most_ticks: int = 6) -> Axis:
+    """An axis that holds all finite values, with at most so many ticks."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
+    if high - low < 1e-12:
+        margin = abs(low) / 10 or 0.5
+        low, high = low - margin, high + margin
+    smallest = math.floor(math.log10((high - low) / most_ticks))
+    steps = (factor * 10.0**power for power in (smallest, smallest + 1, smallest + 2) for factor in ROUND_FACTORS)
+    for step in steps:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first < most_ticks:
+            break
+    return Axis(tuple(round(index * step, 10) for index in range(first, last + 1)))
+
+
+def counting_axis(last: int, most_ticks: int = 6) -> Axis:
+    """From 0 to ``last``, with round ticks between."""
+    ticks = [tick for tick in axis_for((0, last), most_ticks).ticks if tick == int(tick) and tick < last]
+    if len(ticks) > 1 and last - ticks[-1] < (ticks[1] - ticks[0]) / 2:
+        ticks.pop()
+    return Axis((*ticks, float(last)))
+
+
+def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move places as little as it takes to lie ``gap`` apart, in their order, within low .. high if there is room."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = [0.0] * len(places)
+    floor = low
+    for index in order:
+        moved[index] = max(places[index], floor)
+        floor = moved[index] + gap
+    ceiling = high
+    for index in reversed(order):
+        moved[index] = min(moved[index], ceiling)
+        ceiling = moved[index] - gap
+    return moved

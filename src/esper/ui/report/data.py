@@ -1,0 +1,66 @@
+"""Everything the report tells, read from a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from esper.config import load_settings, settings_text
+from esper.experiments.behaviour import Behaviour, read_behaviour
+from esper.experiments.comparison import Comparison, compare
+from esper.experiments.evaluate import SPLITS
+from esper.experiments.results import of_split, read_results
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from esper.experiments.summary import Summary, summarise
+from esper.tasks.suite import Split
+from esper.telemetry.events import PPOUpdated, RunStarted
+from esper.telemetry.reader import RunReader
+
+Series = list[tuple[float, float]]
+"""(iteration, value)."""
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """A run as the report needs it."""
+
+    run: str
+    """The directory, as the reader would name it."""
+    version: str
+    """Of the Esper that began the run."""
+    settings: TrainSettings
+    settings_text: str
+    summary: Summary
+    series: Mapping[str, Series]
+    """Every scalar by name."""
+    anomalies: list[tuple[int, str]]
+    """(iteration, name), in order."""
+    comparisons: Mapping[Split, Comparison]
+    """Empty before the run is evaluated."""
+    behaviour: Behaviour | None
+    """None before the run is evaluated."""
+
+
+def load_report_data(run: RunDirectory) -> ReportData:
+    """Read a run, evaluated or not.
+
+    Raises:
+        RunError, ConfigError: a file of the run is damaged.
+    """
+    settings = load_settings(TrainSettings, run.config)
+    results = read_results(run.evaluation) if run.evaluation.exists() else []
+    by_split = {split: of_split(results, split) for split in SPLITS}
+    with RunReader.open(run.store) as reader:
+        started = reader.events(RunStarted)
+        return ReportData(
+            str(run.path),
+            started[0].esper_version if started else "unknown",
+            settings,
+            settings_text(settings),
+            summarise(reader),
+            {name: [(float(step), value) for step, value in reader.series(name)] for name in reader.scalar_names()},
+            [(event.iteration, name) for event in reader.events(PPOUpdated) for name in event.anomalies],
+            {split: compare(found) for split, found in by_split.items() if found},
+            read_behaviour(run.behaviour) if run.behaviour.exists() else None,
+        )

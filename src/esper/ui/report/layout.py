@@ -1,0 +1,36 @@
+"""The parts that a page is made of: sections, figures with captions, legends, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from esper.ui.report.markup import Element, Node, element
+
+
+def section(title: str, *content: Node) -> Element:
+    """A titled part of the page."""
+    return element("section", element("h2", title), *content)
+
+
+def figure(content: Node, caption: str, *extra: Node) -> Element:
+    """A figure, what explains its marks, and a caption that says what it shows."""
+    return element("figure", *extra, content, element("figcaption", caption))
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> Element:
+    """Names beside samples of their marks, given by class."""
+    items = [element("span", element("i", class_=kind), name, class_="entry") for name, kind in entries]
+    return element("div", *items, class_="legend")
+
+
+def table(head: Sequence[Node], rows: Sequence[Sequence[Node]], kind: str = "") -> Element:
+    """A table that scrolls by itself where the page is too narrow; cells that are no ``td`` yet become one."""
+    header = element("tr", *(element("th", title, scope="col") for title in head))
+    body = [element("tr", *map(_cell, row)) for row in rows]
+    whole = element("table", element("thead", header), element("tbody", *body), class_=kind)
+    return element("div", whole, class_="scroll")
+
+
+def _cell(content: Node) -> Node:
+    is_cell = isinstance(content, Element) and content.tag in ("td", "th")
+    return content if is_cell else element("td", content)

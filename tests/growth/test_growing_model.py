@@ -1,0 +1,167 @@
+"""Slots on a host: it stays itself, grows only where a seed lives, and survives copying and pickling."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.errors import SlotError, UnknownBlueprintError
+from esper.growth.model import GrowingModel
+from esper.growth.site import Layout
+from esper.tasks.tokens.host import FEATURES, TOKENS, TokenHost
+
+SLOTS = ("layer0", "layer1.linear", "layer2")
+Duplicate = Callable[[GrowingModel], GrowingModel]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def host() -> TokenHost:
+    return TokenHost((6, 5, 4), linear_host=False, generator=generator())
+
+
+def growing() -> GrowingModel:
+    return GrowingModel(host(), SLOTS, inputs())
+
+
+def inputs(count: int = 3) -> Tensor:
+    return torch.randn(count, TOKENS, FEATURES, generator=generator(1))
+
+
+def stir(model: GrowingModel, slot: str, blueprint: str = "mlp", alpha: float = 0.7) -> None:
+    """Plant a seed that has something to say."""
+    seed = model.germinate(slot, blueprint, generator(2))
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator(3)) / 4)
+    seed.alpha.fill_(alpha)
+
+
+def by_pickle(model: GrowingModel) -> GrowingModel:
+    return pickle.loads(pickle.dumps(model))
+
+
+def test_the_host_keeps_its_keys_and_its_outputs() -> None:
+    alone, model = host(), growing()
+    assert model.host.state_dict().keys() == alone.state_dict().keys()
+    assert torch.equal(model(inputs()), alone(inputs()))
+    stir(model, "layer1.linear")
+    assert model.host.state_dict().keys() == alone.state_dict().keys()
+    grown = model.state_dict().keys() - {f"host.{name}" for name in alone.state_dict()}
+    assert grown
+    assert all(key.startswith("slots.layer1-linear.") for key in grown)
+
+
+def test_the_host_called_directly_grows_too() -> None:
+    model = growing()
+    stir(model, "layer0")
+    assert torch.equal(model.host(inputs()), model(inputs()))
+    assert not torch.equal(model(inputs()), host()(inputs()))
+
+
+def test_a_dormant_slot_passes_the_very_tensor() -> None:
+    slot, features = growing().slot("layer0"), inputs()
+    assert slot(slot, (), features) is features
+
+
+@pytest.mark.parametrize("blueprint", ["mlp", "attention", "input_skip", "norm"])
+def test_a_seed_is_the_identity_at_birth_and_at_alpha_zero(blueprint: str) -> None:
+    model = growing()
+    expected = model(inputs())
+    model.germinate("layer1.linear", blueprint, generator()).alpha.fill_(1.0)
+    assert torch.equal(model(inputs()), expected)
+    model.prune("layer1.linear")
+    stir(model, "layer1.linear", blueprint, alpha=0.0)
+    assert torch.equal(model(inputs()), expected)
+
+
+def test_a_seed_adds_alpha_times_its_contribution() -> None:
+    model, features = growing(), inputs()
+    stir(model, "layer1.linear", "input_skip", alpha=0.25)
+    slot = model.slot("layer1.linear")
+    seed = slot.occupant
+    first = model.host.layer0(features)
+    expected = model.host.layer1.linear.forward(first)  # not called, so not hooked
+    expected = expected + 0.25 * seed.blueprint(expected, features)
+    expected = model.host.layer1.activate(expected)
+    model(features)  # the seed reads what the network was last given
+    torch.testing.assert_close(model.host.layer1(first), expected)
+
+
+def test_gradients_reach_host_and_seed() -> None:
+    model = growing()
+    stir(model, "layer0")
+    model(inputs()).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_pruning_leaves_nothing_behind() -> None:
+    model = growing()
+    before = model(inputs())
+    stir(model, "layer2")
+    assert not torch.equal(model(inputs()), before)
+    model.prune("layer2")
+    assert torch.equal(model(inputs()), before)
+    assert model.state_dict().keys() == growing().state_dict().keys()
+    model.germinate("layer2", "norm", generator())  # the slot is free again
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, by_pickle], ids=["deepcopy", "pickle"])
+def test_duplicates_have_working_slots_of_their_own(duplicate: Duplicate) -> None:
+    model = growing()
+    stir(model, "layer0")
+    expected = model(inputs())
+    other = duplicate(model)
+    assert torch.equal(other(inputs()), expected)
+    stir(other, "layer2", "input_skip")
+    changed = other(inputs())
+    assert not torch.equal(changed, expected)
+    assert torch.equal(model(inputs()), expected)
+    other.prune("layer2")
+    other.prune("layer0")
+    assert torch.equal(other(inputs()), host()(inputs()))
+    assert torch.equal(model(inputs()), expected)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, by_pickle], ids=["deepcopy", "pickle"])
+def test_duplicates_do_not_carry_the_last_batch(duplicate: Duplicate) -> None:
+    model = growing()
+    model(inputs().requires_grad_() * 2)  # not a leaf: such a tensor can be neither copied nor stored
+    other = duplicate(model)
+    with pytest.raises(RuntimeError, match="has not been called yet"):
+        _ = other.tap.inputs
+    assert model.tap.inputs.shape == (3, TOKENS, FEATURES)
+    model.tap.clear()
+    with pytest.raises(RuntimeError, match="has not been called yet"):
+        _ = model.tap.inputs
+
+
+def test_slots_are_found_by_the_name_of_their_submodule() -> None:
+    model = growing()
+    assert model.slot_names == SLOTS
+    assert model.slot("layer1.linear").site.layout is Layout.TOKENS
+    assert [model.slot(name).site.width for name in SLOTS] == [6, 5, 4]
+    with pytest.raises(SlotError, match=r"no slot 'layer1'; this model has layer0, layer1\.linear, layer2"):
+        model.slot("layer1")
+
+
+def test_what_cannot_germinate_is_refused_and_changes_nothing() -> None:
+    model = growing()
+    stir(model, "layer0")
+    expected = model(inputs())
+    with pytest.raises(SlotError, match="slot 'layer0' is taken"):
+        model.germinate("layer0", "mlp", generator())
+    with pytest.raises(UnknownBlueprintError, match="did you mean 'mlp'"):
+        model.germinate("layer2", "mpl", generator())
+    with pytest.raises(SlotError, match="'conv3x3' does not serve tokens"):
+        model.germinate("layer2", "conv3x3", generator())
+    with pytest.raises(SlotError, match="no slot 'layer9'"):
+        model.germinate("layer9", "mlp", generator())
+    assert torch.equal(model(inputs()), expected)

@@ -1,0 +1,101 @@
+"""A probe forward finds every site's layout, and refuses what cannot carry a slot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.errors import SlotError
+from esper.growth.probe import probe_sites
+from esper.growth.site import Layout, Site
+
+
+class Stem(nn.Module):
+    """A convolution, an activation, and a linear layer over what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv1d(1, 6, 3, padding=1), nn.ReLU())
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(inputs)).mean(-1))
+
+
+class Awkward(nn.Module):
+    """Everything a slot cannot sit on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(4, 4)
+        self.alias = self.twice
+        self.unused = nn.Linear(4, 4)
+        self.by_weight = nn.Linear(4, 4)
+        self.pair = nn.LSTM(4, 4, batch_first=True)
+        self.scalar = nn.Flatten(0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.twice(self.twice(inputs))
+        hidden = F.linear(hidden, self.by_weight.weight)
+        sequence, _ = self.pair(hidden.unsqueeze(1))
+        self.scalar(hidden)
+        return sequence.squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "shape", "site"),
+    [
+        (nn.Sequential(nn.Linear(5, 7)), "0", (5,), Site(Layout.FEATURES, 7, (), (5,))),
+        (nn.Sequential(nn.Linear(5, 7)), "0", (9, 5), Site(Layout.TOKENS, 7, (9,), (9, 5))),
+        (nn.Sequential(nn.LayerNorm(5)), "0", (9, 5), Site(Layout.TOKENS, 5, (9,), (9, 5))),
+        (nn.Sequential(nn.Conv1d(2, 7, 3)), "0", (2, 9), Site(Layout.SEQUENCE, 7, (7,), (2, 9))),
+        (nn.Sequential(nn.Conv2d(3, 7, 3)), "0", (3, 8, 6), Site(Layout.IMAGE, 7, (6, 4), (3, 8, 6))),
+        (Stem(), "conv", (1, 10), Site(Layout.SEQUENCE, 6, (10,), (1, 10))),
+        (Stem(), "conv.1", (1, 10), Site(Layout.TOKENS, 10, (6,), (1, 10))),
+        (Stem(), "norm", (1, 10), Site(Layout.SEQUENCE, 6, (10,), (1, 10))),
+        (Stem(), "head", (1, 10), Site(Layout.FEATURES, 3, (), (1, 10))),
+    ],
+)
+def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site) -> None:
+    # An activation alone does not show which axis holds channels: `conv.1` is read as tokens, `conv` is not.
+    assert probe_sites(host, [name], torch.zeros(2, *shape)) == {name: site}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["by_wieght"], r"no submodule 'by_wieght'; did you mean 'by_weight'"),
+        (["quite_elsewhere"], r"no submodule 'quite_elsewhere'$"),
+        ([""], "no submodule ''"),
+        (["unused", "unused"], "'unused' is listed twice"),
+        (["twice", "alias"], "'alias' and 'twice' are the same module"),
+        (["unused"], "'unused' was never called"),
+        (["by_weight"], "'by_weight' was never called"),
+        (["twice"], "'twice' runs 2 times in one forward pass"),
+        (["pair"], "'pair' yields tuple"),
+        (["scalar"], r"'scalar' yields \(8,\)"),
+    ],
+)
+def test_what_cannot_carry_a_slot_is_refused(names: list[str], message: str) -> None:
+    with pytest.raises(SlotError, match=message):
+        probe_sites(Awkward(), names, torch.zeros(2, 4))
+
+
+def test_the_host_is_left_as_it_was() -> None:
+    host = Stem().train()
+    before = {name: tensor.clone() for name, tensor in host.state_dict().items()}
+    probe_sites(host, ["conv", "head"], torch.randn(4, 1, 10, generator=torch.Generator().manual_seed(0)))
+    assert host.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in host.state_dict().items())
+    assert not any(module._forward_hooks for module in host.modules())
+
+
+def test_a_host_that_fails_keeps_no_hook() -> None:
+    host = Stem()
+    with pytest.raises(RuntimeError):
+        probe_sites(host, ["conv"], torch.zeros(2, 3, 10))
+    assert host.training
+    assert not any(module._forward_hooks for module in host.modules())
