@@ -36,11 +36,10 @@ class Command:
 
 
 COMMANDS = (
-    Command("train", "esper.experiments.train:command", "Learn a growth controller, or go on with a run."),
-    Command(
-        "evaluate", "esper.experiments.evaluate:command", "Compare a run's policy with baselines on new instances."
-    ),
-    Command("bench population", "esper.experiments.bench_population:command", "Measure how fast populations train."),
+    Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
+    Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
+    Command("report", "esper.commands.report:command", "Write a run's report anew."),
+    Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )

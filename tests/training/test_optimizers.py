@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.optimizers import MOMENT_NAMES, clip_by_network, optimizer_step
+from esper.training.pool import Pool, flat
 from esper.training.rows import RowBlock, RowShape
 
 SHAPE = RowShape.of(nn.Linear(3, 2))
@@ -44,26 +45,27 @@ def alone(values: Tensor, rate: float, settings: OptimizerSettings) -> tuple[Ten
 def test_every_row_equals_torch_optim(settings: OptimizerSettings) -> None:
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(len(RATES), SHAPE.size, generator=generator, dtype=torch.float64)
-    rows = block(settings, first, RATES)
+    pool = Pool.of([block(settings, first, RATES)])
     expected = [alone(values, float(rate), settings) for values, rate in zip(first, RATES, strict=True)]
     for step in range(STEPS):
         started = torch.tensor([step >= start for start in STARTS])
         gradient = torch.randn(first.shape, generator=generator, dtype=torch.float64) * started.unsqueeze(1)
-        optimizer_step(rows, gradient, started, settings)
+        optimizer_step(pool, gradient.flatten(), started, settings)
         for row, (parameter, optimizer) in enumerate(expected):
             if started[row]:
                 parameter.grad = gradient[row].clone()
                 optimizer.step()
         wanted = torch.stack([parameter.detach() for parameter, _ in expected])
-        torch.testing.assert_close(rows.values.detach(), wanted, rtol=1e-12, atol=1e-12)
-    assert rows.steps.tolist() == [STEPS - start for start in STARTS]
+        torch.testing.assert_close(pool.blocks[0].values.detach(), wanted, rtol=1e-12, atol=1e-12)
+    assert pool.blocks[0].steps.tolist() == [STEPS - start for start in STARTS]
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_rows_that_have_not_started_stay_as_they_are(settings: OptimizerSettings) -> None:
     first = torch.randn(2, SHAPE.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rows = block(settings, first, RATES[:2])
-    optimizer_step(rows, torch.zeros_like(first), torch.tensor([False, False]), settings)
+    pool = Pool.of([block(settings, first, RATES[:2])])
+    optimizer_step(pool, torch.zeros_like(first).flatten(), torch.tensor([False, False]), settings)
+    rows = pool.blocks[0]
     assert torch.equal(rows.values.detach(), first)
     assert rows.steps.tolist() == [0, 0]
     assert all(not moment.any() for moment in rows.moments.values())
@@ -82,7 +84,9 @@ def test_clipping_is_by_network_over_all_its_rows() -> None:
         block(settings, torch.zeros_like(gradient), RATES[: len(own)], own)
         for gradient, own in zip(gradients, owners, strict=True)
     ]
-    clipped = clip_by_network(blocks, gradients, 3, clip_norm=1.0)
+    flat_gradient = clip_by_network(Pool.of(blocks), flat(gradients), 3, clip_norm=1.0)
+    parts = flat_gradient.split([gradient.numel() for gradient in gradients])
+    clipped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
     for network in range(3):
         places = [(i, int(row)) for i, own in enumerate(owners) for row in (own == network).nonzero().flatten()]
         parameters = [nn.Parameter(torch.zeros(SHAPE.size, dtype=torch.float64)) for _ in places]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings

@@ -73,7 +73,12 @@ class Feature:
 
 
 def _log_loss(view: View, losses: Floats) -> Floats:
-    return np.log(np.maximum(losses, TINY) / np.log(view.classes))
+    return np.log(np.maximum(_diverged(losses), TINY) / np.log(view.classes))
+
+
+def _diverged(measured: Floats) -> Floats:
+    """Infinity in place of what is not a number: a network that diverged must not look like one that guesses."""
+    return np.where(np.isnan(measured), np.inf, measured)
 
 
 def _is(value: int, of: Callable[[View], NDArray[np.integer]]) -> Callable[[View], NDArray[np.bool_]]:
@@ -105,7 +110,12 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
     Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
     Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.network_learning_rates / 0.01)),
-    Feature("log_host_gradient", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.history.training.host_gradient + TINY)),
+    Feature(
+        "log_host_gradient",
+        -LOG_LIMIT,
+        LOG_LIMIT,
+        lambda v: np.log(_diverged(v.history.training.host_gradient) + TINY),
+    ),
     *(Feature(f"last_op_{op.name.lower()}", 0, 1, _is(op, lambda v: v.history.last_op)) for op in Op),
 )
 """``[E]`` each."""
@@ -146,7 +156,8 @@ def _ramp_left(view: View) -> Floats:
 
 def _depth(view: View) -> Floats:
     environments, slots = view.population.table.stage.shape
-    return np.tile(np.arange(slots) / max(slots - 1, 1), (environments, 1))
+    depths: Floats = np.linspace(0.0, 1.0, slots)
+    return np.tile(depths, (environments, 1))
 
 
 SLOT_FEATURES: tuple[Feature, ...] = (

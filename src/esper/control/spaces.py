@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import Op
 from esper.lifecycle.masks import ActionMasks
 
 
@@ -54,15 +53,13 @@ class MaskTensors(NamedTuple):
 
 def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
-    may_germinate = masks.slot[:, Op.GERMINATE, :, None]  # [E, S, 1]
-    alpha_target = np.where(may_germinate, masks.germination_target[:, None], masks.alpha_target)
     arrays = (
         masks.op,
         masks.slot,
         masks.blueprint,
         masks.blend,
         masks.tempo,
-        alpha_target,
+        masks.alpha_target,
         masks.alpha_speed,
         masks.alpha_curve,
     )

@@ -1,7 +1,7 @@
 """How much a suite rewards control: the context-oracle gap.
 
 The gap is the score of the best fixed schedule *per context* less that of the best fixed schedule overall. Both are
-chosen on one set of instances and scored on another; a suite on which it is small has nothing for a controller to learn.
+chosen on one set of instances and scored on another; where the gap is small there is nothing for a controller to learn.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ def bench_suite(name: str, rules: Rules, search: int, score: int, seed: int, wor
     combined = combinations_of(suite, [singles[name] for name in _contenders(found, chosen_on)])
     found |= _scores(workers, combined, suite, rules, chosen_on)
     everything = singles | {schedule.name: schedule for schedule in combined}
-
 
     def score_afresh(names: Sequence[str]) -> Scores:
         return _scores(workers, [everything[name] for name in names], suite, rules, scored_on)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from esper.control.controller import Controller
+from esper.control.controller import Actions, Controller
+from esper.control.spaces import Observation
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
-from esper.rl.episodes import Episodes
+from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import outcome
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -49,30 +51,52 @@ class Played:
 
 
 @dataclass(frozen=True)
-class PlayTask:
-    """A controller and the instances it is to play; any process may compute it."""
+class Part:
+    """A controller and the instances it is to play."""
 
     controller: Controller
-    suite: str
-    rules: Rules
     instances: Sequence[Instance]
 
 
-def play_cohort(task: PlayTask) -> Played:
-    """Play all instances of the task side by side. What is random in a controller follows from the instance's seed."""
+@dataclass(frozen=True)
+class PlayTask:
+    """Parts that are played side by side, as one cohort; any process may compute it."""
+
+    suite: str
+    rules: Rules
+    parts: Sequence[Part]
+
+
+def play_cohort(task: PlayTask) -> list[Played]:
+    """Play all parts, each by its controller. What is random in a controller follows from the instance's seed."""
     suite = get_suite(task.suite)
-    episodes = Episodes(suite, task.instances, task.rules, outcome)
-    tally = Tally(suite, task.instances)
-    state = task.controller.start([instance.seed for instance in task.instances])
+    instances = [instance for part in task.parts for instance in part.instances]
+    episodes = Episodes(suite, instances, task.rules, outcome)
+    ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
+    places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
+    tally = Tally(suite, instances)
+    states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
     while not episodes.finished.all():
-        actions, state = task.controller.act(episodes.observe(), episodes.legal_actions(), state)
-        tally.add(actions, episodes.step(actions))
+        observation, masks = episodes.observe(), episodes.legal_actions()
+        actions: list[Actions] = []
+        for index, (part, place) in enumerate(zip(task.parts, places, strict=True)):
+            seen = Observation(*(features[place] for features in observation))
+            chosen, states[index] = part.controller.act(seen, masks.rows(place), states[index])
+            actions.append(chosen)
+        joint = np.concatenate(actions)
+        tally.add(joint, episodes.step(joint))
     tally.finish(episodes)
     final = episodes.final_score()
-    hosts = episodes.population.host_parameters
-    records = [
+    return [
+        Played(_records(part, final, episodes.population.host_parameters, place), [tally.part(place)])
+        for part, place in zip(task.parts, places, strict=True)
+    ]
+
+
+def _records(part: Part, final: FinalScore, hosts: NDArray[np.int64], place: slice) -> list[Record]:
+    return [
         Record(
-            task.controller.name,
+            part.controller.name,
             instance.name,
             instance.family,
             instance.variant,
@@ -81,23 +105,34 @@ def play_cohort(task: PlayTask) -> Played:
             int(final.added_parameters[row]),
             int(hosts[row]),
         )
-        for row, instance in enumerate(task.instances)
+        for row, instance in enumerate(part.instances, start=place.start)
     ]
-    return Played(records, [tally])
 
 
 def play(
     workers: LocalWorkers, controllers: Sequence[Controller], suite: str, rules: Rules, instances: Sequence[Instance]
 ) -> list[Played]:
-    """Every controller on every instance; the results in the order of the controllers."""
-    cohorts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
-    tasks = [PlayTask(controller, suite, rules, cohort) for controller in controllers for cohort in cohorts]
-    results = workers.map(play_cohort, tasks)
-    played: list[Played] = []
-    for index in range(len(controllers)):
-        own = results[index * len(cohorts) : (index + 1) * len(cohorts)]
-        played.append(Played([r for part in own for r in part.records], [t for part in own for t in part.tallies]))
-    return played
+    """Every controller on every instance; the results in the order of the controllers.
+
+    Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`.
+    """
+    size = min(COHORT, len(instances))
+    parts = [
+        Part(controller, instances[start : start + size])
+        for controller in controllers
+        for start in range(0, len(instances), size)
+    ]
+    together = max(COHORT // size, 1)
+    tasks = [PlayTask(suite, rules, parts[start : start + together]) for start in range(0, len(parts), together)]
+    results = [played for cohort in workers.map(play_cohort, tasks) for played in cohort]
+    per_controller = len(parts) // len(controllers)
+    return [
+        Played(
+            [record for one in own for record in one.records],
+            [tally for one in own for tally in one.tallies],
+        )
+        for own in (results[start : start + per_controller] for start in range(0, len(results), per_controller))
+    ]
 
 
 def mean_score(played: Played) -> float:

@@ -26,6 +26,17 @@ DEFAULT_RULES = Rules(
 """The choices that matter on short episodes: ramps and curves were measured to tie, so there is nothing to learn of
 them, and a short cooldown leaves time to try again."""
 
+DEFAULT_PPO = PPOSettings(
+    group=8,
+    epochs=8,
+    gae_lambda=0.98,
+    learning_rate=3e-3,
+    final_learning_rate=5e-4,
+    entropy_start=0.02,
+    entropy_floor=0.005,
+)
+"""Few, noisy episodes: every rollout is used up to the KL limit, which ends most updates before their last epoch."""
+
 
 class TrainSettings(Settings):
     """How a growth controller is learned."""
@@ -34,7 +45,7 @@ class TrainSettings(Settings):
     """The distribution of learning problems."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """All randomness of the run follows from it."""
-    iterations: int = Field(default=100, ge=1)
+    iterations: int = Field(default=60, ge=1)
     """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
     environments: int = Field(default=128, ge=1)
     """Networks that grow side by side in a rollout."""
@@ -49,7 +60,7 @@ class TrainSettings(Settings):
     """What may happen to seeds."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes."""
-    ppo: PPOSettings = PPOSettings(group=8)
+    ppo: PPOSettings = DEFAULT_PPO
     """How the policy learns."""
     probe_every: int = Field(default=20, ge=1)
     """Iterations between measurements of the greedy policy on fixed instances."""

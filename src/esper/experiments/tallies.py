@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,10 @@ class Tally:
         self._blueprints = suite.blueprints
         self.instances = list(instances)
         self.changes: list[StageChange] = []
-        self._actions: list[NDArray[np.int64]] = []
-        self._accuracies: list[NDArray[np.float64]] = []
+        self.steps: list[NDArray[np.int64]] = []
+        """Actions per step, each ``[E, 8]``."""
+        self.measured: list[NDArray[np.float64]] = []
+        """Validation accuracies per step, each ``[E]``."""
         self.objective: NDArray[np.float64] = np.zeros(len(instances))
         """J of each committed network on validation data, ``[E]``."""
         self.added: NDArray[np.float64] = np.zeros(len(instances))
@@ -50,9 +53,9 @@ class Tally:
 
     def add(self, actions: NDArray[np.int64], result: StepResult) -> None:
         """One step of all episodes."""
-        step = len(self._actions)
-        self._actions.append(actions)
-        self._accuracies.append(result.evaluation.accuracy)
+        step = len(self.steps)
+        self.steps.append(actions)
+        self.measured.append(result.evaluation.accuracy)
         changes = result.transitions
         for index in range(len(changes)):
             blueprint = int(changes.blueprint[index])
@@ -76,15 +79,29 @@ class Tally:
         self.objective = episodes.potential
         self.added = population.parameters_in(self.kept) / population.host_parameters
 
+    def part(self, place: slice) -> Tally:
+        """The finished tally of some of the episodes alone, numbered from 0."""
+        own = copy.copy(self)
+        own.instances = self.instances[place]
+        own.changes = [
+            replace(change, environment=change.environment - place.start)
+            for change in self.changes
+            if place.start <= change.environment < place.stop
+        ]
+        own.steps = [actions[place] for actions in self.steps]
+        own.measured = [accuracies[place] for accuracies in self.measured]
+        own.objective, own.added, own.kept = self.objective[place], self.added[place], self.kept[place]
+        return own
+
     @property
     def actions(self) -> NDArray[np.int64]:
         """``[T, E, 8]``."""
-        return np.stack(self._actions)
+        return np.stack(self.steps)
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
         """Validation accuracy after each step, ``[T, E]``."""
-        return np.stack(self._accuracies)
+        return np.stack(self.measured)
 
     def operation_shares(self) -> dict[str, float]:
         """The share of decisions that each operation had."""

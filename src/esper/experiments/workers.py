@@ -57,6 +57,12 @@ class LocalWorkers:
                 os.environ.setdefault(name, value)  # read by a process as it starts
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare)
+            # The pool starts a process per task that finds no idle one. They inherit the block, so that Ctrl-C cannot
+            # end them before they are prepared.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            for _ in range(count):
+                self._pool.submit(use_one_thread)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
         """The results, in the order of the tasks."""

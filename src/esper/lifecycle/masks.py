@@ -58,6 +58,21 @@ class ActionMasks:
         """E."""
         return self.op.shape[0]
 
+    def rows(self, index: slice) -> ActionMasks:
+        """The masks of some of the environments."""
+        verdicts = Verdicts(self.grounds.verdicts.passed[index], self.grounds.verdicts.reason[index])
+        return ActionMasks(
+            self.op[index],
+            self.slot[index],
+            self.blueprint[index],
+            self.blend[index],
+            self.tempo[index],
+            self.alpha_target[index],
+            self.alpha_speed[index],
+            self.alpha_curve[index],
+            Grounds(self.grounds.table.rows(index), verdicts, self.grounds.rules),
+        )
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of choices of each head."""

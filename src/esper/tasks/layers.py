@@ -7,26 +7,37 @@ import math
 import torch
 from torch import nn
 
+from esper.stacking import Stackable
+from esper.stacking import linear as product
 
-def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+
+class Linear(nn.Linear, Stackable):
+    """A linear layer on features ``[..., B, C]``, of one network or of a stack of them."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Features ``[..., B, inputs]`` to ``[..., B, outputs]``."""
+        return product(self.weight, input.mT, self.bias).mT
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator) -> Linear:
     """A linear layer with He-uniform weights (He et al., 2015, arXiv:1502.01852) and zero biases."""
-    layer = nn.Linear(inputs, outputs, device="meta")
+    layer = Linear(inputs, outputs, device="meta")
     _materialise(layer, inputs, generator)
     return layer
 
 
-class TokenLinear(nn.Linear):
-    """A linear layer on tokens ``[B, T, C]`` that computes with the batch innermost in memory.
+class TokenLinear(nn.Linear, Stackable):
+    """A linear layer on tokens ``[..., B, T, C]`` that computes with the batch innermost in memory.
 
     Narrow layers are several times as fast this way on a CPU: one product with a long contiguous axis, and sums over
     tokens and biases along contiguous rows. Views do it; the order of the axes is that of `nn.Linear`.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Tokens ``[B, T, inputs]`` to ``[B, T, outputs]``."""
-        columns = input.permute(2, 1, 0)  # [C, T, B]
-        product = torch.mm(self.weight, columns.flatten(1)).view(-1, *columns.shape[1:])
-        return (product + self.bias[:, None, None]).permute(2, 1, 0)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Tokens ``[..., B, T, inputs]`` to ``[..., B, T, outputs]``."""
+        columns = input.transpose(-3, -1)  # [..., C, T, B]
+        outputs = product(self.weight, columns.flatten(-2), self.bias)
+        return outputs.view(*outputs.shape[:-1], *columns.shape[-2:]).transpose(-3, -1)
 
 
 def token_linear(inputs: int, outputs: int, generator: torch.Generator) -> TokenLinear:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
 
 from esper.growth.blueprints.registry import Blueprint
+from esper.stacking import call_stacked
 from esper.training.rows import RowBlock, RowShape, pad
 
 
@@ -59,13 +59,7 @@ class Bank:
         buffers = {
             name: buffer if rows is None else buffer.index_select(0, rows) for name, buffer in self.buffers.items()
         }
-        call = self._call if self.template.stacks else vmap(self._call)
-        return call(parameters, buffers, features, inputs)
-
-    def _call(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], features: Tensor, inputs: Tensor
-    ) -> Tensor:
-        return functional_call(self.template, (parameters, buffers), (features, inputs))
+        return call_stacked(self.template, parameters, buffers, features, inputs)
 
 
 def _buffers(seed: Blueprint) -> list[tuple[str, Tensor]]:

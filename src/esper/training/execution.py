@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Occupant
+from esper.stacking import Stackable, call_stacked
 from esper.training.grafts import Graft
 
 Parameters = Mapping[str, Tensor]
@@ -46,7 +47,7 @@ def _networks_first(tensor: Tensor, axis: int | None, networks: int) -> Tensor:
     return tensor.expand(networks, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
-class _StackedOccupant:
+class _MappedOccupant:
     def __init__(self, graft: Graft) -> None:
         self._graft = graft
 
@@ -74,8 +75,10 @@ class Execution:
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, grafts: Sequence[Graft | None]
     ) -> Tensor:
         """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program."""
-        self._occupy([_StackedOccupant(graft) if graft else None for graft in grafts])
-        return vmap(self._call)(dict(parameters), dict(buffers), inputs)
+        host = self._model.host
+        mapped = not isinstance(host, Stackable)
+        self._occupy([_MappedOccupant(graft) if graft and mapped else graft for graft in grafts])
+        return call_stacked(host, parameters, buffers, inputs)
 
     def looped(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, grafts: Sequence[Sequence[Graft | None]]

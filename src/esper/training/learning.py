@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from esper.lifecycle.stages import Stage
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.passes import as_is, forward, shadow
+from esper.training.passes import as_is, prepared, shadow
+from esper.training.pool import Pool, flat
 from esper.training.population import Population
-from esper.training.rows import RowBlock
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ class TrainingReport:
 
 def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of each network, ``[E]``, from logits ``[E, N, classes]`` and labels ``[E, N]``."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels).mean(1)
+    return F.cross_entropy(logits.mT, labels, reduction="none").mean(1)
 
 
 def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -61,11 +61,18 @@ def train(population: Population, batches: Iterable[Batch]) -> TrainingReport:
     networks' losses are added up, so no network's gradient depends on how many others there are.
     """
     population.execution.train(True)
+    pool = population.pool
+    started = _started(population)
+    objective = _objective(population)
     losses: list[Tensor] = []
     accuracies: list[Tensor] = []
-    gradients: list[Tensor] = []
+    gradients: Sequence[Tensor] = [torch.zeros_like(block.values) for block in pool.blocks]
     for batch in batches:
-        loss, accuracy, gradients = _train_once(population, batch)
+        loss, accuracy, total = objective(batch)
+        gradients = torch.autograd.grad(
+            total, [block.values for block in pool.blocks], materialize_grads=True, allow_unused=True
+        )
+        _step(population, pool, gradients, started)
         losses.append(loss)
         accuracies.append(accuracy)
     return TrainingReport(
@@ -81,37 +88,42 @@ def as_array(tensor: Tensor) -> Floats:
     return tensor.detach().to("cpu", torch.float64).numpy()
 
 
-def _train_once(population: Population, batch: Batch) -> tuple[Tensor, Tensor, list[Tensor]]:
-    logits = forward(population, as_is(population), batch.inputs)
-    losses = network_losses(logits, batch.labels)
-    objective = losses.sum()
+def _objective(population: Population) -> Callable[[Batch], tuple[Tensor, Tensor, Tensor]]:
+    """What a minibatch says: the networks' losses and accuracies, both ``[E]``, and the total to minimise."""
+    whole = prepared(population, as_is(population))
     isolated = shadow(population)
-    if isolated is not None:
-        frozen = population.host.values.detach()
-        objective = (
-            objective + network_losses(forward(population, isolated, batch.inputs, host=frozen), batch.labels).sum()
-        )
-    blocks = population.blocks
-    gradients = torch.autograd.grad(
-        objective, [block.values for block in blocks], materialize_grads=True, allow_unused=True
-    )
-    _step(population, blocks, list(gradients))
-    return losses.detach(), network_accuracies(logits.detach(), batch.labels), list(gradients)
+    alone = None if isolated is None else prepared(population, isolated)
+    host = population.host.values
+
+    def objective(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        logits = whole(batch.inputs, host)
+        losses = network_losses(logits, batch.labels)
+        total = losses.sum()
+        if alone is not None:
+            total = total + network_losses(alone(batch.inputs, host.detach()), batch.labels).sum()
+        return losses.detach(), network_accuracies(logits.detach(), batch.labels), total
+
+    return objective
 
 
-def _step(population: Population, blocks: list[RowBlock], gradients: list[Tensor]) -> None:
+def _started(population: Population) -> Tensor:
+    """Bool ``[R]``: which rows of the population's pool have begun to learn: hosts always, seeds after germination."""
+    table = population.table
+    seeds = table.owning & (table.stage != Stage.GERMINATED)
+    banks = [seeds[bank.block.owners.numpy(), slot] for (slot, _), bank in population.banks.items()]
+    rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
+    return torch.from_numpy(rows).to(population.plan.device)
+
+
+def _step(population: Population, pool: Pool, gradients: Sequence[Tensor], started: Tensor) -> None:
     settings = population.plan.optimizer
+    gradient = flat(gradients)
     if settings.clip_norm is not None:
-        gradients = clip_by_network(blocks, gradients, population.size, settings.clip_norm)
-    everyone = torch.ones(population.size, dtype=torch.bool, device=population.plan.device)
-    optimizer_step(blocks[0], gradients[0], everyone, settings)
-    started = population.table.owning & (population.table.stage != Stage.GERMINATED)
-    for ((slot, _), bank), gradient in zip(population.banks.items(), gradients[1:], strict=True):
-        rows = torch.from_numpy(started[bank.block.owners.numpy(), slot]).to(gradient.device)
-        optimizer_step(bank.block, gradient, rows, settings)
+        gradient = clip_by_network(pool, gradient, population.size, settings.clip_norm)
+    optimizer_step(pool, gradient, started, settings)
 
 
-def _seed_norms(population: Population, gradients: list[Tensor]) -> Tensor:
+def _seed_norms(population: Population, gradients: Sequence[Tensor]) -> Tensor:
     """``[E, S]`` from the banks' gradients, each ``[R, P]``."""
     norms = population.host.values.detach().new_zeros(population.size, population.table.slots)
     for ((slot, _), bank), gradient in zip(population.banks.items(), gradients, strict=True):

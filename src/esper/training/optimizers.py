@@ -1,17 +1,17 @@
-"""Row-wise optimizers: every row of a `RowBlock` has its own learning rate and step count.
+"""Row-wise optimizers: every row of a `Pool` has its own learning rate and step count.
 
 Each equals its `torch.optim` namesake applied to the row's module alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from esper.tasks.optimizer import OptimizerSettings
-from esper.training.rows import RowBlock
+from esper.training.pool import Pool
 
 ADAM_EPSILON = 1e-8
 CLIP_EPSILON = 1e-6
@@ -20,58 +20,57 @@ MOMENT_NAMES: dict[str, tuple[str, ...]] = {"adamw": ("mean", "square"), "sgd": 
 """The optimizer state that each row carries."""
 
 
-def optimizer_step(block: RowBlock, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
+@torch.no_grad()
+def optimizer_step(pool: Pool, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
     """One step in place on the rows that have ``started`` to learn, bool ``[R]``.
 
-    Rows that have not started must have a zero gradient (``gradient`` is ``[R, P]``); they keep their values and their
+    Rows that have not started must have a zero gradient (``gradient`` is ``[V]``); they keep their values and their
     step count of 0.
     """
-    _STEPS[settings.name](block, gradient, started.to(block.steps), settings)
+    _STEPS[settings.name](pool, gradient, started.to(pool.steps), settings)
 
 
-@torch.no_grad()
-def _adamw(block: RowBlock, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
-    """AdamW, Loshchilov and Hutter 2019, with the bias correction of Kingma and Ba 2015, algorithm 1."""
+def _adamw(pool: Pool, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
+    """AdamW, Loshchilov and Hutter 2019, with the bias correction of Kingma and Ba 2015, algorithm 1.
+
+    As they remark, a step ``rate * (mean / c1) / (sqrt(square / c2) + epsilon)`` costs less as
+    ``(rate * sqrt(c2) / c1) * mean / (sqrt(square) + epsilon * sqrt(c2))``, whose factors are of rows, not of values.
+    """
     beta1, beta2 = settings.betas
-    block.steps.add_(started)
-    rate = (block.learning_rates * started).unsqueeze(1)
-    steps = block.steps.clamp(min=1).unsqueeze(1)
-    mean, square = block.moments["mean"], block.moments["square"]
+    pool.steps.add_(started)
+    steps = pool.steps.clamp(min=1)
+    rate = pool.learning_rates * started
+    root = (1 - beta2**steps).sqrt()
+    mean, square = pool.moments["mean"], pool.moments["square"]
     mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    denominator = square.sqrt().mul_((1 - beta2**steps).rsqrt()).add_(ADAM_EPSILON)
-    values = block.values.detach()
     if settings.weight_decay:
-        values.mul_(1 - rate * settings.weight_decay)
-    values.sub_((mean / denominator).mul_(rate / (1 - beta1**steps)))
+        pool.values.mul_(pool.spread(1 - rate * settings.weight_decay))
+    denominator = square.sqrt().add_(pool.spread(ADAM_EPSILON * root))
+    factor = pool.spread(rate * root / (1 - beta1**steps))
+    pool.values.addcdiv_(factor.mul_(mean), denominator, value=-1)
 
 
-@torch.no_grad()
-def _sgd(block: RowBlock, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
+def _sgd(pool: Pool, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
     """SGD with momentum as `torch.optim.SGD`: the velocity starts as the first gradient, without dampening."""
-    block.steps.add_(started)
-    values = block.values.detach()
+    pool.steps.add_(started)
     if settings.weight_decay:
-        gradient = gradient + settings.weight_decay * started.unsqueeze(1) * values
-    velocity = block.moments["velocity"]
+        gradient = torch.addcmul(gradient, pool.spread(settings.weight_decay * started), pool.values)
+    velocity = pool.moments["velocity"]
     velocity.mul_(settings.momentum).add_(gradient)
-    values.sub_(velocity * block.learning_rates.unsqueeze(1))
+    pool.values.addcmul_(pool.spread(pool.learning_rates), velocity, value=-1)
 
 
-_STEPS: dict[str, Callable[[RowBlock, Tensor, Tensor, OptimizerSettings], None]] = {"adamw": _adamw, "sgd": _sgd}
+_STEPS: dict[str, Callable[[Pool, Tensor, Tensor, OptimizerSettings], None]] = {"adamw": _adamw, "sgd": _sgd}
 
 
 @torch.no_grad()
-def clip_by_network(
-    blocks: Sequence[RowBlock], gradients: Sequence[Tensor], networks: int, clip_norm: float
-) -> list[Tensor]:
-    """The gradients ``[R, P]`` of all blocks, scaled so that no network's total norm exceeds ``clip_norm``.
+def clip_by_network(pool: Pool, gradient: Tensor, networks: int, clip_norm: float) -> Tensor:
+    """The gradient ``[V]``, scaled so that no network's total norm exceeds ``clip_norm``.
 
     The factor is that of `torch.nn.utils.clip_grad_norm_`: ``min(1, clip_norm / (norm + 1e-6))``.
     """
-    squares = gradients[0].new_zeros(networks)
-    owners = [block.owners.to(squares.device) for block in blocks]
-    for gradient, owner in zip(gradients, owners, strict=True):
-        squares.index_add_(0, owner, gradient.square().sum(1))
+    owners = pool.owners.to(gradient.device)
+    squares = gradient.new_zeros(networks).index_add_(0, pool.spread(owners), gradient.square())
     factors = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp(max=1)
-    return [gradient * factors[owner].unsqueeze(1) for gradient, owner in zip(gradients, owners, strict=True)]
+    return gradient * pool.spread(factors[owners])

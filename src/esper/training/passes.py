@@ -12,7 +12,6 @@ from torch import Tensor
 
 from esper.lifecycle.stages import Stage
 from esper.training.bank import Bank
-from esper.training.execution import Parameters
 from esper.training.grafts import Appending, BankCall, Blended, Graft, Replicated, SlotSeeds, append
 from esper.training.population import Population
 
@@ -49,16 +48,26 @@ def shadow(population: Population) -> Participation | None:
     return Participation(population.table.blended | training, alpha, training)
 
 
-def forward(
-    population: Population, participation: Participation, inputs: Tensor, *, host: Tensor | None = None
-) -> Tensor:
-    """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``; ``host`` may replace the hosts' parameters ``[E, P]``."""
+Program = Callable[[Tensor, Tensor], Tensor]
+"""Outputs ``[E, N', ...]`` from inputs ``[E, N, ...]`` and the hosts' parameters ``[E, P]``.
+
+It holds for any number of batches, until the population's next decision.
+"""
+
+
+def prepared(population: Population, participation: Participation) -> Program:
+    """The forward pass of the networks with these seeds."""
 
     def graft(slot: int, only: int | None) -> Graft | None:
         found = _slot_seeds(population, participation, slot, only)
         return Blended(*found) if found else None
 
-    return _run(population, inputs, graft, population.host.values if host is None else host)
+    return _program(population, graft)
+
+
+def forward(population: Population, participation: Participation, inputs: Tensor) -> Tensor:
+    """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``."""
+    return prepared(population, participation)(inputs, population.host.values)
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def forward_variants(population: Population, variants: Toggling, inputs: Tensor,
         return Replicated(seeds, alpha, toggled, examples, 1 + variants.slots.index(slot))
 
     batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
-    outputs = _run(population, batch, graft, population.host.values)
+    outputs = _program(population, graft)(batch, population.host.values)
     return outputs.unflatten(1, (count, examples))
 
 
@@ -145,13 +154,11 @@ def _bank_call(
     return BankCall(bank, owners, chosen, learning)
 
 
-def _run(
-    population: Population, inputs: Tensor, graft: Callable[[int, int | None], Graft | None], host: Tensor
-) -> Tensor:
-    parameters: Parameters = population.host.shape.unflatten(host)
+def _program(population: Population, graft: Callable[[int, int | None], Graft | None]) -> Program:
+    execution, shape, buffers = population.execution, population.host.shape, population.host_buffers
     slots = range(population.table.slots)
     if population.strategy == "stacked":
         grafts = [graft(slot, None) for slot in slots]
-        return population.execution.stacked(parameters, population.host_buffers, inputs, grafts)
+        return lambda inputs, host: execution.stacked(shape.unflatten(host), buffers, inputs, grafts)
     per_network = [[graft(slot, network) for slot in slots] for network in range(population.size)]
-    return population.execution.looped(parameters, population.host_buffers, inputs, per_network)
+    return lambda inputs, host: execution.looped(shape.unflatten(host), buffers, inputs, per_network)

@@ -7,7 +7,7 @@ carries it out, all of it or nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.training.bank import Bank
 from esper.training.execution import Execution
 from esper.training.optimizers import MOMENT_NAMES
+from esper.training.pool import Pool
 from esper.training.rows import RowBlock, RowShape, pad
 
 Actions = NDArray[np.int64]
@@ -116,6 +117,7 @@ class Population:
             self.host_buffers[name][index_on_device] = fresh.to(self.host_buffers[name])
         self.banks = {key: bank.without(index) for key, bank in self.banks.items()}
         self.banks = {key: bank for key, bank in self.banks.items() if len(bank)}
+        self._pool()
         self.table = self.table.reset(rows)
         self.evidence = _without_evidence(self.evidence, (rows, slice(None)))
         self.germinations[rows] = 0
@@ -155,6 +157,7 @@ class Population:
         banks, germinations = self._carried_out(result.transitions)
         self.table, self.banks, self.germinations = result.table, banks, germinations
         self.evidence = _forgotten(self.evidence, result.transitions)
+        self._pool()
         return result
 
     def _carried_out(self, transitions: Transitions) -> tuple[dict[BankKey, Bank], NDArray[np.int64]]:
@@ -190,6 +193,13 @@ class Population:
     def blocks(self) -> list[RowBlock]:
         """Every row block of the population: the hosts' first, then the banks'."""
         return [self.host, *(bank.block for bank in self.banks.values())]
+
+    def _pool(self) -> None:
+        """Move all blocks into one pool, in the order of `blocks`; due whenever a row has come or gone."""
+        self.pool = Pool.of(self.blocks)
+        self.host, *blocks = self.pool.blocks
+        banks = zip(self.banks.items(), blocks, strict=True)
+        self.banks = {key: replace(bank, block=block) for (key, bank), block in banks}
 
     def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
         """Bool ``[E, S]``: whether the slot's features have this layout."""

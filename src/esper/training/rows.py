@@ -38,8 +38,9 @@ class RowShape:
 
     def unflatten(self, values: Tensor) -> dict[str, Tensor]:
         """Flat rows ``[R, P]`` as named stacked parameters ``[R, *shape]``; differentiable views."""
-        parts = values.split(self.sizes, dim=1)
-        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        parts: Sequence[Tensor] = torch.split_with_sizes(values, self.sizes, dim=1)
+        rows = len(values)
+        return {name: part.view(rows, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def row(self, module: nn.Module) -> Tensor:
         """The parameters of a module of these shapes, or of a narrower one padded with zeros, as one flat row ``[P]``.

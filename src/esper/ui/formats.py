@@ -32,8 +32,8 @@ def times(ratio: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Never zero: ``<.001`` or ``.034``."""
-    return "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 1 else "1"
+    """Three decimals, never zero: ``0.034`` or ``<0.001``."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def interval(found: Interval) -> str:

@@ -12,6 +12,7 @@ from rich.live import Live
 from esper.experiments.trainer import Iteration
 from esper.ui.course import Course, smoothed
 from esper.ui.formats import duration, score
+from esper.ui.output import say
 from esper.ui.panel import CoursePanel
 
 REFRESHES_PER_SECOND = 4
@@ -76,7 +77,7 @@ class LineView:
         self._every = max(course.total // LINES_PER_RUN, 1)
 
     def __enter__(self) -> Self:
-        self._say("measuring the baselines' level")
+        self._say("finding the baselines' level")
         return self
 
     def __exit__(
@@ -119,4 +120,4 @@ class LineView:
         return ", ".join(parts)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, line)

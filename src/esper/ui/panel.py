@@ -41,7 +41,7 @@ class CoursePanel:
         yield _progress(course)
         yield Text()
         if not course.levels:
-            yield Text("measuring the baselines' level ...", LABEL_STYLE)
+            yield Text("finding the baselines' level ...", LABEL_STYLE)
             return
         yield _scores(course, width)
         if course.latest is not None:
@@ -136,7 +136,7 @@ def _table(rows: Iterable[Row]) -> Table:
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> Columns:
     """Names and values, which never part at a line's end."""
-    return Columns([f"{name} {value}" for name, value in pairs], padding=(0, 2))
+    return Columns([Text(f"{name} {value}") for name, value in pairs], padding=(0, 2))
 
 
 def _anomalies(course: Course) -> Iterable[Text]:

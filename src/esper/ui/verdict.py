@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from esper.experiments.comparison import Comparison, Standing, Verdict
 from esper.ui.formats import interval, listed, score, signed, signed_interval
 
+FEW = 2
+"""As many controllers are mentioned with their figures; of more, the names."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -35,11 +38,19 @@ def answer(comparison: Comparison, place: str = "held-out") -> Answer:
     if above:
         parts.append(f"above {listed([other.controller for other in above])}")
     if open_:
-        parts.append(f"not told apart from {listed([_with_difference(other) for other in open_])}")
+        parts.append(f"not told apart from {_named(open_)}")
     if below:
-        parts.append(f"below {listed([_with_difference(other) for other in below])}")
+        parts.append(f"below {_named(below)}")
     short = "In part" if above else "No" if below else "Not shown"
-    return Answer(short, f"{start}: {'; '.join(parts)}.")
+    idle = " It keeps no seed at all." if policy.growth.high == 0 else ""
+    return Answer(short, f"{start}: {'; '.join(parts)}.{idle}")
+
+
+def _named(others: list[Standing]) -> str:
+    """All by name; a few with their differences too."""
+    if len(others) > FEW:
+        return listed([other.controller for other in others])
+    return listed([_with_difference(other) for other in others])
 
 
 def _with_difference(other: Standing) -> str:

@@ -68,8 +68,8 @@ class ActionHeads(nn.Module):
             }
         )
 
-        with torch.no_grad():
-            self.outputs[Head.OP.name].bias.copy_(torch.tensor(settings.op_prior))
+        op_bias = self.outputs[Head.OP.name].get_parameter("bias")
+        op_bias.data.copy_(torch.tensor(settings.op_prior))
 
     def output_parameters(self, head: Head) -> list[nn.Parameter]:
         """The parameters that belong to this head alone."""

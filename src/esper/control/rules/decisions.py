@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.controller import Actions
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Head, Op, wait
+from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.masks import ActionMasks
 
 Bools = NDArray[np.bool_]
@@ -23,7 +23,7 @@ class Decisions:
     def act_on(self, op: Op, wanted: Bools) -> None:
         """Do ``op`` (FOSSILIZE, PRUNE at once, or ADVANCE) in the first slot that is ``wanted``, bool ``[E, S]``."""
         possible = wanted & self._masks.slot[:, op] & self.open[:, None]
-        rows = possible.any(1).nonzero()[0]
+        rows = np.flatnonzero(possible.any(axis=1))
         self.actions[rows, Head.OP] = op
         self.actions[rows, Head.SLOT] = possible[rows].argmax(1)
         if op is Op.PRUNE:
@@ -32,10 +32,13 @@ class Decisions:
         self.open[rows] = False
 
     def germinate(self, slot: NDArray[np.int64], blueprint: NDArray[np.int64], wanted: Bools) -> None:
-        """Germinate ``blueprint[e]`` in ``slot[e]`` where ``wanted``; the fastest tempo and the largest alpha allowed."""
+        """Germinate ``blueprint[e]`` in ``slot[e]`` where ``wanted``: the fastest tempo, the largest alpha allowed.
+
+        Tempos and targets are on offer in rising order.
+        """
         everyone = np.arange(len(slot))
         possible = self._masks.slot[everyone, Op.GERMINATE, slot] & self._masks.blueprint[everyone, slot, blueprint]
-        rows = (wanted & possible & self.open).nonzero()[0]
+        rows = np.flatnonzero(wanted & possible & self.open)
         self.actions[rows, Head.OP] = Op.GERMINATE
         self.actions[rows, Head.SLOT] = slot[rows]
         self.actions[rows, Head.BLUEPRINT] = blueprint[rows]
@@ -48,6 +51,3 @@ class Decisions:
 def _last(legal: Bools) -> NDArray[np.int64]:
     """Index of the last True column of each row."""
     return legal.shape[1] - 1 - legal[:, ::-1].argmax(1)
-
-
-assert tuple(sorted(TEMPOS)) == TEMPOS and tuple(sorted(ALPHA_TARGETS)) == ALPHA_TARGETS and ALPHA_SPEEDS[0] == 0

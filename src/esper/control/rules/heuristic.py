@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esper.control.controller import Actions
+from esper.control.features import LONGEST_PLATEAU, MOST_TRIES
 from esper.control.reading import Reading
 from esper.control.rules.decisions import Decisions
 from esper.control.rules.judging import ROUNDING, judge
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Op
 from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.stages import LIVE
 from esper.settings import Settings
 
 
@@ -62,24 +64,22 @@ class Heuristic:
 
     def _may_try(self, reading: Reading) -> NDArray[np.bool_]:
         settings = self._settings
-        unfinished = sum(reading.slot(f"stage_{stage}") for stage in ("germinated", "training", "blending", "holding"))
+        unfinished = np.sum([reading.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=0)
         fossils = reading.slot("stage_fossilized")
-        stuck = reading.network("plateau_age") * 10 >= settings.patience - ROUNDING
-        few = (np.asarray(unfinished).sum(1) < settings.at_a_time) & (
-            (np.asarray(unfinished) + fossils).sum(1) < settings.most
-        )
+        stuck = reading.network("plateau_age") * LONGEST_PLATEAU >= settings.patience - ROUNDING
+        few = (unfinished.sum(1) < settings.at_a_time) & ((unfinished + fossils).sum(1) < settings.most)
         return stuck & few & (reading.network("progress") <= settings.stop_after)
 
     def _best_guess(
         self, reading: Reading, masks: ActionMasks
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """The first preference that is legal, wide enough and tried least: slot, blueprint, and whether there is one."""
+        """The first preference that is legal, wide enough and tried least: slot, blueprint, whether there is one."""
         preferences = np.array(self._settings.preferences, np.int64)
         slots, blueprints = preferences[:, 0], preferences[:, 1]
         widths = np.exp(reading.slot("log_width"))
         wide = widths >= self._settings.narrowest * widths.max(1, keepdims=True) - ROUNDING
         possible = masks.blueprint[:, slots, blueprints] & masks.slot[:, Op.GERMINATE][:, slots] & wide[:, slots]
         tried = reading.blueprint("tries")[:, slots, blueprints]
-        rank = np.where(possible, tried * len(preferences) * 10 + np.arange(len(preferences)), np.inf)
+        rank = np.where(possible, np.rint(tried * MOST_TRIES) * len(preferences) + np.arange(len(preferences)), np.inf)
         best = rank.argmin(1)
         return slots[best], blueprints[best], possible.any(1)

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, linear, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, to_columns
 from esper.growth.blueprints.normalise import normalise
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 KEY = 4
 """Size of queries and keys."""
 
 
 @register
-class Attention(Blueprint):
+class Attention(Blueprint, Stackable):
     """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
 
     One head; values and output projection are one matrix. The usual factor ``1 / sqrt(KEY)`` is in the initial queries.
@@ -28,7 +29,6 @@ class Attention(Blueprint):
     name: ClassVar[str] = "attention"
     family: ClassVar[Family] = Family.ATTENTION
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
-    stacks: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -46,12 +46,11 @@ class Attention(Blueprint):
             by_position(each, self.positions)  # [..., C or KEY, T, B]
             for each in (columns, linear(self.queries, columns), linear(self.keys, columns))
         )
-        # Products and a softmax along leading axes keep the batch last, where a product per example is slow.
+        # Sums of products along leading axes keep the batch last, where a matrix product per example is slow.
         scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], S the tokens looked at
         weights = scores.softmax(-3)
-        attended = torch.matmul(weights.transpose(-3, -1), tokens.transpose(-3, -1))  # [..., B, T, C]
-        attended = attended.transpose(-3, -1).flatten(-2)
-        return from_columns(linear(self.values, attended, self.bias), features, self.layout)
+        attended = (weights.unsqueeze(-4) * tokens.unsqueeze(-2)).sum(-3)  # [..., C, T, B]
+        return from_columns(linear(self.values, attended.flatten(-2), self.bias), features, self.layout)
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:

@@ -9,7 +9,6 @@ from ``[B, ...]`` features, and R seeds with stacked parameters ``[R, *shape]`` 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from esper.growth.site import Layout
@@ -38,23 +37,13 @@ def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
         case Layout.FEATURES:
             return columns.mT
         case Layout.TOKENS:
-            return columns.unflatten(-1, (features.shape[-2], -1)).transpose(-3, -1)
+            return by_position(columns, features.shape[-2]).transpose(-3, -1)
         case Layout.SEQUENCE:
-            return columns.unflatten(-1, (features.shape[-1], -1)).movedim(-1, -3)
+            return by_position(columns, features.shape[-1]).movedim(-1, -3)
         case Layout.IMAGE:
-            return columns.unflatten(-1, (*features.shape[-2:], -1)).movedim(-1, -4)
+            return columns.reshape(*columns.shape[:-1], *features.shape[-2:], -1).movedim(-1, -4)
 
 
 def by_position(columns: Tensor, positions: int) -> Tensor:
     """``[..., C, P * B]`` -> ``[..., C, P, B]``."""
-    return columns.unflatten(-1, (positions, -1))
-
-
-def linear(weight: Tensor, columns: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``weight [..., O, C]`` applied to each column: ``[..., C, N]`` -> ``[..., O, N]``, plus ``bias [..., O]``."""
-    # Not matmul, which serves both ranks but doubles the overhead of small products, most of all in the backward pass.
-    stacked = weight.dim() == 3
-    if bias is None:
-        return torch.bmm(weight, columns) if stacked else torch.mm(weight, columns)
-    column = bias.unsqueeze(-1)
-    return torch.baddbmm(column, weight, columns) if stacked else torch.addmm(column, weight, columns)
+    return columns.reshape(*columns.shape[:-1], positions, -1)

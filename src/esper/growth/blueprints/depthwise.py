@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.columns import from_columns, to_columns
 from esper.growth.blueprints.neighbours import TAPS, has_neighbours, shifted
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import linear
 
 
 @register

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, linear, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 HIDDEN = 4
 """Units between the mean over positions and the gate."""
 
 
 @register
-class Gate(Blueprint):
+class Gate(Blueprint, Stackable):
     """``s(h) = h * (2 sigmoid(f(m)) - 1)``, ``m`` the mean of ``h`` over positions: ``h + s(h)`` is h gated in (0, 2).
 
     ``f(m) = W2 relu(W1 m + b1) + b2`` with ``W2 = b2 = 0``: squeeze-and-excitation (Hu et al. 2018) that starts at one.
@@ -26,7 +27,6 @@ class Gate(Blueprint):
     name: ClassVar[str] = "gate"
     family: ClassVar[Family] = Family.GATE
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

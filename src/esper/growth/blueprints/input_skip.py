@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, linear, to_columns
+from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 
 @register
-class InputSkip(Blueprint):
+class InputSkip(Blueprint, Stackable):
     """``s(h) = W x + b`` with the network's input ``x``, token by token where the site has tokens; ``W = b = 0``.
 
     Serves tokens where the network reads as many tokens, and features where it reads a plain vector.
@@ -24,7 +25,6 @@ class InputSkip(Blueprint):
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
     reads_inputs: ClassVar[bool] = True
-    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, linear, to_columns
+from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 
 @register
-class LowRank(Blueprint):
+class LowRank(Blueprint, Stackable):
     """``s(h) = U D h`` at each position, through a quarter of the width; ``U = 0``."""
 
     name: ClassVar[str] = "lowrank"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

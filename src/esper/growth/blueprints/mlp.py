@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, linear, to_columns
+from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 
 @register
-class Mlp(Blueprint):
+class Mlp(Blueprint, Stackable):
     """``s(h) = W2 relu(W1 h + b1) + b2`` at each position; ``W2 = b2 = 0``. ``expansion`` times the width inside."""
 
     name: ClassVar[str] = "mlp"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    stacks: ClassVar[bool] = True
     expansion: ClassVar[int] = 2
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

@@ -12,16 +12,16 @@ from esper.growth.blueprints.columns import from_columns, to_columns
 from esper.growth.blueprints.normalise import normalise
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable
 
 
 @register
-class Norm(Blueprint):
+class Norm(Blueprint, Stackable):
     """``s(h) = gamma * normalise(h) + beta`` at each position; ``gamma = beta = 0``."""
 
     name: ClassVar[str] = "norm"
     family: ClassVar[Family] = Family.NORM
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    stacks: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

@@ -46,7 +46,7 @@ class Blueprint(nn.Module, ABC):
       features padded by zero channels, the first channels come out as from the narrow module, and the padded entries
       get gradients of exactly zero as long as only those channels are read;
     - *batching*: works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
-      and, if it says that it `stacks`, without the vmap as well;
+      and, if it is also `Stackable`, without the vmap as well, which spares a population its cost;
     - *explicit randomness*: parameters live on the generator's device and are drawn from it alone;
     - it is stateless: no running statistics, no dropout.
 
@@ -63,10 +63,6 @@ class Blueprint(nn.Module, ABC):
     layouts: ClassVar[frozenset[Layout]]
     reads_inputs: ClassVar[bool] = False
     """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
-
-    stacks: ClassVar[bool] = False
-    """Whether ``forward`` also computes R seeds at once: parameters and buffers ``[R, *shape]``, features and inputs
-    ``[R, B, ...]``. It then works on the last axes only, and spares a population the cost of a vmap."""
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, linear, to_columns
+from esper.growth.blueprints.columns import from_columns, to_columns
 from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 
 @register
-class TokenConv(Blueprint):
+class TokenConv(Blueprint, Stackable):
     """``s(h) = W2 relu(W1 * h + b1)``: ``*`` a convolution over three tokens, zero beyond the ends; ``W2 = 0``."""
 
     name: ClassVar[str] = "token_conv"
     family: ClassVar[Family] = Family.TOKEN_NEAR
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
-    stacks: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, linear, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
+from esper.stacking import Stackable, linear
 
 
 @register
-class TokenMix(Blueprint):
+class TokenMix(Blueprint, Stackable):
     """``s(h) = relu(M h + b) W``: ``M [T, T]`` mixes tokens alike in every channel, ``W [C, C]`` channels; ``W = 0``.
 
     The token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), with channels mixed after it.
@@ -23,7 +24,6 @@ class TokenMix(Blueprint):
     name: ClassVar[str] = "token_mix"
     family: ClassVar[Family] = Family.TOKEN_FAR
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
-    stacks: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -38,7 +38,7 @@ class TokenMix(Blueprint):
         columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
         tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
         mixed = linear(self.mixing, tokens, self.bias).relu()
-        columns = mixed.unflatten(-1, (-1, columns.shape[-1])).transpose(-3, -2).flatten(-2)
+        columns = mixed.view(*mixed.shape[:-1], -1, columns.shape[-1]).transpose(-3, -2).flatten(-2)
         # Without `live`, what the bias, which runs along tokens, does to padded channels would reach their weights.
         return from_columns(linear(self.outer * self.live.unsqueeze(-2), columns), features, self.layout)
 

@@ -65,7 +65,7 @@ def conditional_masks(masks: ActionMasks) -> Arrays:
     The flat mask of an observation cannot say that a blueprint fits one slot and not the other; these can. Shapes as
     in `esper.lifecycle.masks.ActionMasks`.
     """
-    return {
+    exact = {
         "op": masks.op,
         "slot": masks.slot,
         "blueprint": masks.blueprint,
@@ -75,3 +75,5 @@ def conditional_masks(masks: ActionMasks) -> Arrays:
         "alpha_speed": masks.alpha_speed,
         "alpha_curve": masks.alpha_curve,
     }
+    # Copies: an agent may write into what it was given, and the environment still decides by the originals.
+    return {name: mask.copy() for name, mask in exact.items()}

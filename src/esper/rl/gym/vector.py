@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -201,4 +201,6 @@ def _marked(values: Mapping[str, Any], rows: Bools) -> Info:
 
 def _remarked(info: Info, rows: Bools) -> Info:
     """The same ``info``, said of ``rows`` only."""
-    return _marked({key: value for key, value in info.items() if not key.startswith("_")}, rows)
+    values = {key: value for key, value in info.items() if not key.startswith("_")}
+    nested = {key: _remarked(cast(Info, value), rows) for key, value in values.items() if isinstance(value, dict)}
+    return _marked({**values, **nested}, rows)

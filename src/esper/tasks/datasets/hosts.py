@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from esper.stacking import Stackable
 from esper.tasks.layers import conv1d, linear
 
 
-class MlpHost(nn.Module):
-    """Features ``[B, D]`` through two ReLU layers to logits ``[B, classes]``; ``layer0`` and ``layer1`` are sites."""
+class MlpHost(Stackable):
+    """Features ``[..., B, D]`` through two ReLU layers to logits ``[..., B, classes]``;
+    ``layer0`` and ``layer1`` are sites.
+    """
 
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -21,7 +24,7 @@ class MlpHost(nn.Module):
         self.head = linear(second, classes, generator)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, classes]``."""
+        """Logits ``[..., B, classes]``."""
         return self.head(self.layer1(self.layer0(inputs)))
 
 

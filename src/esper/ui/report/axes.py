@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 ROUND_FACTORS = (1.0, 2.0, 2.5, 5.0)
@@ -43,13 +44,24 @@ def axis_for(values: Iterable[float], most_ticks: int = 6) -> Axis:
     if high - low < 1e-12:
         margin = abs(low) / 10 or 0.5
         low, high = low - margin, high + margin
-    smallest = math.floor(math.log10((high - low) / most_ticks))
-    steps = (factor * 10.0**power for power in (smallest, smallest + 1, smallest + 2) for factor in ROUND_FACTORS)
-    for step in steps:
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first < most_ticks:
-            break
-    return Axis(tuple(round(index * step, 10) for index in range(first, last + 1)))
+    step = next(
+        step for step in _round_steps((high - low) / most_ticks) if _last(high, step) - _first(low, step) < most_ticks
+    )
+    return Axis(tuple(round(index * step, 10) for index in range(_first(low, step), _last(high, step) + 1)))
+
+
+def _round_steps(start: float) -> Iterator[float]:
+    """Ever larger round numbers, from about ``start`` on."""
+    for power in itertools.count(math.floor(math.log10(start))):
+        yield from (factor * 10.0**power for factor in ROUND_FACTORS)
+
+
+def _first(low: float, step: float) -> int:
+    return math.floor(low / step + 1e-9)
+
+
+def _last(high: float, step: float) -> int:
+    return math.ceil(high / step - 1e-9)
 
 
 def counting_axis(last: int, most_ticks: int = 6) -> Axis:

@@ -8,7 +8,7 @@ from esper.experiments.comparison import Against, Comparison, Standing, Verdict
 from esper.experiments.statistics import Interval
 from esper.ui.formats import interval, p_value, percent, score, signed, signed_interval
 from esper.ui.report.axes import Axis, axis_for, spread_apart
-from esper.ui.report.layout import figure, section, table
+from esper.ui.report.layout import figure, section, table, upright
 from esper.ui.report.markup import Element, Node, element
 from esper.ui.report.plot import Plot, text, vertical
 
@@ -62,7 +62,7 @@ def _kind(standing: Standing) -> str:
 
 
 def _rows(names: Sequence[str], kinds: Sequence[str], intervals: Sequence[Interval], plot: Plot, zero: bool) -> Element:
-    marks: list[Node] = []
+    marks: list[Node] = [vertical(plot.across(tick), 0, plot.height, "grid") for tick in plot.x.ticks]
     if zero:
         marks.append(vertical(plot.across(0), 0, plot.height, "zero"))
     for row, (name, kind, found) in enumerate(zip(names, kinds, intervals, strict=True)):
@@ -168,4 +168,4 @@ def _families(comparison: Comparison) -> Element:
         best = max(means.values())
         cells = [element("b" if means[name] == best else "span", score(means[name])) for name in names]
         rows.append([element("th", family, scope="row"), *cells])
-    return table(["family", *names], rows, "numbers")
+    return table(["family", *map(upright, names)], rows, "numbers")

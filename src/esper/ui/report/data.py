@@ -50,7 +50,10 @@ def load_report_data(run: RunDirectory) -> ReportData:
     """
     settings = load_settings(TrainSettings, run.config)
     results = read_results(run.evaluation) if run.evaluation.exists() else []
-    by_split = {split: of_split(results, split) for split in SPLITS}
+    comparisons: dict[Split, Comparison] = {}
+    for split in SPLITS:
+        if found := of_split(results, split):
+            comparisons[split] = compare(found)
     with RunReader.open(run.store) as reader:
         started = reader.events(RunStarted)
         return ReportData(
@@ -61,6 +64,6 @@ def load_report_data(run: RunDirectory) -> ReportData:
             summarise(reader),
             {name: [(float(step), value) for step, value in reader.series(name)] for name in reader.scalar_names()},
             [(event.iteration, name) for event in reader.events(PPOUpdated) for name in event.anomalies],
-            {split: compare(found) for split, found in by_split.items() if found},
+            comparisons,
             read_behaviour(run.behaviour) if run.behaviour.exists() else None,
         )

@@ -31,6 +31,11 @@ def table(head: Sequence[Node], rows: Sequence[Sequence[Node]], kind: str = "") 
     return element("div", whole, class_="scroll")
 
 
+def upright(name: str) -> Element:
+    """A column's name that takes no more room than its figures."""
+    return element("span", name, class_="upright")
+
+
 def _cell(content: Node) -> Node:
     is_cell = isinstance(content, Element) and content.tag in ("td", "th")
     return content if is_cell else element("td", content)

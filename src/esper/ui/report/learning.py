@@ -31,11 +31,9 @@ def learning_section(data: ReportData) -> Element:
         "the very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
         "iteration and on validation data, so it is not to be compared with the dashed levels."
     )
-    entries = [
-        ("greedy policy", "swatch policy"),
-        ("J, smoothed", "swatch objective"),
-        ("J per iteration", "swatch raw"),
-    ]
+    entries = [("J, smoothed", "swatch objective"), ("J per iteration", "swatch raw")]
+    if data.series.get("probe_score"):
+        entries.insert(0, ("greedy policy", "swatch policy"))
     return section(title, figure(_curve(data), caption, legend(entries)))
 
 
@@ -45,7 +43,7 @@ def _curve(data: ReportData) -> Element:
     probes = data.series.get("probe_score", [])
     levels = data.summary.baselines
     values = [value for _, value in [*raw, *probes]] + list(levels.values())
-    plot = Plot(_iterations(data), axis_for(values), CURVE_HEIGHT, right=LABEL_ROOM)
+    plot = Plot(_iterations(data), axis_for(values), CURVE_HEIGHT, right=LABEL_ROOM if levels else 12)
     marks: list[Node] = [*_levels(plot, levels)]
     marks += [plot.curve(raw, "raw"), plot.curve(smooth, "objective"), plot.curve(probes, "policy")]
     marks += [

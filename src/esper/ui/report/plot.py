@@ -33,6 +33,8 @@ class Plot:
     left: int = 44
     """Pixels for labels on the left."""
     right: int = 12
+    label_ticks: bool = True
+    """Whether the horizontal axis has labels."""
 
     def across(self, value: float) -> str:
         """Horizontal place of a value."""
@@ -68,10 +70,10 @@ class Plot:
         left = [text("-8", self.down(tick) + 4, self.y.label(tick), "tick end") for tick in self.y.ticks]
         below = [
             text(self.across(tick), self.height + TICK_ROOM - 4, self.x.label(tick), "tick middle")
-            for tick in self.x.ticks
+            for tick in (self.x.ticks if self.label_ticks else ())
         ]
         named = [text("50%", self.height + TICK_ROOM + TITLE_ROOM - 4, x_title, "tick middle")] if x_title else []
-        height = self.height + TICK_ROOM + (TITLE_ROOM if x_title else 0)
+        height = self.height + (TICK_ROOM if self.label_ticks else 0) + (TITLE_ROOM if x_title else 0)
         return drawing(height, title, *grid, *left, *below, *named, *marks, left=self.left, right=self.right)
 
     def _path(self, points: Points) -> str:

@@ -1,0 +1,109 @@
+"""`esper train`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from esper.config import Overrides, dump_settings, load_settings
+from esper.errors import ConfigError
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from esper.experiments.summary import Summary, summarise
+from esper.experiments.trainer import Trainer
+from esper.experiments.workers import LocalWorkers
+from esper.telemetry.store import RunStore
+from esper.ui.course import Course
+from esper.ui.formats import duration, score
+from esper.ui.live import training_view
+from esper.ui.output import console_beside, print_json, say
+from esper.ui.report import write_report
+
+RUNS = Path("runs")
+
+Begin = Callable[[RunDirectory, TrainSettings, RunStore, LocalWorkers], Trainer]
+
+
+def command(
+    config: Path | None = None,
+    run_dir: Path | None = None,
+    seed: int | None = None,
+    resume: Path | None = None,
+    overrides: Overrides = (),
+    json: bool = False,
+) -> None:
+    """Learn a growth controller, or go on with a run.
+
+    Args:
+        config: YAML file with settings; the defaults where it says nothing.
+        run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.
+        seed: Short for --set seed=N.
+        resume: Directory of a run to go on with, from its newest checkpoint and with its own settings.
+        json: Print a machine-readable last line; progress then goes to stderr.
+    """
+    console = console_beside(json)
+    if resume is None:
+        seeded = overrides if seed is None else (*overrides, f"seed={seed}")
+        settings = load_settings(TrainSettings, config, seeded)
+        run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+        dump_settings(settings, run.config)
+        store, begin = RunStore.create(run.store), Trainer.started
+    else:
+        if config or run_dir or seed is not None or overrides:
+            raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
+        run = RunDirectory.open(resume)
+        settings = load_settings(TrainSettings, run.config)
+        store, begin = RunStore.open(run.store), Trainer.resumed
+    try:
+        summary = _train(run, settings, store, begin, console)
+    except KeyboardInterrupt:
+        say(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
+        raise
+    report = write_report(run)
+    _conclude(console, run, summary, report)
+    if json:
+        print_json(_json(run, summary))
+
+
+def _train(run: RunDirectory, settings: TrainSettings, store: RunStore, begin: Begin, console: Console) -> Summary:
+    """Do what remains of the run, in view."""
+    with store, LocalWorkers(settings.shards) as workers:
+        trainer = begin(run, settings, store, workers)
+        past = [value for _, value in store.series("objective")]
+        course = Course(settings.iterations, past, levels={})
+        if trainer.done < settings.iterations:
+            with training_view(console, course) as view:
+                view.baselines(trainer.baseline_levels())
+                trainer.train(view.iteration)
+        else:
+            say(console, "the run is complete already")
+        return summarise(store)
+
+
+def _conclude(console: Console, run: RunDirectory, summary: Summary, report: Path) -> None:
+    say(
+        console,
+        f"{summary.iterations} iterations in {duration(summary.seconds)}, "
+        f"{summary.environment_steps_per_second:.0f} environment steps a second",
+    )
+    if summary.probe_score is not None and summary.baselines:
+        best = max(summary.baselines, key=lambda name: summary.baselines[name])
+        level = score(summary.baselines[best])
+        say(console, f"greedy policy {score(summary.probe_score)}, best baseline there {best} {level}")
+    say(console, f"report: {report}")
+    say(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
+    say(console, f"run: {run.path}")
+
+
+def _json(run: RunDirectory, summary: Summary) -> dict[str, Any]:
+    return {
+        "run": str(run.path),
+        **asdict(summary),
+        "environment_steps_per_second": summary.environment_steps_per_second,
+    }

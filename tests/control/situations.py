@@ -1,0 +1,105 @@
+"""Networks in situations of a test's choosing, and what controllers see and may do there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.control.features import View
+from esper.control.history import History
+from esper.control.observation import observe
+from esper.control.reading import Reading
+from esper.control.spaces import Observation
+from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.tasks.registry import get_suite
+from esper.training.population import Network, Population, PopulationPlan
+
+SUITE = get_suite("tokens")
+SLOTS, BLUEPRINTS = len(SUITE.sites), len(SUITE.blueprints)
+HORIZON = SUITE.steps
+WIDTHS = (10, 3, 6)
+
+
+def index_of(blueprint: str) -> int:
+    return SUITE.blueprints.index(blueprint)
+
+
+def population(environments: int = 1, rules: Rules = Rules()) -> Population:  # noqa: B008
+    """Untrained networks with slots of different widths."""
+    drawn = SUITE.sample(1, "train", np.random.default_rng(0))[0]
+    instances = [replace(drawn, widths=WIDTHS, seed=seed, learning_rate=0.02) for seed in range(environments)]
+    networks = [Network(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in instances]
+    example = torch.zeros(2, *SUITE.input_shape)
+    return Population(PopulationPlan(SUITE.template(), SUITE.sites, SUITE.blueprints, example, rules=rules), networks)
+
+
+@dataclass
+class Situation:
+    """One network in a chosen state. Slots not given are dormant."""
+
+    slots: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Fields of the table by slot; ``stage`` and, for seeds, ``blueprint`` by name."""
+    progress: float = 0.5
+    rent: float = 0.08
+    train_size: float = 500.0
+    accuracy_contribution: Sequence[float] = (np.nan,) * SLOTS
+    evidence: Sequence[float] | None = None
+    """What gate G5 sees; the accuracy contributions if not given."""
+    history: dict[str, Any] = field(default_factory=dict)
+    """Attributes of the history, without the axis over networks."""
+    rules: Rules = field(default_factory=Rules)
+
+    def view(self) -> View:
+        held = population(rules=self.rules)
+        held.table = self._table()
+        shape = held.table.stage.shape
+        measured = np.array([self.accuracy_contribution if self.evidence is None else self.evidence], np.float32)
+        everywhere = np.ones(shape, np.bool_)
+        held.evidence = Evidence(everywhere, everywhere, measured, np.zeros(shape, np.int16))
+        past = History(1, SLOTS, BLUEPRINTS, SUITE.classes)
+        past.accuracy_contribution = np.array([self.accuracy_contribution])
+        for name, value in self.history.items():
+            assert name in vars(past), name
+            setattr(past, name, value if name == "training" else np.array([value]))
+        rent, size = np.array([self.rent]), np.array([self.train_size])
+        return View(held, past, np.array([self.progress]), HORIZON, rent, size, SUITE.classes)
+
+    def _table(self) -> SeedTable:
+        table = SeedTable.dormant(1, SLOTS)
+        for slot, values in self.slots.items():
+            for name, value in values.items():
+                assert name in {one.name for one in fields(SeedTable)}, name
+                getattr(table, name)[0, slot] = index_of(value) if isinstance(value, str) else value
+        return table
+
+    def observe(self) -> tuple[Observation, ActionMasks]:
+        view = self.view()
+        return observe(view, torch.device("cpu")), view.population.legal_actions()
+
+    def read(self) -> Reading:
+        return Reading(self.observe()[0])
+
+
+def holding(blueprint: str, age: int = 10, alpha: float = 1.0) -> dict[str, Any]:
+    """A seed that has been held for ``age`` decisions."""
+    return {
+        "stage": Stage.HOLDING,
+        "stage_age": age,
+        "seed_age": age + 4,
+        "blueprint": blueprint,
+        "alpha": alpha,
+        "alpha_target": alpha,
+        "alpha_elapsed": 3,
+        "alpha_duration": 3,
+    }
+
+
+def fossil(blueprint: str) -> dict[str, Any]:
+    return {**holding(blueprint), "stage": Stage.FOSSILIZED}

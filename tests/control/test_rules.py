@@ -1,0 +1,282 @@
+"""Hand-written controllers: always legal, and as shrewd as they claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from control.situations import HORIZON, SLOTS, Situation, fossil, holding, index_of
+from esper.control.controller import Controller
+from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.judging import seed_rent
+from esper.control.rules.periodic import Periodic, PeriodicSettings
+from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.simple import Never, Uniform
+from esper.control.spaces import Observation
+from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op
+from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
+from rl.short import QUICK, SUITE, episodes, instances, play
+
+MLP, NORM, ATTENTION = (index_of(name) for name in ("mlp", "norm", "attention"))
+PAIRS = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(SLOTS))
+NARROW = Rules(
+    cooldown=(1, 1, 1), tempos=(5,), alpha_targets=(0.5, 0.7), alpha_speeds=(3, 8), alpha_curves=(Curve.COSINE,)
+)
+RULE_SETS = {
+    "none": QUICK,
+    "shadow": Rules(isolation=Isolation.SHADOW, cooldown=(1, 1, 1), min_training_steps=1),
+    "narrow": NARROW,
+    "no pruning": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE), harm_tolerance=1.0),
+    "no fossils": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1)),
+    "only waiting": Rules(operations=(Op.WAIT,)),
+}
+
+
+def controllers() -> list[Controller]:
+    horizon = SUITE.steps
+    return [
+        Never(),
+        Uniform(),
+        Schedule([Planting(0, 0, MLP), Planting(0, 2, NORM), Planting(4, 1, ATTENTION)], horizon, "schedule"),
+        Periodic(PeriodicSettings(period=1, plantings=PAIRS, trial=1), horizon),
+        Heuristic(HeuristicSettings(preferences=PAIRS, trial=1, stop_after=1.0), horizon),
+    ]
+
+
+@pytest.mark.parametrize("rules", RULE_SETS.values(), ids=RULE_SETS.keys())
+@pytest.mark.parametrize("controller", controllers(), ids=lambda controller: controller.name)
+def test_every_action_is_legal(controller: Controller, rules: Rules) -> None:
+    running = episodes(instances(7), rules)
+    play(running, controller)  # an illegal action raises
+    assert running.finished.all()
+
+
+def test_the_controllers_do_what_they_are_for() -> None:
+    done: dict[str, set[int]] = {}
+    for controller in controllers():
+        running = episodes(instances(14))
+        controller_ops: set[int] = set()
+        state = controller.start(range(14))
+        while not running.finished.all():
+            actions, state = controller.act(running.observe(), running.legal_actions(), state)
+            running.step(actions)
+            controller_ops |= set(actions[:, Head.OP].tolist())
+        done[controller.name] = controller_ops
+    growing = {Op.WAIT, Op.GERMINATE, Op.FOSSILIZE}
+    assert done["none"] == {Op.WAIT}
+    assert done["random"] == {*Op} - {Op.ADVANCE}
+    assert done["schedule"] == growing
+    assert done["periodic"] == done["heuristic"] == growing | {Op.PRUNE}
+
+
+def test_random_draws_do_not_depend_on_neighbours() -> None:
+    everyone = instances(6)
+    running = episodes(everyone)
+    together, alone = Uniform(), Uniform()
+    state, own = together.start(range(6)), alone.start([4])
+    for _ in range(SUITE.steps):
+        masks = running.legal_actions()
+        actions, state = together.act(running.observe(), masks, state)
+        mine, own = alone.act(running.observe(), _row(masks, 4), own)
+        assert mine[0].tolist() == actions[4].tolist()
+        running.step(actions)
+
+
+def _row(masks: ActionMasks, row: int) -> ActionMasks:
+    return ActionMasks(**{name: value if name == "grounds" else value[[row]] for name, value in vars(masks).items()})
+
+
+def test_random_choices_are_uniform_over_what_is_legal() -> None:
+    observation, masks = Situation().observe()
+    count = 6000
+    many = ActionMasks(
+        **{k: v if k == "grounds" else np.repeat(v, count, axis=0) for k, v in vars(masks).items()}
+    )  # fmt: skip
+    controller = Uniform()
+    actions, _ = controller.act(observation, many, controller.start(range(count)))
+    germinating = actions[actions[:, Head.OP] == Op.GERMINATE]
+    assert abs(len(germinating) / count - 1 / 2) < 0.03
+    for head, choices in ((Head.SLOT, SLOTS), (Head.BLUEPRINT, len(SUITE.blueprints)), (Head.TEMPO, 3)):
+        shares = np.bincount(germinating[:, head], minlength=choices) / len(germinating)
+        np.testing.assert_allclose(shares, 1 / choices, atol=0.04)
+
+
+def decide(controller: Controller, situation: Situation) -> list[int]:
+    """The first three heads: operation, slot, blueprint."""
+    observation, masks = situation.observe()
+    actions, _ = controller.act(observation, masks, controller.start([0]))
+    return actions[0, :3].tolist()
+
+
+def heuristic(**settings: object) -> Heuristic:
+    return Heuristic(HeuristicSettings.model_validate({"preferences": PAIRS, "trial": 6, **settings}), HORIZON)
+
+
+def periodic(**settings: object) -> Periodic:
+    return Periodic(PeriodicSettings.model_validate({"stop_after": 0.0, "trial": 6, **settings}), HORIZON)
+
+
+JUDGES = pytest.mark.parametrize("judge", [heuristic, periodic], ids=["heuristic", "periodic"])
+
+
+def contributing(*accuracy: float, **others: object) -> Situation:
+    slots = {slot: holding("mlp") for slot, value in enumerate(accuracy) if np.isfinite(value)}
+    return Situation(**{"slots": slots, "accuracy_contribution": accuracy, "progress": 0.9, **others})  # type: ignore[arg-type]
+
+
+NAN = float("nan")
+
+
+@JUDGES
+def test_a_good_seed_is_kept_and_a_bad_one_pruned(judge) -> None:
+    assert decide(judge(), contributing(0.2, NAN, NAN)) == [Op.FOSSILIZE, 0, 0]
+    assert decide(judge(), contributing(-0.1, NAN, NAN)) == [Op.PRUNE, 0, 0]
+
+
+@JUDGES
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_every_slot_is_judged(judge, slot: int) -> None:
+    good, bad = [NAN] * SLOTS, [NAN] * SLOTS
+    good[slot], bad[slot] = 0.2, -0.2
+    assert decide(judge(), contributing(*good))[:2] == [Op.FOSSILIZE, slot]
+    assert decide(judge(), contributing(*bad))[:2] == [Op.PRUNE, slot]
+
+
+@JUDGES
+def test_a_seed_that_is_not_due_does_not_hide_one_that_is(judge) -> None:
+    slots = {0: holding("mlp", age=2), 1: fossil("mlp"), 2: holding("mlp", age=7)}
+    assert decide(judge(), Situation(slots, 0.9, accuracy_contribution=(0.1, 0.1, 0.1)))[:2] == [Op.FOSSILIZE, 2]
+
+
+@JUDGES
+def test_a_seed_is_judged_after_its_trial_and_not_before(judge) -> None:
+    for age, op in ((5, Op.WAIT), (6, Op.FOSSILIZE)):
+        situation = contributing(0.2, NAN, NAN, slots={0: holding("mlp", age=age)})
+        assert decide(judge(), situation)[0] == op, age
+
+
+@JUDGES
+def test_judging_is_aware_of_rent_and_margin(judge) -> None:
+    free, dear = contributing(0.05, NAN, NAN, rent=0.0), contributing(0.05, NAN, NAN, rent=0.5)
+    assert decide(judge(), free)[0] == Op.FOSSILIZE
+    assert decide(judge(), dear)[0] == Op.PRUNE
+    assert decide(judge(margin=0.06), free)[0] == Op.PRUNE
+
+
+def test_a_seed_s_rent_is_what_the_network_would_save_without_it() -> None:
+    slots = {0: holding("mlp"), 1: fossil("attention")}
+    rent = seed_rent(Situation(slots, rent=0.08).read())[0]
+    paid = Situation(slots, rent=0.08).read().network("rent_paid")[0]
+    without_first = Situation({1: slots[1]}, rent=0.08).read().network("rent_paid")[0]
+    without_second = Situation({0: slots[0]}, rent=0.08).read().network("rent_paid")[0]
+    np.testing.assert_allclose(rent, [paid - without_first, paid - without_second, 0.0], atol=1e-6)
+    assert rent[0] > 0.01
+
+
+@JUDGES
+def test_a_seed_that_may_not_be_kept_yet_is_left_alone(judge) -> None:
+    unmeasured = contributing(0.2, NAN, NAN, evidence=(NAN, NAN, NAN))
+    assert decide(judge(), unmeasured)[0] == Op.WAIT
+
+
+def test_the_heuristic_advances_isolated_seeds_first() -> None:
+    training = {**holding("mlp"), "stage": Stage.TRAINING, "alpha": 0.0}
+    situation = Situation(
+        {0: holding("mlp"), 2: training}, accuracy_contribution=(0.2, NAN, 0.1), rules=RULE_SETS["shadow"]
+    )
+    assert decide(heuristic(), situation)[:2] == [Op.ADVANCE, 2]
+
+
+@pytest.mark.parametrize(
+    ("situation", "settings", "expected"),
+    [
+        (Situation(), {}, [Op.GERMINATE, 0, 0]),
+        (Situation(), {"preferences": ((2, 4), (0, 0))}, [Op.GERMINATE, 2, 4]),
+        (Situation({2: fossil("mlp")}), {"preferences": ((2, 4), (0, 1))}, [Op.GERMINATE, 0, 1]),
+        (Situation(progress=0.7), {}, [Op.WAIT, 0, 0]),
+        (Situation(progress=0.7), {"stop_after": 0.7}, [Op.GERMINATE, 0, 0]),
+        (Situation(), {"patience": 3.0}, [Op.WAIT, 0, 0]),
+        (Situation(history={"plateau_age": 3}), {"patience": 3.0}, [Op.GERMINATE, 0, 0]),
+        (Situation({1: holding("mlp", age=1)}), {"at_a_time": 1}, [Op.WAIT, 0, 0]),
+        (Situation({1: fossil("mlp")}), {"at_a_time": 1}, [Op.GERMINATE, 0, 0]),
+        (Situation({1: fossil("mlp")}), {"most": 1}, [Op.WAIT, 0, 0]),
+        (Situation(), {"preferences": ((1, 4), (0, 1)), "narrowest": 0.5}, [Op.GERMINATE, 0, 1]),
+        (Situation(), {"preferences": ((1, 4), (2, 1)), "narrowest": 0.6}, [Op.GERMINATE, 2, 1]),
+        (Situation(), {"preferences": ((1, 4),), "narrowest": 0.5}, [Op.WAIT, 0, 0]),
+    ],
+)
+def test_what_the_heuristic_tries(situation: Situation, settings: dict[str, object], expected: Sequence[int]) -> None:
+    assert decide(heuristic(**settings), situation) == list(expected)
+
+
+def test_the_heuristic_tries_something_else_next_time() -> None:
+    preferences = ((0, MLP), (0, NORM), (0, ATTENTION))
+    tries = np.zeros((SLOTS, len(SUITE.blueprints)))
+    expected = [MLP, NORM, ATTENTION, MLP, NORM]
+    for blueprint in expected:
+        situation = Situation(history={"tries": tries.copy()})
+        assert decide(heuristic(preferences=preferences), situation) == [Op.GERMINATE, 0, blueprint]
+        tries[0, blueprint] += 1
+
+
+def test_germinations_are_fast_and_full() -> None:
+    situation = Situation(rules=NARROW)
+    observation, masks = situation.observe()
+    actions, _ = heuristic().act(observation, masks, None)
+    assert actions[0, Head.TEMPO] == 1, "the fastest that the rules allow, 5 steps"
+    assert ALPHA_TARGETS[actions[0, Head.ALPHA_TARGET]] == 0.7, "the largest that the rules allow"
+
+
+def timeline(controller: Controller, steps: int) -> list[list[int]]:
+    """What a controller does first to last in one network, by operation, slot and blueprint."""
+    running = episodes(instances(1), Rules(cooldown=(1, 1, 1), harm_tolerance=1.0))
+    state, seen = controller.start([0]), []
+    for _ in range(steps):
+        actions, state = controller.act(running.observe(), running.legal_actions(), state)
+        seen.append(actions[0, :3].tolist())
+        running.step(actions)
+    return seen
+
+
+def test_a_schedule_plants_on_time_one_at_a_time_and_keeps_what_it_may() -> None:
+    plan = [Planting(0, 0, MLP), Planting(0, 1, NORM), Planting(3, 0, ATTENTION)]
+    seen = timeline(Schedule(plan, SUITE.steps, keep_after=2), 10)
+    assert seen[:2] == [[Op.GERMINATE, 0, MLP], [Op.GERMINATE, 1, NORM]]
+    # GERMINATED at 0, BLENDING at 1 to 3, HOLDING from 4: with age 2 after step 5, and the second one a step later.
+    assert seen[2:8] == [[Op.WAIT, 0, 0]] * 4 + [[Op.FOSSILIZE, 0, 0], [Op.FOSSILIZE, 1, 0]]
+    assert seen[8:] == [[Op.WAIT, 0, 0]] * 2, "the third planting's slot is taken for good"
+
+
+def test_the_periodic_rule_goes_by_the_clock() -> None:
+    settings = PeriodicSettings(period=2, plantings=((0, MLP), (1, NORM)), trial=100, stop_after=0.5)
+    seen = timeline(Periodic(settings, SUITE.steps), 8)
+    assert seen[:3] == [[Op.GERMINATE, 0, MLP], [Op.WAIT, 0, 0], [Op.GERMINATE, 1, NORM]]
+    assert seen[3:] == [[Op.WAIT, 0, 0]] * 5, "its slots are taken"
+
+
+def test_controllers_are_deterministic_in_their_seeds() -> None:
+    observation, masks = Situation().observe()
+    for controller in controllers():
+        first, second = (controller.act(observation, masks, controller.start([7]))[0] for _ in range(2))
+        assert first.tolist() == second.tolist()
+    draws = {tuple(Uniform().act(observation, masks, Uniform().start([seed]))[0][0]) for seed in range(20)}
+    assert len(draws) > 5
+
+
+def test_an_observation_of_many_is_decided_row_by_row() -> None:
+    situations = [contributing(0.2, NAN, NAN), contributing(NAN, -0.2, NAN), Situation()]
+    seen = [situation.observe() for situation in situations]
+    together = Observation(*(torch.cat(parts) for parts in zip(*(one for one, _ in seen), strict=True)))
+    masks = ActionMasks(
+        **{
+            name: value if name == "grounds" else np.concatenate([getattr(one, name) for _, one in seen])
+            for name, value in vars(seen[0][1]).items()
+        }
+    )
+    actions, _ = heuristic().act(together, masks, None)
+    assert actions[:, :3].tolist() == [decide(heuristic(), situation) for situation in situations]

@@ -1,0 +1,33 @@
+"""Results with planted scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from esper.experiments.results import Result
+from esper.tasks.suite import Split
+
+FAMILIES = ("bott", "order", "plain")
+
+
+def planted(means: Mapping[str, float], count: int = 60, noise: float = 0.02, split: Split = "heldout") -> list[Result]:
+    """Controllers with these mean scores on the same instances, which differ by family; noise is each one's own."""
+    rng = np.random.default_rng(0)
+    ease = rng.normal(0, 0.1, count)
+    return [
+        Result(
+            controller=name,
+            instance=f"{FAMILIES[index % 3]}/only/{index}",
+            family=FAMILIES[index % 3],
+            variant="only",
+            score=float(mean + ease[index] + rng.normal(0, noise)) if noise else float(mean + ease[index]),
+            test_accuracy=float(mean + 0.05),
+            added_parameters=0 if name == "none" else 100 + index,
+            host_parameters=400,
+            split=split,
+        )
+        for name, mean in means.items()
+        for index in range(count)
+    ]

@@ -1,0 +1,154 @@
+"""A run goes on exactly where it stopped, however it stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.experiments.checkpoints import Checkpoints
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.trainer import Trainer
+from esper.telemetry.events import CheckpointWritten, RunEnded, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.reader import RunReader
+from experiments.runs import at, ignore, resumed, started, tiny
+from experiments.short_suite import short_suite
+
+with short_suite():
+    SETTINGS = tiny("iterations=4", "checkpoint_every=2", "probe_every=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+class PowerCutError(Exception):
+    """The process ends here."""
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def cut_power() -> None:
+    raise PowerCutError
+
+
+def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return trainer.learner.state_tensors()
+
+
+def figures(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """All scalars of a run but those that tell the time."""
+    with RunReader.open(RunDirectory(path).store) as reader:
+        return {name: reader.series(name) for name in reader.scalar_names() if name != "seconds"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    path = tmp_path_factory.mktemp("train") / "whole"
+    with started(path, SETTINGS) as trainer:
+        trainer.train(ignore)
+        return path, learned(trainer)
+
+
+@pytest.mark.parametrize(
+    ("number", "stop", "error", "checkpoints"),
+    [(2, press_ctrl_c, KeyboardInterrupt, [0, 2]), (3, cut_power, PowerCutError, [0, 2])],
+    ids=["Ctrl-C", "power cut after the checkpoint"],
+)
+def test_a_resumed_run_equals_one_that_never_stopped(
+    tmp_path: Path,
+    uninterrupted: tuple[Path, dict[str, torch.Tensor]],
+    number: int,
+    stop: Callable[[], None],
+    error: type[BaseException],
+    checkpoints: list[int],
+):
+    whole_path, whole = uninterrupted
+    path = tmp_path / "run"
+    with started(path, SETTINGS) as trainer, pytest.raises(error):
+        trainer.train(at(number, stop))
+    assert Checkpoints(RunDirectory(path).checkpoints).iterations() == checkpoints
+    with resumed(path) as trainer:
+        assert trainer.done == 2
+        trainer.train(ignore)
+        final = learned(trainer)
+    assert final.keys() == whole.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(final[name], tensor), name
+    assert figures(path) == figures(whole_path)
+
+
+def test_ctrl_c_ends_the_run_with_a_checkpoint_wherever_it_is(tmp_path: Path):
+    with started(tmp_path / "run", SETTINGS) as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train(at(1, press_ctrl_c))
+    with resumed(tmp_path / "run") as trainer:
+        assert trainer.done == 1
+        kinds = [stored.event.name for stored in trainer.store.stored_events()]
+        assert trainer.store.events(RunInterrupted)[0].iteration == 1
+    assert RunEnded.name not in kinds
+    assert kinds.index(RunStarted.name) < kinds.index(RunInterrupted.name)
+
+
+def test_ctrl_c_works_as_ever_after_training(uninterrupted: tuple[Path, object]):
+    with pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+
+
+def test_a_run_that_was_killed_at_once_begins_anew_from_its_untrained_policy(
+    tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]
+):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        untrained = learned(trainer)
+    with resumed(tmp_path / "run") as trainer:
+        assert trainer.done == 0
+        assert all(torch.equal(learned(trainer)[name], tensor) for name, tensor in untrained.items())
+
+
+def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
+    with RunReader.open(RunDirectory(uninterrupted[0]).store) as reader:
+        assert [step for step, _ in reader.series("objective")] == [1, 2, 3, 4]
+        assert [step for step, _ in reader.series("probe_score")] == [2, 4]
+        assert [event.iteration for event in reader.events(CheckpointWritten)] == [0, 2, 4]
+        assert len(reader.events(RunEnded)) == 1
+        assert reader.events(RunResumed) == []
+
+
+def test_learning_changes_the_policy(tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        fresh = learned(trainer)
+    whole = uninterrupted[1]
+    assert any(not torch.equal(fresh[name], whole[name]) for name in fresh if name.startswith("policy."))
+
+
+def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        levels = trainer.baseline_levels()
+    assert {"none", "random", "all_at_start", "periodic", "heuristic"} <= levels.keys()
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("esper.experiments.trainer.play", refuse)
+    with resumed(tmp_path / "run") as trainer:
+        assert trainer.baseline_levels() == levels
+
+
+@pytest.mark.slow
+def test_processes_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = tiny("suite=tokens", "iterations=1", "shards=2")
+    with started(tmp_path / "apart", settings) as trainer:
+        trainer.train(ignore)
+        apart = learned(trainer)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with started(tmp_path / "together", settings) as trainer:
+        trainer.train(ignore)
+        together = learned(trainer)
+    assert all(torch.equal(together[name], tensor) for name, tensor in apart.items())

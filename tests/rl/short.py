@@ -1,0 +1,52 @@
+"""Episodes on the token suite that are over soon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from esper.control.controller import Controller
+from esper.control.rules.simple import Uniform
+from esper.lifecycle.rules import Rules
+from esper.rl.episodes import Episodes, StepResult
+from esper.rl.rewards import RewardMode, outcome
+from esper.tasks.instance import Instance
+from esper.tasks.tokens.suite import TokenSuite
+
+QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
+
+
+class ShortSuite(TokenSuite):
+    """The token suite with small episodes."""
+
+    steps = 12
+    batches_per_step = 2
+    batch_size = 16
+    validation_size = 64
+    test_size = 96
+
+
+SUITE = ShortSuite()
+
+
+def instances(count: int, drift_step: int | None = None) -> list[Instance]:
+    """Training instances, one of each family and then another; those that drift do so within the episode."""
+    drawn = SUITE.sample(count, "train", np.random.default_rng(3))
+    return [one if one.drift_step is None else replace(one, drift_step=drift_step or 5) for one in drawn]
+
+
+def episodes(chosen: Sequence[Instance], rules: Rules = QUICK, reward: RewardMode = outcome) -> Episodes:
+    return Episodes(SUITE, chosen, rules, reward)
+
+
+def play(running: Episodes, controller: Controller | None = None, steps: int | None = None) -> list[StepResult]:
+    """Let a controller (a random one if none is given) play to the end, or for some steps."""
+    controller = controller or Uniform()
+    state = controller.start([one.seed for one in running.instances])
+    results: list[StepResult] = []
+    while len(results) != steps and not running.finished.all():
+        actions, state = controller.act(running.observe(), running.legal_actions(), state)
+        results.append(running.step(actions))
+    return results

@@ -1,0 +1,264 @@
+"""Episodes: rewards add up to J, J is what the committed network is worth, and restarts disturb nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.simple import Never, Uniform
+from esper.control.spaces import Observation
+from esper.errors import TaskError
+from esper.growth.model import GrowingModel
+from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
+from esper.rl.episodes import Episodes, StepResult
+from esper.rl.rewards import sparse
+from esper.tasks.data import Data, Part
+from esper.tasks.instance import Instance
+from esper.training.rows import RowShape
+from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
+
+MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
+
+
+def committed(running: Episodes, row: int) -> GrowingModel:
+    """The network that remains, rebuilt from its own narrow host and seeds."""
+    population, instance = running.population, running.instances[row]
+    model = GrowingModel(SUITE.host(instance), SUITE.sites, torch.zeros(2, *SUITE.input_shape))
+    _fill(model.host, population.host.shape, population.host.values.detach()[row])
+    for (slot, blueprint), bank in population.banks.items():
+        for place in (bank.block.owners == row).nonzero().flatten().tolist():
+            if population.table.stage[row, slot] != Stage.FOSSILIZED:
+                continue
+            seed = model.germinate(SUITE.sites[slot], SUITE.blueprints[blueprint], torch.Generator())
+            seed.alpha.fill_(float(population.table.alpha[row, slot]))
+            _fill(seed.blueprint, bank.block.shape, bank.block.values.detach()[place])
+    return model.eval()
+
+
+def _fill(module: torch.nn.Module, shape: RowShape, values: torch.Tensor) -> None:
+    """Give a narrow module the live part of a padded row."""
+    named = shape.unflatten(values.unsqueeze(0))
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(named[name][0][tuple(slice(extent) for extent in parameter.shape)])
+
+
+def objective(running: Episodes, part: Part) -> list[float]:
+    """J of the committed networks, by hand."""
+    scores: list[float] = []
+    for row, instance in enumerate(running.instances):
+        model = committed(running, row)
+        phase = int(instance.drift_step is not None and running.step_index[row] >= instance.drift_step)
+        data = SUITE.data(instance, part, phase)
+        with torch.no_grad():
+            accuracy = (model(data.inputs).argmax(-1) == data.labels).float().mean()
+        host = sum(p.numel() for p in model.host.parameters())
+        added = sum(p.numel() for p in model.parameters()) - host
+        scores.append(float(accuracy) - instance.rent * float(np.log1p(added / host)))
+    return scores
+
+
+def total(results: Sequence[StepResult]) -> np.ndarray:
+    return np.sum([result.reward for result in results], axis=0)
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_outcome_telescopes_to_j_of_the_committed_network(isolation: Isolation) -> None:
+    running = episodes(instances(14), QUICK.model_copy(update={"isolation": isolation, "harm_tolerance": 1.0}))
+    results = play(running)
+    assert len(results) == SUITE.steps
+    np.testing.assert_allclose(total(results), running.potential, atol=1e-6)
+    np.testing.assert_allclose(running.potential, objective(running, "validation"), atol=1e-6)
+    fossils = running.population.table.stage == Stage.FOSSILIZED
+    assert fossils.sum() >= 2, "the test means to score networks that grew"
+    assert (running.population.table.live & ~fossils).any(), "and to leave seeds behind that do not count"
+
+
+def test_sparse_rewards_pay_j_at_the_end() -> None:
+    dense, late = episodes(instances(4)), episodes(instances(4), reward=sparse)
+    expected, results = play(dense), play(late)
+    assert not np.any([result.reward for result in results[:-1]])
+    np.testing.assert_allclose(results[-1].reward, total(expected), atol=1e-6)
+
+
+def test_before_the_end_the_potential_is_of_the_whole_network() -> None:
+    running = episodes(instances(3), Rules(cooldown=(1, 1, 1)))
+    play(running, Schedule([Planting(0, 0, MLP)], SUITE.steps, keep_after=1000), SUITE.steps - 1)
+    population = running.population
+    added = population.parameters_in(population.table.blended)
+    assert (added > 0).all()
+    rent = np.array([one.rent for one in running.instances])
+    expected = running.history.accuracies[:, 0] - rent * np.log1p(added / population.host_parameters)
+    np.testing.assert_allclose(running.potential, expected, atol=1e-6)
+
+
+def test_episodes_end_at_the_horizon() -> None:
+    running = episodes(instances(2))
+    results = play(running, Never())
+    assert [result.finished.tolist() for result in results] == [[False] * 2] * (SUITE.steps - 1) + [[True] * 2]
+    assert running.observe().globals[0, 0] == 1.0
+
+
+def test_the_final_score_is_on_test_data_and_of_fossils_only() -> None:
+    running = episodes(instances(7), Rules(harm_tolerance=1.0))
+    controller = Schedule([Planting(0, 0, MLP), Planting(7, 2, ATTENTION)], SUITE.steps)
+    play(running, controller)
+    stages = running.population.table.stage
+    assert (stages[:, 0] == Stage.FOSSILIZED).all()
+    assert (stages[:, 2] == Stage.HOLDING).all()
+    final = running.final_score()
+    np.testing.assert_allclose(final.score, objective(running, "test"), atol=1e-6)
+    expected = running.population.seed_parameters[:, 0, MLP]
+    assert final.added_parameters.tolist() == expected.tolist()
+    rent = np.array([one.rent for one in running.instances])
+    growth = np.log1p(final.added_parameters / running.population.host_parameters)
+    np.testing.assert_allclose(final.score, final.accuracy - rent * growth)
+
+
+class Watched(ShortSuite):
+    """Writes down which data are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Part, int]] = []
+
+    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
+        self.asked.append((instance.name, part, phase))
+        return super().data(instance, part, phase)
+
+    def taken(self) -> set[tuple[Part, int]]:
+        """Parts and phases asked for since the last call."""
+        taken = {(part, phase) for _, part, phase in self.asked}
+        self.asked.clear()
+        return taken
+
+
+def drifting(step: int | None) -> Instance:
+    drawn = next(one for one in instances(14) if one.drift_step is not None)
+    return replace(drawn, drift_step=step)
+
+
+def test_only_the_final_score_reads_test_data() -> None:
+    suite = Watched()
+    running = Episodes(suite, [*instances(3), drifting(4)], QUICK, sparse)
+    play(running)
+    running.restart(np.array([1]), instances(4)[3:])
+    play(running, steps=1)
+    assert {part for part, _ in suite.taken()} == {"train", "validation"}
+    running.final_score()
+    assert {part for part, _ in suite.taken()} == {"test"}
+
+
+def test_parts_share_no_example() -> None:
+    for instance in (*instances(7), drifting(4)):
+        phases = (0, 1) if instance.drift_step is not None else (0,)
+        for phase in phases:
+            seen = [SUITE.data(instance, part, phase).inputs.flatten(1) for part in ("train", "validation", "test")]
+            rows = torch.cat(seen)
+            assert len(rows.unique(dim=0)) == len(rows)
+
+
+def test_data_drift_at_their_step() -> None:
+    suite = Watched()
+    with_drift, without = (Episodes(suite, [drifting(step)], QUICK, sparse) for step in (4, None))
+    suite.taken()
+    for step in range(SUITE.steps):
+        results = [one.step(wait(1)) for one in (with_drift, without)]
+        assert suite.taken() == ({("train", 1), ("validation", 1)} if step == 4 else set())
+        same = results[0].evaluation.loss == results[1].evaluation.loss
+        assert same == (step < 4)
+    with_drift.final_score()
+    assert suite.taken() == {("test", 1)}
+    without.final_score()
+    assert suite.taken() == {("test", 0)}
+
+
+def assert_same_rows(one: Observation, other: Observation, rows: Sequence[int], tolerance: float = 0.0) -> None:
+    for name, part, expected in zip(one._fields, one, other, strict=True):
+        torch.testing.assert_close(part[list(rows)], expected[list(rows)], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_a_restart_midway_leaves_the_others_as_they_are() -> None:
+    chosen, newcomer = instances(4), instances(11)[10]
+    restarted, undisturbed = (episodes(chosen) for _ in range(2))
+    others = [0, 1, 3]
+    for running in (restarted, undisturbed):
+        play(running, steps=5)
+    before = [block.values.detach()[: len(chosen)].clone() for block in (restarted.population.host,)]
+    restarted.restart(np.array([2]), [newcomer])
+    assert torch.equal(restarted.population.host.values.detach()[others], before[0][others])
+    assert_same_rows(restarted.observe(), undisturbed.observe(), others)
+    assert restarted.potential[others].tolist() == undisturbed.potential[others].tolist()
+    controllers = [Uniform() for _ in range(2)]
+    states = [one.start(range(4)) for one in controllers]
+    while not undisturbed.finished.any():
+        for index, running in enumerate((restarted, undisturbed)):
+            masks = running.legal_actions()
+            actions, states[index] = controllers[index].act(running.observe(), masks, states[index])
+            result = running.step(actions)
+            assert result.finished[2] == running.finished[2]
+        # Fewer seeds in a bank may change how sums round in float32, and nothing else.
+        assert_same_rows(restarted.observe(), undisturbed.observe(), others, 1e-4)
+    assert restarted.finished.tolist() == [True, True, False, True]
+
+
+def test_a_restart_without_seeds_leaves_the_others_bit_equal_to_the_end() -> None:
+    chosen, newcomer = instances(4), instances(11)[10]
+    restarted, undisturbed = (episodes(chosen) for _ in range(2))
+    actions = np.stack([action(Op.GERMINATE, 0, MLP), action(Op.GERMINATE, 1, ATTENTION), wait(1)[0], wait(1)[0]])
+    for running in (restarted, undisturbed):
+        running.step(actions)
+    restarted.restart(np.array([2]), [newcomer])
+    for _ in range(SUITE.steps - 1):
+        rewards = [running.step(wait(4)).reward for running in (restarted, undisturbed)]
+        assert rewards[0][[0, 1, 3]].tolist() == rewards[1][[0, 1, 3]].tolist()
+        assert_same_rows(restarted.observe(), undisturbed.observe(), [0, 1, 3])
+
+
+@pytest.mark.parametrize("steps", [0, 4, SUITE.steps])
+def test_a_restarted_episode_is_as_a_new_one(steps: int) -> None:
+    chosen = sorted(instances(14), key=lambda one: one.train_size)
+    small, large = chosen[:3], chosen[-3:]
+    assert small[0].train_size < large[0].train_size, "the test means to make room for more data"
+    restarted, fresh = episodes(small), episodes(large)
+    play(restarted, steps=steps)
+    restarted.restart(np.array([2, 0, 1]), [large[2], large[0], large[1]])
+    assert_same_rows(restarted.observe(), fresh.observe(), range(3))
+    for ours, theirs in zip(play(restarted), play(fresh), strict=True):
+        assert ours.reward.tolist() == theirs.reward.tolist()
+        assert ours.finished.tolist() == theirs.finished.tolist()
+    assert restarted.final_score().score.tolist() == fresh.final_score().score.tolist()
+
+
+def test_a_drift_that_happened_is_undone_by_a_restart() -> None:
+    suite = Watched()
+    running = Episodes(suite, [drifting(2)], QUICK, sparse)
+    first = [running.step(wait(1)).evaluation.loss[0] for _ in range(5)]
+    running.restart(np.array([0]), [drifting(2)])
+    assert [running.step(wait(1)).evaluation.loss[0] for _ in range(5)] == first
+
+
+def test_episodes_that_ended_are_carried_along() -> None:
+    chosen = instances(2)
+    running = episodes(chosen)
+    play(running, Never(), steps=3)
+    running.restart(np.array([1]), chosen[1:])
+    expected = play(episodes(chosen[1:]), Never())
+    rewards = [running.step(wait(2)).reward[1] for _ in range(SUITE.steps)]
+    assert running.finished.tolist() == [True, True]
+    np.testing.assert_allclose(rewards, [result.reward[0] for result in expected], atol=1e-5)
+
+
+def test_instances_of_another_suite_are_refused() -> None:
+    stranger = replace(instances(1)[0], suite="digits")
+    with pytest.raises(TaskError, match="belongs to suite 'digits'"):
+        episodes([stranger])
+    running = episodes(instances(1))
+    with pytest.raises(TaskError, match="belongs to suite 'digits'"):
+        running.restart(np.array([0]), [stranger])

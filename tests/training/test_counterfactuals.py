@@ -1,0 +1,211 @@
+"""Leave-one-out measurements: the fused pass equals separate passes, whatever the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
+from esper.tasks.optimizer import OptimizerSettings
+from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
+from esper.training.learning import Batch, network_accuracies, network_losses, train
+from esper.training.population import Network, Population, PopulationPlan, Strategy
+from esper.training.reference import ReferencePopulation
+from training.scenes import VALIDATION, Draws, both, good_evidence, instances, plan
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+COUNT = 10
+
+
+def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, ReferencePopulation, Batch]:
+    """Networks with seeds in many stages, once fast and once as separate modules, and data to measure them on."""
+    chosen = instances(COUNT)
+    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
+    draws = Draws(chosen)
+    for _ in range(7):
+        actions = draws.actions(fast.legal_actions())
+        slow.evidence = fast.evidence
+        fast.decide(actions)
+        slow.decide(actions)
+        batches = [draws.batch() for _ in range(2)]
+        report = train(fast, batches)
+        slow.train(batches)
+        batch = draws.batch(VALIDATION)
+        remember(fast, report, evaluate(fast, batch))
+    assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
+    return fast, slow, batch
+
+
+def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Evaluation:
+    """One pass for the networks as they are, and one for each slot toggled."""
+
+    def measured(alphas: dict[tuple[int, int], float]) -> tuple[Tensor, Tensor]:
+        logits = slow.logits(batch.inputs, alphas)
+        return network_losses(logits, batch.labels), network_accuracies(logits, batch.labels)
+
+    loss, accuracy = measured({})
+    by_accuracy, by_loss = (np.full(table.stage.shape, np.nan) for _ in range(2))
+    for slot in range(table.slots):
+        own = [network for network in range(table.environments) if table.owning[network, slot]]
+        toggled = {(network, slot): 0.0 if table.blended[network, slot] else 1.0 for network in own}
+        other_loss, other_accuracy = measured(toggled)
+        for network in own:
+            sign = 1 if table.blended[network, slot] else -1
+            by_loss[network, slot] = sign * float(other_loss[network] - loss[network])
+            by_accuracy[network, slot] = sign * float(accuracy[network] - other_accuracy[network])
+    return Evaluation(loss.numpy(), accuracy.numpy(), by_accuracy, by_loss)
+
+
+def assert_same(actual: Evaluation, expected: Evaluation) -> None:
+    for name, value in vars(expected).items():
+        np.testing.assert_allclose(getattr(actual, name), value, **TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_the_fused_pass_equals_separate_passes(isolation: Isolation, strategy: Strategy) -> None:
+    fast, slow, batch = grown(isolation, strategy)
+    assert fast.shares_prefixes
+    expected = separately(slow, fast.table, batch)
+    assert np.nanmax(np.abs(expected.loss_contribution)) > 1e-3, "the test means to measure something"
+    assert (np.isfinite(expected.loss_contribution) == fast.table.owning).all()
+    assert_same(evaluate(fast, batch), expected)
+    assert_same(evaluate(fast, batch, shared=False), expected)
+
+
+def test_committed_networks_have_fossils_only() -> None:
+    fast, slow, batch = grown(Isolation.NONE, "stacked")
+    fossils = fast.table.stage == Stage.FOSSILIZED
+    assert fossils.any()
+    assert (fast.table.blended & ~fossils).any()
+    off = {where: 0.0 for where in slow.seeds if not fossils[where]}
+    expected = network_accuracies(slow.logits(batch.inputs, off), batch.labels)
+    np.testing.assert_allclose(committed_accuracy(fast, batch), expected.numpy(), **TOLERANCE)
+
+
+def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    whole = committed_accuracy(fast, batch)
+    monkeypatch.setattr("esper.training.evaluation.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
+    np.testing.assert_allclose(committed_accuracy(fast, batch), whole, **TOLERANCE)
+
+
+def test_evaluating_changes_nothing() -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    before = [block.values.detach().clone() for block in fast.blocks]
+    first = evaluate(fast, batch)
+    assert_same(evaluate(fast, batch), first)
+    assert all(torch.equal(block.values.detach(), values) for block, values in zip(fast.blocks, before, strict=True))
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.tanh(self.linear(features))
+
+
+class Chain(nn.Module):
+    """Nothing bypasses a slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = Layer(4), Layer(4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.second(self.first(inputs)))
+
+
+class Residual(Chain):
+    """What the first layer yields bypasses the second, whose slot therefore may not append to the batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.head(hidden + self.second(hidden))
+
+
+class InputSkip(Chain):
+    """The input bypasses everything."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.second(self.first(inputs)) * inputs)
+
+
+HOSTS = {Chain: True, Residual: False, InputSkip: False}
+
+
+def small(kind: type[Chain], count: int) -> tuple[PopulationPlan, list[Network]]:
+    torch_seed = torch.Generator().manual_seed(0)
+
+    def host() -> nn.Module:
+        model = kind()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(generator=torch_seed)
+        return model
+
+    shared = PopulationPlan(
+        kind(), ("first", "second"), ("mlp", "gate", "input_skip"), torch.zeros(2, 4), dtype=torch.float64
+    )
+    return shared, [Network(host(), (4, 4), 0.05, seed) for seed in range(count)]
+
+
+@pytest.mark.parametrize(("kind", "shares"), HOSTS.items())
+def test_connections_across_slots_are_found_and_measured_exactly(kind: type[Chain], shares: bool) -> None:
+    shared, hosts = small(kind, 3)
+    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
+    assert fast.shares_prefixes is shares
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(count: int) -> Batch:
+        inputs = torch.randn(3, count, 4, generator=generator, dtype=torch.float64)
+        return Batch(inputs, torch.randint(3, (3, count), generator=generator))
+
+    plantings = [
+        np.stack([action(Op.GERMINATE, 0, 0), action(Op.GERMINATE, 1, 1), action(Op.GERMINATE, 0, 2)]),
+        np.stack([action(Op.GERMINATE, 1, 2), action(Op.GERMINATE, 0, 0), wait(1)[0]]),
+    ]
+    for actions in [*plantings, wait(3), wait(3)]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+        batches = [draw(8) for _ in range(5)]
+        train(fast, batches)
+        slow.train(batches)
+    batch = draw(40)
+    assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))
+
+
+def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
+    """The negative control: the host above is one on which the fused pass cannot be used."""
+    shared, hosts = small(Residual, 1)
+    population = Population(shared, hosts)
+    population.evidence = good_evidence(population)
+    population.decide(action(Op.GERMINATE, 1, 0)[None])
+    population.shares_prefixes = True
+    with pytest.raises(RuntimeError):
+        evaluate(population, Batch(torch.zeros(1, 6, 4, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.int64)))
+
+
+def test_slots_without_seeds_are_not_a_number() -> None:
+    shared, hosts = small(Chain, 2)
+    population = Population(replace(shared, blueprints=("mlp",)), hosts)
+    population.decide(np.stack([action(Op.GERMINATE, 1, 0), wait(1)[0]]))
+    batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
+    result = evaluate(population, batch)
+    assert np.isfinite(result.loss_contribution).tolist() == [[False, True], [False, False]]
+    assert result.loss_contribution[0, 1] == 0, "a newborn contributes nothing"
+    report = train(population, [batch])
+    remember(population, report, result)
+    assert population.evidence.probed.tolist() == [[False, True], [False, False]]
+    assert np.isfinite(population.evidence.contribution).tolist() == [[False, True], [False, False]]

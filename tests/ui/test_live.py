@@ -1,0 +1,173 @@
+"""Watching a run: what the panel and the lines say, at 80 and 120 columns."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from esper.rl.diagnostics import Anomaly
+from esper.ui.course import PACE_WINDOW, Course, smoothed
+from esper.ui.live import LINES_PER_RUN, LineView, PanelView, training_view
+from esper.ui.panel import RECENT, CoursePanel, sparkline
+from ui.planted import FAMILIES, LEVELS, iteration
+
+WIDTHS = [80, 120]
+TERMINAL_ROWS = 24
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drawn(course: Course, width: int) -> list[str]:
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(CoursePanel(course))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def course_of(count: int, total: int = 40, **update: object) -> Course:
+    course = Course(total, levels=LEVELS, clock=Clock())
+    for number in range(1, count + 1):
+        probe = 0.655 if number == 20 else None
+        course.take(iteration(number, total, objective=0.5 + 0.005 * number, probe=probe, **update))
+    return course
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_everything_fits_a_terminal(width: int):
+    course = course_of(23)
+    course.take(iteration(24, anomalies=(Anomaly.EXPLAINED_VARIANCE,)))
+    lines = drawn(course, width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) < TERMINAL_ROWS
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_panel_says_what_matters(width: int):
+    text = "\n".join(drawn(course_of(23), width))
+    for words in ["iteration 23/40", "left", "policy (greedy)", "0.655", "at iteration 20", "heuristic", "0.641"]:
+        assert words in text
+    for words in ["accuracy", "0.672", "113% of the host's parameters", "layer0 81%", "germinate 18%", "entropy"]:
+        assert words in text
+    for words in ["0.0042", "explained variance", "0.64", "clipped", "6%", "steps/s", "400"]:
+        assert words in text
+    assert all(f"{family} {value:.2f}" in text for family, value in FAMILIES.items())
+    assert "advance" not in text  # an operation that never occurs
+
+
+def test_controllers_stand_in_order_of_their_scores():
+    lines = drawn(course_of(23), 80)
+    names = [line.split()[0] for line in lines if line.endswith("●") or "●" in line]
+    assert names == ["policy", "heuristic", "periodic", "all_at_start", "none", "random"]
+    places = [line.index("●") for line in lines if "●" in line]
+    assert places == sorted(places, reverse=True)
+
+
+def test_before_the_baselines_are_known_and_before_the_first_iteration():
+    assert "finding the baselines' level" in "\n".join(drawn(Course(40), 80))
+    text = "\n".join(drawn(Course(40, levels=LEVELS), 80))
+    assert "heuristic" in text
+    assert "accuracy" not in text
+
+
+def test_one_level_alone_can_be_drawn():
+    assert any("none" in line for line in drawn(Course(40, levels={"none": 0.5}), 80))
+
+
+def test_an_anomaly_is_explained_and_fades():
+    course = course_of(3)
+    course.take(iteration(4, anomalies=(Anomaly.KL,)))
+    assert Anomaly.KL.meaning in "\n".join(drawn(course, 120))
+    for number in range(5, 5 + RECENT):
+        course.take(iteration(number))
+    assert Anomaly.KL.meaning not in "\n".join(drawn(course, 120))
+
+
+def test_time_left_follows_the_recent_pace():
+    clock = Clock()
+    course = Course(20, clock=clock)
+    assert course.left is None
+    assert course.steps_per_second is None
+    for number in range(1, 11):
+        course.take(iteration(number, 20))  # each says it took 9.6 s
+    assert course.left == pytest.approx(96)
+    assert course.steps_per_second == pytest.approx(400)
+    clock.now += 5
+    assert course.left == pytest.approx(91)
+    assert course.elapsed == 5
+    clock.now += 1000
+    assert course.left == 0
+    assert PACE_WINDOW < 10  # else this shows nothing
+
+
+def test_a_resumed_course_knows_its_past():
+    course = Course(10, [0.5, 0.6])
+    course.take(iteration(3, 10))
+    assert course.done == 3
+    assert "iteration 3/10" in "\n".join(drawn(Course(10, [0.5, 0.6, 0.7], levels=LEVELS), 80))
+
+
+def test_smoothing_is_unbiased_and_lags():
+    assert smoothed([0.4, 0.4, 0.4]) == pytest.approx([0.4, 0.4, 0.4])
+    assert smoothed([]) == []
+    curve = smoothed([0.0, *[1.0] * 9])
+    assert curve == sorted(curve)
+    assert 0.8 < curve[-1] < 1
+
+
+def test_sparklines_span_the_blocks():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1, 1], 8) == "▁▁"
+    assert len(sparkline(list(range(100)), 8)) == 8
+
+
+def lines_of(total: int, probes: dict[int, float], anomalies: dict[int, Anomaly]) -> list[str]:
+    console = Console(file=io.StringIO(), width=80)
+    view = training_view(console, Course(total, clock=Clock()))
+    assert isinstance(view, LineView)
+    with view:
+        view.baselines(LEVELS)
+        for number in range(1, total + 1):
+            found = (anomalies[number],) if number in anomalies else ()
+            view.iteration(iteration(number, total, probe=probes.get(number), anomalies=found))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_without_a_terminal_there_are_lines_now_and_then():
+    lines = lines_of(200, {}, {})
+    assert lines[1].startswith("baselines: none 0.531, random 0.488")
+    numbers = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("iteration")]
+    assert numbers == [1, *range(10, 201, 10)]
+    assert len(numbers) == LINES_PER_RUN + 1
+
+
+def test_lines_tell_measurements_and_new_anomalies():
+    lines = lines_of(60, {7: 0.65}, {11: Anomaly.ENTROPY, 13: Anomaly.ENTROPY})
+    assert [line for line in lines if "greedy policy 0.650 (best baseline heuristic 0.641)" in line]
+    told = [line for line in lines if "anomaly" in line]
+    assert told == [f"iteration 11: anomaly entropy: {Anomaly.ENTROPY.meaning}"]
+
+
+def test_lines_are_not_wrapped():
+    assert all("steps/s" in line for line in lines_of(20, {}, {}) if line.startswith("iteration"))
+
+
+def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    view = training_view(console, Course(2, clock=Clock()))
+    assert isinstance(view, PanelView)
+    with view:
+        view.baselines(LEVELS)
+        view.iteration(iteration(1, 2))
+        view.iteration(iteration(2, 2))
+    assert isinstance(console.file, io.StringIO)
+    assert "2/2" in console.file.getvalue()
