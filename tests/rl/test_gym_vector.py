@@ -251,6 +251,17 @@ def test_a_reset_mask_begins_some_episodes_anew_and_leaves_the_others() -> None:
     assert env.step(wait(E))[2].tolist() == [False, False, False]
 
 
+def test_a_seed_with_a_reset_mask_reaches_the_masked_only() -> None:
+    env, undisturbed, mask = make(), make(), np.array([False, True, False])
+    env.reset(seed=0)
+    undisturbed.reset(seed=0)
+    _, info = env.reset(seed=50, options={"reset_mask": mask})
+    assert info["instance"][1] == make(count=1).reset(seed=51)[1]["instance"][0]
+    own, expected = (one.reset()[1]["instance"] for one in (env, undisturbed))
+    assert own[~mask].tolist() == expected[~mask].tolist()
+    assert own[1] != expected[1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

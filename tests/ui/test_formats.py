@@ -25,7 +25,7 @@ def test_signs_are_never_put_before_nothing(value: float, words: str):
     assert formats.signed(value) == words
 
 
-@pytest.mark.parametrize(("share", "words"), [(0, "0%"), (0.001, "<1%"), (0.005, "0%"), (0.126, "13%"), (1.3, "130%")])
+@pytest.mark.parametrize(("share", "words"), [(0, "0%"), (0.001, "<1%"), (0.005, "<1%"), (0.126, "13%"), (1.3, "130%")])
 def test_percents_do_not_hide_what_is_small(share: float, words: str):
     assert formats.percent(share) == words
 

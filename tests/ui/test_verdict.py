@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from rich.console import Console
 
 from esper.experiments.comparison import Comparison, compare
 from esper.ui.tables import comparison_table
 from esper.ui.verdict import Answer, answer
 from experiments.results_cases import planted
-from rich.console import Console
 
 
 def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 import time
 from dataclasses import asdict
 from typing import Annotated
@@ -40,7 +41,7 @@ def command(
         report = bench_suite(suite, rules, search, score, seed, workers)
     _print(report, time.perf_counter() - began)
     if json:
-        _print_json(report)
+        sys.stdout.write(json_format.dumps(asdict(report)) + "\n")
 
 
 def _print(report: SuiteReport, seconds: float) -> None:
@@ -63,7 +64,3 @@ def _table(title: str, choices: list[Choice], overall: str) -> Table:
         numbers = (one.score, one.score_of_overall, one.score_of_nothing)
         table.add_row(one.context, one.schedule, *(f"{number:.3f}" for number in numbers))
     return table
-
-
-def _print_json(report: SuiteReport) -> None:
-    print(json_format.dumps(asdict(report)))

@@ -65,10 +65,11 @@ def _evaluation(population: Population, slots: list[int], losses: Floats, accura
 def committed_accuracy(population: Population, batch: Batch) -> Floats:
     """``[E]``: accuracy of what would remain if the episode ended now, hosts with their fossils."""
     population.execution.train(False)
-    chunks = zip(batch.inputs.split(EVALUATION_CHUNK, 1), batch.labels.split(EVALUATION_CHUNK, 1), strict=True)
+    inputs = torch.split(batch.inputs, EVALUATION_CHUNK, 1)
+    labels = torch.split(batch.labels, EVALUATION_CHUNK, 1)
     correct = [
-        network_accuracies(forward(population, committed(population), inputs), labels) * labels.shape[1]
-        for inputs, labels in chunks
+        network_accuracies(forward(population, committed(population), some), answers) * answers.shape[1]
+        for some, answers in zip(inputs, labels, strict=True)
     ]
     return as_array(torch.stack(correct).sum(0) / batch.labels.shape[1])
 

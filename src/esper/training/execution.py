@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class _LeaveVmap(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(
+    def vmap(  # pyright: ignore[reportIncompatibleMethodOverride] - the base class leaves the arguments open
         info: Any, in_dims: tuple[int | None, ...], features: Tensor, inputs: Tensor, graft: Graft
     ) -> tuple[Tensor, int]:
         features = _networks_first(features, in_dims[0], info.batch_size)
@@ -52,7 +52,7 @@ class _MappedOccupant:
         self._graft = graft
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        return _LeaveVmap.apply(features, inputs, self._graft)  # pyright: ignore[reportReturnType]
+        return cast(Tensor, _LeaveVmap.apply(features, inputs, self._graft))
 
 
 class _SingleOccupant:
@@ -100,7 +100,7 @@ class Execution:
         """
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
 
-        def appending(features: Tensor, _inputs: Tensor) -> Tensor:
+        def appending(features: Tensor, inputs: Tensor) -> Tensor:
             return torch.cat([features, features[: len(inputs)]])
 
         was_training = self._model.training

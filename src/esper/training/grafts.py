@@ -55,9 +55,9 @@ class SlotSeeds:
         """``[r, N, ...]`` of all networks' features and inputs ``[E, N, ...]``, in the order of ``environments``."""
         counts = [len(call.owners) for call in self.calls]
         # One gather for all banks: its backward pass is a scatter over all networks, which none should pay twice.
-        parts = gather(features, self.environments).split(counts)
+        parts = torch.split(gather(features, self.environments), counts)
         reading = any(call.bank.template.reads_inputs for call in self.calls)
-        seen = gather(inputs, self.environments).split(counts) if reading else parts
+        seen = torch.split(gather(inputs, self.environments), counts) if reading else parts
         contributions = [call.contributions(part, own) for call, part, own in zip(self.calls, parts, seen, strict=True)]
         order = _memory_order(features)
         return _restored(torch.cat([contribution.permute(order) for contribution in contributions]), order)

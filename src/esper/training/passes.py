@@ -111,7 +111,7 @@ def forward_variants(population: Population, variants: Toggling, inputs: Tensor,
 
     batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
     outputs = _program(population, graft)(batch, population.host.values)
-    return outputs.unflatten(1, (count, examples))
+    return outputs.view(len(outputs), count, examples, *outputs.shape[2:])
 
 
 def _appended_nothing(examples: int) -> Graft:

@@ -69,7 +69,7 @@ class TrainingStream:
 
     def _gather(self, index: Tensor) -> Batch:
         flat = index.flatten()
-        inputs = self._inputs.flatten(0, 1).index_select(0, flat).unflatten(0, tuple(index.shape))
+        inputs = self._inputs.flatten(0, 1).index_select(0, flat).view(*index.shape, *self._inputs.shape[2:])
         return Batch(inputs, self._labels.flatten().index_select(0, flat).view_as(index))
 
 

@@ -22,13 +22,9 @@ def signed(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """``0.123`` as ``12%``; what is above zero but below half a percent as ``<1%``."""
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
-
-
-def times(ratio: float) -> str:
-    """A size relative to another: ``1.24x``."""
-    return f"{ratio:.2f}x"
+    """``0.123`` as ``12%``; what is above zero but would round to it as ``<1%``."""
+    text = f"{share:.0%}"
+    return "<1%" if share > 0 and text == "0%" else text
 
 
 def p_value(p: float) -> str:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, field_validator
 
 from esper.errors import ConfigError
-from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
@@ -160,8 +159,3 @@ class Growth:
     def _legal(self) -> ActionMasks:
         assert self._masks is not None, "faces check `begun` first"
         return self._masks
-
-
-def waiting(actions: Array, rows: Bools) -> Array:
-    """The same actions ``[E, 8]`` with WAIT in ``rows``, bool ``[E]``."""
-    return np.where(rows[:, None], int(Op.WAIT), actions)

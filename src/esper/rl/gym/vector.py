@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from esper.errors import ConfigError
 from esper.rl.episodes import FinalScore
-from esper.rl.gym.growth import Bools, Growth, GrowthSettings, Stepped, waiting
+from esper.rl.gym.growth import Bools, Growth, GrowthSettings, Stepped
 from esper.rl.gym.spaces import Array, Arrays, action_space, observation_space
 
 RESET_MASK = "reset_mask"
@@ -166,8 +166,9 @@ class NextStepGrowth(GrowthVectorEnv):
         if not self.growth.begun or not self.growth.ended.any():
             return super().step(actions)
         ended = self.growth.ended
-        # Networks share one program: those that ended are carried along by the others' step, and then begin anew.
-        stepped = self.growth.step(waiting(actions, ended))
+        # Networks share one program: those that ended are carried along by the others' step, whatever their action, and
+        # then begin anew.
+        stepped = self.growth.step(actions)
         observation, fresh = self.reset(options={RESET_MASK: ended})
         info = {**fresh, **_decisions(stepped, ~ended)}
         rewards = np.where(ended, 0.0, stepped.reward)

@@ -29,7 +29,7 @@ def learning_section(data: ReportData) -> Element:
     caption = (
         "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on "
         "the very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
-        "iteration and on validation data, so it is not to be compared with the dashed levels."
+        "iteration and on validation data, so it compares with the dashed levels only roughly."
     )
     entries = [("J, smoothed", "swatch objective"), ("J per iteration", "swatch raw")]
     if data.series.get("probe_score"):

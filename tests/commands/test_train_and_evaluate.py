@@ -1,0 +1,232 @@
+"""`esper train`, `esper evaluate` and `esper report` from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.cli import main
+from esper.experiments.checkpoints import Checkpoints
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.trainer import Iteration
+from esper.ui.live import LineView
+from experiments.runs import TINY
+from experiments.short_suite import short_suite
+
+Capture = pytest.CaptureFixture[str]
+
+
+def options(*overrides: str) -> list[str]:
+    return [word for override in (*TINY, *overrides) for word in ("--set", override)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two iterations; copy it before changing it."""
+    path = tmp_path_factory.mktemp("commands") / "trained"
+    assert main(["train", "--run-dir", str(path), *options("iterations=2")]) == 0
+    return path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A finished run of two iterations."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def last_json(text: str) -> dict[str, Any]:
+    return json.loads(text.splitlines()[-1])
+
+
+def test_training_leaves_a_whole_run_directory(tmp_path: Path, capsys: Capture):
+    path = tmp_path / "run"
+    assert main(["train", "--run-dir", str(path), "--seed", "7", *options("iterations=1")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"run: {path}"
+    assert f"compare it on new instances with: esper evaluate {path}" in lines
+    for name in ("config.yaml", "run.db", "checkpoints", "report.html"):
+        assert (path / name).exists()
+    assert "seed: 7" in (path / "config.yaml").read_text()
+    assert Checkpoints(path / "checkpoints").iterations() == [0, 1]
+
+
+def test_training_prints_a_line_for_machines(tmp_path: Path, capsys: Capture):
+    path = tmp_path / "run"
+    assert main(["train", "--run-dir", str(path), "--json", *options("iterations=2")]) == 0
+    captured = capsys.readouterr()
+    record = last_json(captured.out)
+    assert captured.out.count("\n") == 1  # progress went to stderr
+    assert f"run: {path}" in captured.err
+    assert (record["run"], record["iterations"]) == (str(path), 2)
+    assert {"objective", "probe_score", "seconds", "environment_steps_per_second"} <= record.keys()
+    assert {"none", "heuristic"} <= record["baselines"].keys()
+    assert record["environment_steps"] == 2 * 8 * 8
+
+
+def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("iterations: 1\nreward: sparse\nseed: 3\n")
+    words = ["train", "--config", str(config), "--run-dir", str(tmp_path / "run"), "--seed", "4"]
+    assert main([*words, *options("reward=outcome")]) == 0
+    resolved = (tmp_path / "run" / "config.yaml").read_text()
+    assert "iterations: 1" in resolved
+    assert "reward: outcome" in resolved
+    assert "seed: 4" in resolved
+
+
+def test_a_run_gets_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *options("iterations=1")]) == 0
+    path = capsys.readouterr().out.splitlines()[-1].removeprefix("run: ")
+    assert re.fullmatch(r"runs/\d{8}-\d{6}", path)
+    assert Path(path, "report.html").exists()
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+    path = tmp_path / "my run"
+    show = LineView.iteration
+
+    def show_and_press(view: LineView, iteration: Iteration) -> None:
+        show(view, iteration)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LineView, "iteration", show_and_press)
+    assert main(["train", "--run-dir", str(path), *options("iterations=2")]) == 130
+    assert capsys.readouterr().out.splitlines()[-1] == f"resume with: esper train --resume '{path}'"
+    assert Checkpoints(path / "checkpoints").iterations() == [0, 1]
+
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(path), "--json"]) == 0
+    assert last_json(capsys.readouterr().out)["iterations"] == 2
+
+
+def test_a_finished_run_is_not_trained_again(run: Path, capsys: Capture):
+    before = Checkpoints(run / "checkpoints").latest().sha256
+    assert main(["train", "--resume", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "the run is complete already"
+    assert lines[-1] == f"run: {run}"
+    assert Checkpoints(run / "checkpoints").latest().sha256 == before
+
+
+def test_evaluation_prints_a_table_and_writes_records(run: Path, capsys: Capture):
+    assert main(["evaluate", str(run), "--instances", "4", "--transfer", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "4 held-out instances" in text
+    assert "2 transfer: families never trained on" in text
+    assert "Did learning help?" in text
+    assert text.splitlines()[-1] == f"run: {run}"
+    records = json.loads((run / "evaluation.json").read_text())
+    assert {"policy", "none", "random", "all_at_start", "periodic", "heuristic"} <= {
+        one["controller"] for one in records
+    }
+    assert "Not measured yet" not in (run / "report.html").read_text()
+
+
+def test_evaluation_prints_a_line_for_machines(run: Path, capsys: Capture):
+    assert main(["evaluate", str(run), "--instances", "4", "--transfer", "0", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    record = last_json(captured.out)
+    assert (record["run"], record["iteration"], record["heldout"]["instances"]) == (str(run), 2, 4)
+    assert "transfer" not in record
+    other = next(one for one in record["heldout"]["controllers"] if one["controller"] == "none")
+    assert {"estimate", "low", "high"} == other["score"].keys() == other["against"]["difference"].keys()
+    assert 0 <= other["against"]["improvement"]["estimate"] <= 1
+
+
+def test_the_report_can_be_written_anew(run: Path, capsys: Capture):
+    (run / "report.html").unlink()
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
+    assert (run / "report.html").exists()
+
+
+def refused(words: list[str], capsys: Capture) -> str:
+    """The one sentence that a mistake ends in."""
+    capsys.readouterr()
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"], ["report"]])
+def test_missing_and_foreign_run_directories(command: list[str], tmp_path: Path, capsys: Capture):
+    assert "no run at" in refused([*command, str(tmp_path / "nowhere")], capsys)
+    (tmp_path / "config.yaml").touch()
+    assert "is not a run, it has no run.db" in refused([*command, str(tmp_path)], capsys)
+    (tmp_path / "run.db").write_bytes(b"something else" * 100)
+    assert "run store" in refused(["report", str(tmp_path)], capsys)
+
+
+@pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"]])
+def test_truncated_and_foreign_checkpoints(command: list[str], run: Path, capsys: Capture):
+    folder = RunDirectory(run).checkpoints
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert "no usable checkpoint in" in refused_with_warnings([*command, str(run)], capsys)
+    for path in folder.glob("*.json"):
+        path.write_text('{"weights": [1, 2]}')
+    assert "is not an Esper checkpoint" in refused([*command, str(run)], capsys)
+
+
+def refused_with_warnings(words: list[str], capsys: Capture) -> str:
+    """The last line of a mistake that warnings precede."""
+    capsys.readouterr()
+    assert main(words) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_checkpoint_of_other_settings(run: Path, capsys: Capture):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("hidden: 16", "hidden: 24"))
+    assert "checkpoint" in refused(["evaluate", str(run)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("iterationz=3", "unknown key `iterationz`, did you mean `iterations`?"),
+        ("iterations=0", "`iterations` is 0, but must be at least 1"),
+        ("suite=tokenz", "tokens"),
+        ("environments=7", "environments (7) must be a multiple of shards * ppo.group"),
+    ],
+)
+def test_settings_that_cannot_be(override: str, sentence: str, tmp_path: Path, capsys: Capture):
+    words = ["train", "--run-dir", str(tmp_path / "run"), "--set", override]
+    assert sentence in refused(words, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_configuration_file(tmp_path: Path, capsys: Capture):
+    assert "cannot read the configuration" in refused(["train", "--config", str(tmp_path / "none.yaml")], capsys)
+
+
+def test_a_directory_in_use(run: Path, capsys: Capture):
+    assert "is not empty" in refused(["train", "--run-dir", str(run)], capsys)
+
+
+@pytest.mark.parametrize("extra", [["--seed", "1"], ["--set", "iterations=9"], ["--run-dir", "elsewhere"]])
+def test_a_resumed_run_keeps_its_settings(extra: list[str], run: Path, capsys: Capture):
+    assert "--resume goes on with the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
+
+
+def test_too_few_instances(run: Path, capsys: Capture):
+    assert "ask for at least 2" in refused(["evaluate", str(run), "--instances", "1"], capsys)

@@ -1,0 +1,65 @@
+"""Axes hold what they must, with few round ticks; labels do not overlap."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.ui.report.axes import ROUND_FACTORS, axis_for, counting_axis, spread_apart
+
+NUMBERS = st.floats(-1e6, 1e6).map(lambda value: round(value, 4))
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=20), st.integers(3, 8))
+def test_ticks_are_few_and_round_and_hold_all_values(values: list[float], most: int):
+    axis = axis_for(values, most)
+    assert 2 <= len(axis.ticks) <= most
+    slack = (axis.high - axis.low) * 1e-6
+    assert axis.low <= min(values) + slack
+    assert axis.high >= max(values) - slack
+    step = axis.ticks[1] - axis.ticks[0]
+    assert all(abs(second - first - step) <= step * 1e-3 for first, second in pairwise(axis.ticks))
+    factor = step / 10 ** math.floor(math.log10(step * 1.0001))
+    assert min(abs(factor - known) for known in ROUND_FACTORS) < 0.01
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [0.5], [0.0, 0.0], [math.inf, 0.2]])
+def test_degenerate_values_still_get_an_axis(values: list[float]):
+    axis = axis_for(values)
+    assert axis.low < axis.high
+    assert all(math.isfinite(tick) for tick in axis.ticks)
+
+
+def test_labels_have_as_many_decimals_as_they_need():
+    axis = axis_for([0.42, 0.61])
+    assert [axis.label(tick) for tick in axis.ticks] == ["0.40", "0.45", "0.50", "0.55", "0.60", "0.65"]
+    assert axis_for([0, 100]).label(40) == "40"
+    assert axis_for([-1, 1]).label(-1) == "\u22121.0"
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 7, 30, 56, 100, 101])
+def test_counting_axes_end_at_the_last_number(last: int):
+    axis = counting_axis(last)
+    assert (axis.low, axis.high) == (0, last)
+    assert all(tick == int(tick) for tick in axis.ticks)
+    assert list(axis.ticks) == sorted(set(axis.ticks))
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(1, 10))
+def test_labels_keep_their_order_and_distance_and_stay_inside(places: list[float], gap: float):
+    moved = spread_apart(places, gap, 0, 100)
+    ordered = sorted(moved)
+    assert all(second - first >= gap - 1e-6 for first, second in pairwise(ordered))
+    assert ordered[0] >= -1e-6
+    assert ordered[-1] <= 100 + 1e-6
+    for one, one_moved in zip(places, moved, strict=True):
+        for other, other_moved in zip(places, moved, strict=True):
+            assert one >= other or one_moved < other_moved
+
+
+def test_labels_that_have_room_stay_where_they_are():
+    assert spread_apart([10, 90, 50], 15, 0, 100) == [10, 90, 50]

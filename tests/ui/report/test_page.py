@@ -1,0 +1,244 @@
+"""The page stands alone, says what the files say, and lets no text become markup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from esper.config import dump_settings
+from esper.errors import RunError
+from esper.experiments.behaviour import Behaviour, Episode, Plant, Usage, write_behaviour
+from esper.experiments.results import Result, write_results
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from esper.experiments.tallies import StageChange
+from esper.experiments.trainer import LEVELS
+from esper.telemetry.events import PPOUpdated, RunStarted
+from esper.telemetry.store import RunStore
+from esper.ui.report import write_report
+from experiments.results_cases import planted
+from ui import planted as training
+
+ITERATIONS = 12
+MEANS = {"policy": 0.7, "none": 0.5, "heuristic": 0.6}
+EPISODE = Episode(
+    instance="order/far/1",
+    family="order",
+    variant="far",
+    split="heldout",
+    score=0.61,
+    growth=0.4,
+    drift_step=5,
+    accuracy=tuple(0.3 + 0.05 * step for step in range(10)),
+    changes=(
+        StageChange(0, 1, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
+        StageChange(0, 2, 0, "germinated", "blending", "token_mix", "tick", "passed"),
+        StageChange(0, 6, 0, "blending", "fossilized", "token_mix", "fossilize", "passed"),
+    ),
+)
+BEHAVIOUR = Behaviour(
+    iteration=ITERATIONS,
+    sites=("layer0", "layer1"),
+    blueprints=("token_mix", "norm"),
+    usage=(
+        Usage("order", "heldout", 20, {"wait": 0.9, "germinate": 0.1}, (Plant(0, "token_mix", 1.2, 0.85),)),
+        Usage("pointer", "transfer", 8, {"wait": 1.0, "germinate": 0.0}, ()),
+    ),
+    episodes=(EPISODE, replace(EPISODE, family="pointer", split="transfer", drift_step=None, changes=())),
+)
+
+
+class Page(HTMLParser):
+    """A page's tags, text and attributes; refuses tags that do not match."""
+
+    VOID = frozenset({"meta", "br", "hr"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def classed(self, tag: str, kind: str) -> int:
+        return sum(
+            one == tag and name == "class" and kind in (value or "").split() for one, name, value in self.attributes
+        )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run that was trained but not evaluated."""
+    run = RunDirectory.create(tmp_path / "run")
+    dump_settings(TrainSettings(iterations=ITERATIONS), run.config)
+    with RunStore.create(run.store) as store:
+        store.emit(RunStarted(0, "9.8.7", 0))
+        store.set_metadata({LEVELS: training.LEVELS})
+        for number in range(1, ITERATIONS + 1):
+            store.scalars(
+                number,
+                {
+                    "objective": 0.5 + 0.01 * number,
+                    "environment_steps": 1000,
+                    "seconds": 2.0,
+                    "accuracy": 0.6,
+                    "added": 1.0,
+                    "ppo/entropy": 1 - 0.02 * number,
+                    "ppo/kl": 0.01,
+                    "ppo/gradient_norm": float("nan"),
+                },
+            )
+            names = ("explained variance",) if number == 3 else ()
+            store.emit(PPOUpdated(number, 4, False, 0.01, names))
+        store.scalars(ITERATIONS, {"probe_score": 0.655})
+    return run
+
+
+@pytest.fixture
+def evaluated(run: RunDirectory) -> RunDirectory:
+    write_results(run.evaluation, [*planted(MEANS), *planted(MEANS, 12, split="transfer")])
+    write_behaviour(run.behaviour, BEHAVIOUR)
+    return run
+
+
+def page_of(run: RunDirectory) -> Page:
+    return Page(write_report(run).read_text())
+
+
+def test_the_page_asks_for_nothing_from_outside(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    assert not {"script", "link", "img", "iframe", "object", "image", "use", "a"} & set(page.tags)
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", page.html)
+    assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+
+
+def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory):
+    text = page_of(evaluated).text
+    assert "Did learning to grow networks help?" in text
+    assert "Yes" in text
+    assert "On 60 held-out instances the learned policy scores" in text
+    assert "the closest is heuristic" in text
+    assert "Families never trained on: yes." in text
+
+
+def test_no_win_is_claimed_without_one(run: RunDirectory):
+    write_results(run.evaluation, planted({"policy": 0.5, "none": 0.5}))
+    text = page_of(run).text
+    assert "Not shown" in text
+    assert "not told apart from none" in text
+
+
+def test_an_unevaluated_run_says_how_to_evaluate_it(run: RunDirectory):
+    page = page_of(run)
+    assert "Not measured yet" in page.text
+    assert f"esper evaluate {run.path}" in page.text
+    assert "the greedy policy scored 0.655" in page.text
+    assert "the best baseline there, heuristic, 0.641; that is no answer yet" in page.text
+
+
+def test_the_learning_curve_stands_against_the_baselines(run: RunDirectory):
+    page = page_of(run)
+    assert all(f"{name} {level:.3f}" in page.text for name, level in training.LEVELS.items())
+    assert page.classed("line", "baseline") >= len(training.LEVELS)
+    assert page.classed("path", "objective") == 1
+    assert "iteration 12: greedy policy 0.655" in page.text
+
+
+def test_the_comparison_has_a_row_per_controller_and_split(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    assert "Is it better than not learning?" in page.text
+    assert "Does it carry over to new families?" in page.text
+    # Scores, differences and accuracy against growth (two whiskers each), on both splits.
+    assert page.classed("line", "whisker") == 2 * (3 + 2 + 2 * 3)
+
+
+def test_episodes_are_drawn_with_their_stages(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    assert page.classed("rect", "lane") == 2 * 2
+    for kind in ("germinated", "blending", "fossilized"):
+        assert page.classed("rect", kind) == 1
+    assert "token_mix" in page.text
+    assert page.text.count("data drift") == 1
+    assert "order / far" in page.text
+
+
+def test_habits_by_family(evaluated: RunDirectory):
+    text = page_of(evaluated).text
+    assert "token_mix 85%" in text
+    assert "0.85of 1.20" in text
+
+
+def test_health_shows_anomalies_and_their_number(run: RunDirectory):
+    page = page_of(run)
+    assert "explained variance (1)" in page.text
+    assert page.classed("line", "anomaly") > 0
+
+
+def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):
+    assert "nan" not in page_of(run).html
+
+
+def test_places_lie_on_the_page(evaluated: RunDirectory):
+    shares = re.findall(r'\b(?:x|x1|x2|cx)="(-?[\d.]+)%"', page_of(evaluated).html)
+    assert len(shares) > 100
+    assert all(0 <= float(share) <= 100 for share in shares)
+
+
+def test_how_to_reproduce(run: RunDirectory):
+    text = page_of(run).text
+    assert f"esper train --config {run.config} --run-dir runs/again" in text
+    assert "Esper 9.8.7" in text
+    assert "learning_rate: " in text
+
+
+def test_hostile_names_stay_text(run: RunDirectory):
+    evil = '<script>alert("&")</script>'
+    results = [
+        Result(**{**vars(one), "family": evil, "controller": evil if one.controller == "none" else one.controller})
+        for one in planted(MEANS)
+    ]
+    write_results(run.evaluation, results)
+    write_behaviour(
+        run.behaviour, replace(BEHAVIOUR, sites=(evil, "layer1"), episodes=(replace(EPISODE, variant=evil),))
+    )
+    page = page_of(run)
+    assert "script" not in page.tags
+    assert page.text.count(evil) >= 5
+
+
+def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
+    run = RunDirectory.create(tmp_path / "run")
+    dump_settings(TrainSettings(), run.config)
+    RunStore.create(run.store).close()
+    assert "no finished iteration yet" in page_of(run).text
+
+
+def test_an_outdated_evaluation_is_named(evaluated: RunDirectory):
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, iteration=5))
+    assert "The policy of iteration 5 was evaluated." in page_of(evaluated).text
+
+
+def test_a_damaged_evaluation_is_refused(evaluated: RunDirectory):
+    evaluated.evaluation.write_text("{")
+    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+        write_report(evaluated)
