@@ -78,7 +78,7 @@ def train(population: Population, batches: Iterable[Batch]) -> TrainingReport:
     return TrainingReport(
         as_array(torch.stack(losses).mean(0)),
         as_array(torch.stack(accuracies).mean(0)),
-        as_array(torch.linalg.vector_norm(gradients[0], dim=1)),
+        as_array(gradients[0].square().sum(1).sqrt()),
         as_array(_seed_norms(population, gradients[1:])),
     )
 

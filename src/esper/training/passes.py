@@ -115,7 +115,7 @@ def forward_variants(population: Population, variants: Toggling, inputs: Tensor,
 
 
 def _appended_nothing(examples: int) -> Graft:
-    def graft(features: Tensor, inputs: Tensor) -> Tensor:
+    def graft(features: Tensor, inputs: Tensor) -> Tensor:  # noqa: ARG001 - a graft is given both
         return append(features, features[:, :examples])
 
     return graft
