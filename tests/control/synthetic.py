@@ -11,7 +11,8 @@ from esper.control.spaces import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, head_sizes
 
 SPEC = ObservationSpec(globals=7, slots=9, blueprints=5)
-SMALL = PolicySettings(hidden=24, width=16)
+NO_PRIOR = (0.0,) * len(Op)
+SMALL = PolicySettings(hidden=24, width=16, op_prior=NO_PRIOR)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -158,6 +158,16 @@ def test_the_first_policy_is_nearly_uniform_over_what_is_legal(
     assert (now.entropy[~now.open] == 0).all()
 
 
+def test_the_first_policy_draws_operations_by_its_prior(
+    seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    prior = (1.5, 0.0, 0.0, 0.0, 1.0, -2.0)
+    actor = policy(SMALL.model_copy(update={"op_prior": prior}))
+    step = play(actor, seen, legality, noise)[0]
+    expected = torch.tensor(prior).masked_fill(~legality.op[0], -torch.inf).softmax(-1)
+    torch.testing.assert_close(step.head_log_probs[Head.OP].exp(), expected, atol=0.02, rtol=0)
+
+
 def test_the_joint_log_probability_sums_relevant_heads_only(
     seen: Observation, legality: MaskTensors, noise: Tensor
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from control.synthetic import NO_PRIOR
 from esper.control.policy import Policy, PolicySettings
 from esper.control.spaces import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, head_sizes
@@ -17,7 +18,7 @@ from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.rl.settings import PPOSettings
 
 SPEC = ObservationSpec(globals=3, slots=2, blueprints=2)
-SIZES = PolicySettings(hidden=32, width=16)
+SIZES = PolicySettings(hidden=32, width=16, op_prior=NO_PRIOR)
 SLOTS, BLUEPRINTS = 2, 3
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from control.synthetic import NO_PRIOR
 from esper.control.policy import PolicySettings
 from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
@@ -166,7 +167,7 @@ def recall_without_memory(student: Learner, probe: Recall) -> float:
     [(5, 40), pytest.param(50, 100, marks=pytest.mark.slow), pytest.param(120, 150, marks=pytest.mark.slow)],
 )
 def test_memory_recalls_a_cue(delay: int, updates: int) -> None:
-    student = learner(QUICK, sizes=PolicySettings(hidden=32, width=16, memory=max(delay, 2)))
+    student = learner(QUICK, sizes=PolicySettings(hidden=32, width=16, memory=max(delay, 2), op_prior=NO_PRIOR))
     probe = Recall(delay)
     for _ in train(student, probe, updates):
         if score(student, probe) == 1.0:

@@ -29,6 +29,7 @@ from esper.training.streams import TrainingStream, shuffled_order, stacked
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+CPU = torch.device("cpu")
 _ORDER_STREAM = 0x0DDE5
 """Keeps the data order's random stream apart from the others of an instance's seed."""
 
@@ -71,7 +72,7 @@ class Episodes:
         reward_mode: RewardMode,
         *,
         strategy: Strategy = "stacked",
-        device: torch.device = torch.device("cpu"),
+        device: torch.device = CPU,
     ) -> None:
         self.suite = suite
         self.device = device
