@@ -23,7 +23,8 @@ from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
 from esper.training.learning import Batch, train
-from esper.training.population import Actions, Network, Population, PopulationPlan, Strategy
+from esper.training.population import Actions, Network, Population, PopulationPlan, StrategyChoice
+from esper.training.strategy import fastest_strategy
 from esper.training.streams import TrainingStream, shuffled_order, stacked
 
 Floats = NDArray[np.float64]
@@ -71,7 +72,7 @@ class Episodes:
         rules: Rules,
         reward_mode: RewardMode,
         *,
-        strategy: Strategy = "stacked",
+        strategy: StrategyChoice = "stacked",
         device: torch.device = CPU,
     ) -> None:
         self.suite = suite
@@ -87,7 +88,7 @@ class Episodes:
             torch.zeros(2, *suite.input_shape),
             suite.optimizer,
             rules,
-            strategy,
+            "stacked" if strategy == "auto" else strategy,
             device=device,
         )
         self.population = Population(plan, networks)
@@ -104,6 +105,8 @@ class Episodes:
             device,
         )
         self._validation = stacked([suite.data(instance, "validation") for instance in instances], device)
+        if strategy == "auto":
+            self.population.strategy = fastest_strategy(self.population, self._validation.inputs)
 
     @property
     def finished(self) -> Bools:

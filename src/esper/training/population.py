@@ -32,6 +32,9 @@ from esper.training.rows import RowBlock, RowShape, pad
 Actions = NDArray[np.int64]
 Strategy = Literal["stacked", "looped"]
 """How the networks are run: as one program, or one after the other. The results are the same."""
+StrategyChoice = Strategy | Literal["auto"]
+"""``auto``: whichever is faster here, found out by timing both once."""
+STRATEGIES: tuple[Strategy, ...] = ("stacked", "looped")
 BankKey = tuple[int, int]
 """Slot index and blueprint index."""
 

@@ -22,7 +22,7 @@ from esper.rl.rewards import get_reward_mode
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
-from esper.training.population import Strategy
+from esper.training.population import StrategyChoice
 
 Bools = NDArray[np.bool_]
 
@@ -50,8 +50,8 @@ class GrowthSettings(Settings):
     """What may happen to seeds; a mapping of its fields does too."""
     reward: str = "outcome"
     """Name of a reward mode."""
-    strategy: Strategy = "stacked"
-    """How networks are run, stacked or looped; the results are the same."""
+    strategy: StrategyChoice = "stacked"
+    """How networks are run: stacked, looped, or auto for the faster of the two; the results are the same."""
     device: str = "cpu"
     """Where the networks live, as torch names it."""
 
