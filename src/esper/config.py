@@ -53,7 +53,8 @@ def dump_settings(settings: Settings, path: Path) -> None:
 
 def settings_text(settings: Settings) -> str:
     """All settings as YAML."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    # Not allow_unicode: written raw, some line separators would come back as spaces.
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
 class _StrictLoader(yaml.SafeLoader):
