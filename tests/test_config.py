@@ -213,6 +213,11 @@ class TestDumping:
         dump_settings(settings, path)
         assert load_settings(Train, path) == settings
 
+    @pytest.mark.parametrize("name", ["next\x85line", "line\u2028separator", "Überlauf", "日本"])
+    def test_text_survives_whatever_its_characters(self, tmp_path: Path, name: str):
+        dump_settings(Train(name=name), tmp_path / "dumped.yaml")
+        assert load_settings(Train, tmp_path / "dumped.yaml").name == name
+
     def test_the_order_of_fields_is_kept(self):
         assert list(settings_text(Train()).splitlines())[:3] == ["seed: 0", "name: run", "isolation: none"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from esper.errors import RunError
+from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Played, Record
 from esper.experiments.tallies import StageChange, Tally
 from esper.files import write_atomically
@@ -99,13 +99,7 @@ def read_behaviour(path: Path) -> Behaviour:
     Raises:
         RunError: the file is missing, or holds something else.
     """
-    try:
-        return _FILE.validate_json(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"cannot read {path} ({error.strerror}): make it with `esper evaluate {path.parent}`") from error
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise RunError(f"{path} is damaged ({problem}): make it anew with `esper evaluate {path.parent}`") from error
+    return read_json(path, _FILE)
 
 
 _FILE = TypeAdapter(Behaviour)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +35,6 @@ class Record:
     test_accuracy: float
     added_parameters: int
     host_parameters: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from esper.errors import RunError
+from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Record
 from esper.files import write_atomically
 from esper.tasks.suite import Split
@@ -46,15 +46,7 @@ def read_results(path: Path) -> list[Result]:
     Raises:
         RunError: the file is missing, or holds something else.
     """
-    try:
-        return _RESULTS.validate_json(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"cannot read {path} ({error.strerror}): make it with `esper evaluate {path.parent}`") from error
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise RunError(
-            f"{path} does not hold results ({problem}): make it anew with `esper evaluate {path.parent}`"
-        ) from error
+    return read_json(path, _RESULTS)
 
 
 _RESULTS = TypeAdapter(list[Result])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
 from esper.tasks.suite import Suite
-
-Tunable = TypeVar("Tunable", bound=Settings)
 
 _TUNING_STREAM = 21
 SURVIVORS = 4

@@ -131,21 +131,6 @@ class LifecycleTransition(Event):
     reason: str
 
 
-@register("episode_finished")
-@dataclass(frozen=True, slots=True)
-class EpisodeFinished(Event):
-    """One environment came to the end of its episode; `instance` is the instance's own JSON record."""
-
-    environment: int
-    instance: dict[str, Any]
-    controller: str
-    episode_return: float
-    score: float
-    accuracy: float
-    added_parameters: int
-    steps: int
-
-
 @register("ppo_updated")
 @dataclass(frozen=True, slots=True)
 class PPOUpdated(Event):

@@ -11,7 +11,6 @@ from esper.stacking import Stackable
 from esper.tasks.layers import linear, token_linear
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
-LAYERS = 3
 
 
 class TokenLayer(nn.Module):
