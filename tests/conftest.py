@@ -1,7 +1,10 @@
 """Settings for every test."""
 
 import signal
+from collections import defaultdict
+from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -14,3 +17,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A shared core makes single examples slow now and then; that is no failure.
 settings.register_profile("esper", deadline=None)
 settings.load_profile("esper")
+
+_FIGURE = "figure: "
+
+
+@pytest.fixture
+def count_figure(record_property: Callable[[str, object], None]) -> Callable[[str, int], None]:
+    """Report how much a test did ("kills survived", 20); figures of one name are added up and printed at the end."""
+
+    def count(name: str, amount: int) -> None:
+        record_property(_FIGURE + name, amount)
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    totals: dict[str, int] = defaultdict(int)
+    for report in terminalreporter.getreports("passed"):
+        for name, amount in report.user_properties:
+            if name.startswith(_FIGURE) and report.when == "call" and isinstance(amount, int):
+                totals[name.removeprefix(_FIGURE)] += amount
+    if totals:
+        terminalreporter.section("figures")
+        for name, total in sorted(totals.items()):
+            terminalreporter.write_line(f"{total:>9,}  {name}")

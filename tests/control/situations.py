@@ -19,7 +19,9 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.registry import get_suite
-from esper.training.population import Network, Population, PopulationPlan
+from esper.training.plan import PopulationPlan
+from esper.training.population import Population
+from esper.training.roster import Network
 
 SUITE = get_suite("tokens")
 SLOTS, BLUEPRINTS = len(SUITE.sites), len(SUITE.blueprints)
@@ -49,6 +51,7 @@ class Situation:
     progress: float = 0.5
     rent: float = 0.08
     train_size: float = 500.0
+    rollbacks: float = 0.0
     accuracy_contribution: Sequence[float] = (np.nan,) * SLOTS
     evidence: Sequence[float] | None = None
     """What gate G5 sees; the accuracy contributions if not given."""
@@ -58,7 +61,7 @@ class Situation:
 
     def view(self) -> View:
         held = population(rules=self.rules)
-        held.table = self._table()
+        held.state = replace(held.state, table=self._table())
         shape = held.table.stage.shape
         measured = np.array([self.accuracy_contribution if self.evidence is None else self.evidence], np.float32)
         everywhere = np.ones(shape, np.bool_)
@@ -69,7 +72,9 @@ class Situation:
             assert name in vars(past), name
             setattr(past, name, value if name == "training" else np.array([value]))
         rent, size = np.array([self.rent]), np.array([self.train_size])
-        return View(held, past, np.array([self.progress]), HORIZON, rent, size, SUITE.classes)
+        return View(
+            held, past, np.array([self.progress]), HORIZON, rent, size, SUITE.classes, np.array([self.rollbacks])
+        )
 
     def _table(self) -> SeedTable:
         table = SeedTable.dormant(1, SLOTS)

@@ -37,6 +37,9 @@ NEVER_VARIES = {
     "compatible",
     # One rent in all instances.
     "rent",
+    # Nothing blows up, and there is no cap on growth: see below.
+    "rollbacks",
+    "budget_left",
     # What no blueprint of the suite belongs to.
     "is_spatial",
     "resident_spatial",

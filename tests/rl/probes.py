@@ -96,7 +96,8 @@ def collect(policy: Policy, probe: Probe, greedy: bool = False) -> Rollout:
         noise = None if greedy else torch.rand(probe.environments, len(Head), generator=probe.random)
         step = policy.act(observation, masks, state, noise)
         state = step.state
-        buffer.add(observation, masks, step, probe.reward(t, step.actions))
+        reward = probe.reward(t, step.actions)
+        buffer.add(observation, masks, step, reward, torch.ones_like(reward, dtype=torch.bool))
     finished = torch.ones(probe.environments, dtype=torch.bool)
     return buffer.finish(finished, torch.zeros(probe.environments))
 

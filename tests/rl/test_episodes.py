@@ -115,7 +115,7 @@ def test_the_final_score_is_on_test_data_and_of_fossils_only() -> None:
     assert (stages[:, 2] == Stage.HOLDING).all()
     final = running.final_score()
     np.testing.assert_allclose(final.score, objective(running, "test"), atol=1e-6)
-    expected = running.population.seed_parameters[:, 0, MLP]
+    expected = running.population.roster.costs.parameters[:, 0, MLP]
     assert final.added_parameters.tolist() == expected.tolist()
     rent = np.array([one.rent for one in running.instances])
     growth = np.log1p(final.added_parameters / running.population.host_parameters)

@@ -11,26 +11,36 @@ from esper.rl.gae import advantages, minus_group_mean
 
 REWARDS = torch.tensor([[1.0], [0.0], [2.0]])
 VALUES = torch.tensor([[0.5], [0.4], [0.3]])
+RUNNING = torch.ones(3, 1, dtype=torch.bool)
 
 
 def test_a_terminated_episode_is_worth_nothing_afterwards() -> None:
-    found = advantages(REWARDS, VALUES, torch.zeros(1), gamma=0.9, lam=0.8)
+    found = advantages(REWARDS, VALUES, torch.zeros(1), RUNNING, gamma=0.9, lam=0.8)
     torch.testing.assert_close(found.flatten(), torch.tensor([1.64768, 1.094, 1.7]))
 
 
 def test_a_cut_episode_is_worth_its_last_state() -> None:
-    found = advantages(REWARDS, VALUES, torch.tensor([0.6]), gamma=0.9, lam=0.8)
+    found = advantages(REWARDS, VALUES, torch.tensor([0.6]), RUNNING, gamma=0.9, lam=0.8)
     torch.testing.assert_close(found.flatten(), torch.tensor([1.927616, 1.4828, 2.24]))
 
 
 def test_with_lambda_one_the_advantage_is_return_minus_value() -> None:
-    found = advantages(REWARDS, VALUES, torch.zeros(1), gamma=1.0, lam=1.0)
+    found = advantages(REWARDS, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=1.0)
     torch.testing.assert_close(found + VALUES, torch.tensor([[3.0], [2.0], [2.0]]))
 
 
 def test_with_lambda_zero_it_is_the_one_step_error() -> None:
-    found = advantages(REWARDS, VALUES, torch.zeros(1), gamma=1.0, lam=0.0)
+    found = advantages(REWARDS, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=0.0)
     torch.testing.assert_close(found.flatten(), torch.tensor([0.9, -0.1, 1.7]))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_episode_that_ends_early_is_as_one_that_is_shorter(steps: int) -> None:
+    running = (torch.arange(3) < steps).unsqueeze(1)
+    found = advantages(REWARDS, VALUES, torch.tensor([0.6]), running, gamma=0.9, lam=0.8)
+    expected = advantages(REWARDS[:steps], VALUES[:steps], torch.zeros(1), RUNNING[:steps], gamma=0.9, lam=0.8)
+    torch.testing.assert_close(found[:steps], expected)
+    assert not found[steps:].any()
 
 
 def test_torchrl_agrees_on_terminated_and_on_cut_episodes() -> None:
@@ -48,7 +58,8 @@ def test_torchrl_agrees_on_terminated_and_on_cut_episodes() -> None:
     expected, _ = functional.generalized_advantage_estimate(
         0.97, 0.9, values.T[..., None], following, rewards.T[..., None], done, ended
     )
-    torch.testing.assert_close(advantages(rewards, values, final, 0.97, 0.9), expected[..., 0].T)
+    found = advantages(rewards, values, final, torch.ones_like(rewards, dtype=torch.bool), 0.97, 0.9)
+    torch.testing.assert_close(found, expected[..., 0].T)
 
 
 def test_group_baseline_is_the_mean_of_the_others_at_the_same_step() -> None:

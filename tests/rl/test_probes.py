@@ -186,7 +186,7 @@ def steady_income(student: Learner, cut: bool) -> Rollout:
     for t in range(steps):
         step = student.policy.act(seen, masks, state, noise[t])
         state = step.state
-        buffer.add(seen, masks, step, torch.ones(ENVIRONMENTS))
+        buffer.add(seen, masks, step, torch.ones(ENVIRONMENTS), torch.ones(ENVIRONMENTS, dtype=torch.bool))
     terminated = torch.full((ENVIRONMENTS,), not cut)
     return buffer.finish(terminated, student.policy.value(seen, state))
 

@@ -14,6 +14,8 @@ from rl.probes import SIZES, SPEC, blank_observation, free_masks
 
 STEPS, ENVIRONMENTS = 3, 4
 
+RUNNING = torch.ones(ENVIRONMENTS, dtype=torch.bool)
+
 
 def policy() -> Policy:
     return Policy(SPEC, SIZES, torch.Generator().manual_seed(0))
@@ -31,7 +33,7 @@ def buffer() -> RolloutBuffer:
 def filled() -> RolloutBuffer:
     box = buffer()
     for t in range(STEPS):
-        box.add(*moment(), torch.arange(ENVIRONMENTS) + 10.0 * t)
+        box.add(*moment(), torch.arange(ENVIRONMENTS) + 10.0 * t, RUNNING)
     return box
 
 
@@ -55,24 +57,25 @@ def test_selected_environments_keep_all_their_data() -> None:
     assert part.final_value.tolist() == [3, 1]
     assert torch.equal(part.observations.slots, rollout.observations.slots[:, [3, 1]])
     assert part.state.cell.shape[1] == 2
-    assert len(fields(Rollout)) == 8  # a new field must be selected, and checked here, too
+    assert part.running.shape == (STEPS, 2)
+    assert len(fields(Rollout)) == 9  # a new field must be selected, and checked here, too
 
 
 def test_one_step_too_many_is_refused() -> None:
     with pytest.raises(RolloutError, match="full after 3 steps"):
-        filled().add(*moment(), torch.zeros(ENVIRONMENTS))
+        filled().add(*moment(), torch.zeros(ENVIRONMENTS), RUNNING)
 
 
 def test_a_missing_step_is_refused() -> None:
     box = buffer()
-    box.add(*moment(), torch.zeros(ENVIRONMENTS))
+    box.add(*moment(), torch.zeros(ENVIRONMENTS), RUNNING)
     with pytest.raises(RolloutError, match="1 steps but must be 3 steps"):
         box.finish(torch.ones(ENVIRONMENTS, dtype=torch.bool), torch.zeros(ENVIRONMENTS))
 
 
 def test_another_number_of_environments_is_refused() -> None:
     with pytest.raises(RolloutError, match="actions is"):
-        buffer().add(*moment(ENVIRONMENTS + 1), torch.zeros(ENVIRONMENTS))
+        buffer().add(*moment(ENVIRONMENTS + 1), torch.zeros(ENVIRONMENTS), RUNNING)
     with pytest.raises(RolloutError, match="state is 2 environments"):
         RolloutBuffer(STEPS, ENVIRONMENTS, PolicyState(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)))
 
@@ -82,13 +85,13 @@ def test_another_number_of_environments_is_refused() -> None:
 )
 def test_a_reward_of_another_shape_or_type_is_refused(reward: torch.Tensor) -> None:
     with pytest.raises(RolloutError, match="reward is"):
-        buffer().add(*moment(), reward)
+        buffer().add(*moment(), reward, RUNNING)
 
 
 def test_features_that_change_shape_within_a_rollout_are_refused() -> None:
     box = buffer()
-    box.add(*moment(), torch.zeros(ENVIRONMENTS))
+    box.add(*moment(), torch.zeros(ENVIRONMENTS), RUNNING)
     seen, legality, step = moment()
     wider = seen._replace(globals=torch.zeros(ENVIRONMENTS, SPEC.globals + 1))
     with pytest.raises(RolloutError, match=r"observation\.globals is"):
-        box.add(wider, legality, step, torch.zeros(ENVIRONMENTS))
+        box.add(wider, legality, step, torch.zeros(ENVIRONMENTS), RUNNING)

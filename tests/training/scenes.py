@@ -17,8 +17,10 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import Batch, train
-from esper.training.population import Actions, Network, Population, PopulationPlan
+from esper.training.plan import PopulationPlan
+from esper.training.population import Actions, Population
 from esper.training.reference import ReferencePopulation
+from esper.training.roster import Network
 from esper.training.rows import RowBlock
 
 SUITE = get_suite("tokens")
@@ -34,7 +36,12 @@ def networks(chosen: Sequence[Instance]) -> list[Network]:
     return [Network(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
 
 
-def plan(rules: Rules, optimizer: OptimizerSettings | None = None, strategy: str = "stacked") -> PopulationPlan:
+def plan(
+    rules: Rules,
+    optimizer: OptimizerSettings | None = None,
+    strategy: str = "stacked",
+    dtype: torch.dtype = torch.float64,
+) -> PopulationPlan:
     return PopulationPlan(
         SUITE.template(),
         SUITE.sites,
@@ -43,7 +50,7 @@ def plan(rules: Rules, optimizer: OptimizerSettings | None = None, strategy: str
         optimizer or SUITE.optimizer,
         rules,
         strategy,
-        dtype=torch.float64,
+        dtype=dtype,
     )
 
 
@@ -52,6 +59,7 @@ class Draws:
     """Random batches and actions that follow, for each network, from its instance's seed alone."""
 
     chosen: Sequence[Instance]
+    dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
         self._generators = [torch.Generator().manual_seed(one.seed) for one in self.chosen]
@@ -59,7 +67,7 @@ class Draws:
         self._state = self._controller.start([one.seed for one in self.chosen])
 
     def batch(self, size: int = BATCH) -> Batch:
-        inputs = [torch.randn(size, *SUITE.input_shape, generator=g, dtype=torch.float64) for g in self._generators]
+        inputs = [torch.randn(size, *SUITE.input_shape, generator=g, dtype=self.dtype) for g in self._generators]
         labels = [torch.randint(SUITE.classes, (size,), generator=g) for g in self._generators]
         return Batch(torch.stack(inputs), torch.stack(labels))
 
@@ -93,6 +101,30 @@ def good_evidence(population: Population) -> Evidence:
     shape = population.table.stage.shape
     everywhere = np.ones(shape, np.bool_)
     return Evidence(everywhere, everywhere, np.ones(shape, np.float32), np.zeros(shape, np.int16))
+
+
+def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
+    """Some probes fail, some seeds are ill, harmful or unmeasured."""
+    shape = fast.table.stage.shape
+    contribution = rng.normal(0.5, 1.0, shape).astype(np.float32)
+    contribution[rng.random(shape) < 0.2] = np.nan
+    ages = rng.integers(0, 4, shape).astype(np.int16)
+    return Evidence(rng.random(shape) < 0.8, rng.random(shape) < 0.8, contribution, ages)
+
+
+def assert_aligned(fast: Population) -> None:
+    """Rows of parameters == rows of optimizer state == seeds of the table, owner by owner."""
+    seeds: list[tuple[int, int, int]] = []
+    for (slot, blueprint), bank in fast.banks.items():
+        rows = len(bank.block.owners)
+        assert rows > 0, "an empty bank is kept"
+        stacked = [bank.block.values, bank.block.steps, bank.block.learning_rates, *bank.block.moments.values()]
+        assert all(len(tensor) == rows for tensor in [*stacked, *bank.buffers.values()])
+        seeds += [(owner, slot, blueprint) for owner in bank.block.owners.tolist()]
+    where = zip(*fast.table.owning.nonzero(), strict=True)
+    assert sorted(seeds) == sorted((int(e), int(s), int(fast.table.blueprint[e, s])) for e, s in where)
+    assert fast.host.owners.tolist() == list(range(fast.size))
+    assert all(len(tensor) == fast.size for tensor in [fast.host.values, fast.host.steps, *fast.host.moments.values()])
 
 
 State = dict[str, torch.Tensor]

@@ -16,8 +16,10 @@ from esper.lifecycle.table import SeedTable
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.population import Network, Population, PopulationPlan, Strategy
+from esper.training.plan import PopulationPlan, Strategy
+from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
+from esper.training.roster import Network
 from training.scenes import VALIDATION, Draws, both, good_evidence, instances, plan
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

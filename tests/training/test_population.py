@@ -13,18 +13,19 @@ from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence
 from esper.training.population import Population
 from training.scenes import (
     SUITE,
     Draws,
     advance,
+    assert_aligned,
     assert_same_state,
     good_evidence,
     instances,
     networks,
     plan,
     state_of,
+    uncertain_evidence,
 )
 
 MLP, TOKEN_CONV = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("token_conv")
@@ -33,30 +34,6 @@ QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
 
 def population(count: int, rules: Rules = QUICK) -> Population:
     return Population(plan(rules), networks(instances(count)))
-
-
-def assert_aligned(fast: Population) -> None:
-    """Rows of parameters == rows of optimizer state == seeds of the table, owner by owner."""
-    seeds: list[tuple[int, int, int]] = []
-    for (slot, blueprint), bank in fast.banks.items():
-        rows = len(bank.block.owners)
-        assert rows > 0, "an empty bank is kept"
-        stacked = [bank.block.values, bank.block.steps, bank.block.learning_rates, *bank.block.moments.values()]
-        assert all(len(tensor) == rows for tensor in [*stacked, *bank.buffers.values()])
-        seeds += [(owner, slot, blueprint) for owner in bank.block.owners.tolist()]
-    where = zip(*fast.table.owning.nonzero(), strict=True)
-    assert sorted(seeds) == sorted((int(e), int(s), int(fast.table.blueprint[e, s])) for e, s in where)
-    assert fast.host.owners.tolist() == list(range(fast.size))
-    assert all(len(tensor) == fast.size for tensor in [fast.host.values, fast.host.steps, *fast.host.moments.values()])
-
-
-def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
-    """Some probes fail, some seeds are ill, harmful or unmeasured."""
-    shape = fast.table.stage.shape
-    contribution = rng.normal(0.5, 1.0, shape).astype(np.float32)
-    contribution[rng.random(shape) < 0.2] = np.nan
-    ages = rng.integers(0, 4, shape).astype(np.int16)
-    return Evidence(rng.random(shape) < 0.8, rng.random(shape) < 0.8, contribution, ages)
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
@@ -159,10 +136,10 @@ def test_replace_puts_new_networks_in_and_leaves_the_others_untouched() -> None:
     fresh = Population(plan(QUICK), networks(newcomers))
     for place, network in enumerate((3, 1)):
         assert_same_state(state_of(fast, network), state_of(fresh, place))
-        assert fast.widths[network].tolist() == list(newcomers[place].widths)
-        assert fast.network_learning_rates[network] == newcomers[place].learning_rate
+        assert fast.roster.widths[network].tolist() == list(newcomers[place].widths)
+        assert fast.roster.learning_rates[network] == newcomers[place].learning_rate
         assert fast.host_parameters[network] == SUITE.parameters(newcomers[place])
-        assert (fast.seed_parameters[network] == fresh.seed_parameters[place]).all()
+        assert (fast.roster.costs.parameters[network] == fresh.roster.costs.parameters[place]).all()
     assert_aligned(fast)
 
 

@@ -87,9 +87,10 @@ def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
     values = shadowed.banks[0, MLP].block.values
     full = replace(shadowed.table, stage=shadowed.table.stage.copy(), alpha=shadowed.table.alpha.copy())
     full.stage[:, 0], full.alpha[:, 0] = Stage.HOLDING, 1.0
-    table, shadowed.table = shadowed.table, full
+    state = shadowed.state
+    shadowed.state = replace(state, table=full)
     logits = forward(shadowed, as_is(shadowed), batch.inputs)
-    shadowed.table = table
+    shadowed.state = state
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
     (gradient,) = torch.autograd.grad(loss / batch.labels.shape[1], values)
     rates = shadowed.banks[0, MLP].block.learning_rates.unsqueeze(1)

@@ -13,8 +13,9 @@ from esper.lifecycle.rules import Rules
 from esper.stacking import Stackable, call_stacked
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
+from esper.training.holdings import BankKey
 from esper.training.learning import train
-from esper.training.population import BankKey, Population
+from esper.training.population import Population
 from esper.training.rows import RowShape
 from training.scenes import VALIDATION, Draws, instances, networks, plan
 

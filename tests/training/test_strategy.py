@@ -12,7 +12,8 @@ from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.rl.rewards import outcome
 from esper.training import strategy
-from esper.training.population import STRATEGIES, Population, Strategy
+from esper.training.plan import STRATEGIES, Strategy
+from esper.training.population import Population
 from training.scenes import SUITE, both, instances, plan
 
 

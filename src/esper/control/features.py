@@ -45,6 +45,8 @@ class View:
     train_size: Floats
     """``[E]``."""
     classes: int
+    rollbacks: Floats
+    """Share of the allowed rollbacks that the episode has had, ``[E]``."""
 
     @property
     def added(self) -> Floats:
@@ -104,12 +106,14 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
         "loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.training.loss)
     ),
     Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
+    Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
+    Feature("budget_left", 0, 1, lambda v: v.population.budget_left),
     Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
     Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
     Feature("rent", 0, 1, lambda v: v.rent),
     Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
-    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.network_learning_rates / 0.01)),
+    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.roster.learning_rates / 0.01)),
     Feature(
         "log_host_gradient",
         -LOG_LIMIT,
@@ -145,7 +149,7 @@ def _gradient_ratio(view: View) -> Floats:
 
 def _relative_cost(view: View) -> Floats:
     """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
-    return np.log1p(view.population.seed_parameters / view.population.host_parameters[:, None, None])
+    return np.log1p(view.population.roster.costs.parameters / view.population.host_parameters[:, None, None])
 
 
 def _ramp_left(view: View) -> Floats:
@@ -176,7 +180,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
     Feature("gradient_healthy", 0, 1, lambda v: v.population.evidence.gradient_healthy),
     Feature("depth", 0, 1, _depth),
-    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.widths / 10)),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.roster.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
     Feature("resident_cost", 0, 3, lambda v: v.of_resident(_relative_cost(v))),
     *(
@@ -192,14 +196,14 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 
 
 def _of_family(view: View, family: Family) -> Floats:
-    members = np.array([kind.family is family for kind in view.population.kinds], float)
-    return np.broadcast_to(members, view.population.seed_parameters.shape)
+    members = np.array([kind.family is family for kind in view.population.roster.kinds], float)
+    return np.broadcast_to(members, view.population.roster.costs.parameters.shape)
 
 
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (
     Feature("cost", 0, 3, _relative_cost),
     Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
-    Feature("compatible", 0, 1, lambda v: v.population.compatible),
+    Feature("compatible", 0, 1, lambda v: v.population.roster.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
     Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _outcome(v, v.history.outcomes)),
     *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),

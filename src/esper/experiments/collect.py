@@ -82,6 +82,7 @@ def collect(task: ShardTask) -> ShardResult:
         [everyone[environment] for environment in environments],
         settings.rules,
         get_reward_mode(settings.reward),
+        settings.conduct,
         strategy=settings.strategy,
     )
     noise = np.stack([_noise(settings, task.iteration, number, suite.steps) for number in environments], axis=1)
@@ -99,7 +100,8 @@ def run_policy(policy: Policy, episodes: Episodes, noise: Tensor) -> ShardResult
         step = policy.act(observation, masks, state, uniforms)
         actions = step.actions.cpu().numpy()
         result = episodes.step(actions)
-        buffer.add(observation, masks, step, torch.from_numpy(result.reward).float())
+        running = torch.from_numpy(result.running)
+        buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
         tally.add(actions, result)
         state = step.state
     tally.finish(episodes)
@@ -116,6 +118,7 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
         torch.cat([r.log_prob for r in rollouts], 1),
         torch.cat([r.value for r in rollouts], 1),
         torch.cat([r.reward for r in rollouts], 1),
+        torch.cat([r.running for r in rollouts], 1),
         torch.cat([r.final_value for r in rollouts]),
         PolicyState(*(torch.cat(parts, 1) for parts in zip(*(r.state for r in rollouts), strict=True))),
     )

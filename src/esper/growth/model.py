@@ -21,6 +21,7 @@ class Seed(nn.Module):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__()
         self.blueprint = blueprint
+        self.fossilized = False
         self.register_buffer("alpha", torch.zeros(()))
 
     def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
@@ -83,6 +84,18 @@ class GrowingModel(nn.Module):
         slot.occupant = seed
         return seed
 
+    def fossilize(self, name: str) -> None:
+        """Make the seed in slot ``name`` part of the model for good; raises SlotError if there is none."""
+        if name not in self.seeds:
+            raise SlotError(f"slot {name!r} holds no seed to fossilize; germinate one first")
+        self.seeds[name].fossilized = True
+
     def prune(self, name: str) -> None:
         """Empty slot ``name``."""
         self.slot(name).occupant = None
+
+    @property
+    def seeds(self) -> dict[str, Seed]:
+        """The seeds by slot, live and fossilized."""
+        occupants = {name: self.slot(name).occupant for name in self.slot_names}
+        return {name: seed for name, seed in occupants.items() if isinstance(seed, Seed)}

@@ -100,6 +100,8 @@ def _broken_rule(action: Int64s, environment: int, masks: ActionMasks, stray: li
         return f"{head.name.lower()} {action[head]} is out of range 0 to {masks.sizes[head] - 1}"
     given = (np.full(masks.environments, op), np.full(masks.environments, slot))
     head = next(head for head in Head if not masks.given(head, *given)[environment, action[head]])
+    if head is Head.BLUEPRINT and not masks.grounds.affordable[environment, slot, action[head]]:
+        return f"blueprint {action[head]} does not fit into what is left of the budget"
     return _broken_head_rule(head, op, int(action[head]), masks)
 
 
@@ -118,7 +120,8 @@ def _broken_slot_rule(op: Op, environment: int, slot: int, masks: ActionMasks) -
         reason = Reason(grounds.verdicts.reason[environment, slot])
         return f"gate {_GATED[op]} is closed, {reason.name}"
     if op is Op.GERMINATE:
-        return "no blueprint is compatible with this slot"
+        unaffordable = not grounds.affordable[environment, slot].all()
+        return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
     return "the seed already has the only alpha target that the rules allow"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Grounds:
     verdicts: Verdicts
     """Of the gate ahead of each slot."""
     rules: Rules
+    affordable: Bools
+    """``[E, S, K]``: which blueprints the budget still allows."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,21 @@ class ActionMasks:
             self.alpha_target[index],
             self.alpha_speed[index],
             self.alpha_curve[index],
-            Grounds(self.grounds.table.rows(index), verdicts, self.grounds.rules),
+            Grounds(self.grounds.table.rows(index), verdicts, self.grounds.rules, self.grounds.affordable[index]),
+        )
+
+    def waiting(self, rows: Bools) -> ActionMasks:
+        """The same masks with nothing but WAIT in the environments ``rows [E]``."""
+        others = ~rows
+        op, slot = self.op & others[:, None], self.slot & others[:, None, None]
+        op[:, Op.WAIT] = True
+        slot[:, Op.WAIT, 0] = True
+        return replace(
+            self,
+            op=op,
+            slot=slot,
+            blueprint=self.blueprint & others[:, None, None],
+            alpha_target=self.alpha_target & others[:, None, None],
         )
 
     @property
@@ -122,9 +138,18 @@ class ActionMasks:
         return flat
 
 
-def legal_actions(table: SeedTable, evidence: Evidence, rules: Rules, compatible: Bools) -> ActionMasks:
-    """The masks of every environment, where ``compatible [E, S, K]`` says which blueprint fits which slot."""
+def legal_actions(
+    table: SeedTable, evidence: Evidence, rules: Rules, compatible: Bools, affordable: Bools | None = None
+) -> ActionMasks:
+    """The masks of every environment.
+
+    ``compatible [E, S, K]`` says which blueprint fits which slot, ``affordable [E, S, K]`` which of them the budget
+    still allows there (None: all).
+    """
     environments, slots = table.stage.shape
+    if affordable is None:
+        affordable = np.ones_like(compatible)
+    on_offer = compatible & affordable
     verdicts = gate_ahead(table, evidence, rules)
     dormant = table.stage == Stage.DORMANT
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
@@ -133,7 +158,7 @@ def legal_actions(table: SeedTable, evidence: Evidence, rules: Rules, compatible
 
     slot = np.zeros((environments, len(Op), slots), dtype=np.bool_)
     slot[:, Op.WAIT, 0] = True
-    slot[:, Op.GERMINATE] = dormant & compatible.any(axis=2)
+    slot[:, Op.GERMINATE] = dormant & on_offer.any(axis=2)
     slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & verdicts.passed
     slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
     slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & verdicts.passed & g3_arrived(table).passed
@@ -146,13 +171,13 @@ def legal_actions(table: SeedTable, evidence: Evidence, rules: Rules, compatible
     return ActionMasks(
         op=np.any(slot, axis=2),
         slot=slot,
-        blueprint=compatible & slot[:, Op.GERMINATE, :, None],
+        blueprint=on_offer & slot[:, Op.GERMINATE, :, None],
         blend=everywhere(_offered(list(Blend), rules.blends)),
         tempo=everywhere(_offered(TEMPOS, rules.tempos)),
         alpha_target=(allowed_targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
         alpha_speed=everywhere(_offered(ALPHA_SPEEDS, rules.alpha_speeds)),
         alpha_curve=everywhere(_offered(list(Curve), rules.alpha_curves)),
-        grounds=Grounds(table=table, verdicts=verdicts, rules=rules),
+        grounds=Grounds(table=table, verdicts=verdicts, rules=rules, affordable=affordable),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -27,7 +28,7 @@ _OLDEST = np.iinfo(np.int16).max
 
 
 class Cause(IntEnum):
-    """What moved a slot to another stage: an operation (numbered as in `Op`), or time."""
+    """What moved a slot to another stage: an operation (numbered as in `Op`), time, or a rollback."""
 
     GERMINATE = Op.GERMINATE
     ADVANCE = Op.ADVANCE
@@ -35,11 +36,12 @@ class Cause(IntEnum):
     FOSSILIZE = Op.FOSSILIZE
     PRUNE = Op.PRUNE
     TICK = len(Op)
+    ROLLBACK = len(Op) + 1
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """The N changes of stage of one step, ordered by environment and slot; all arrays ``[N]``."""
+    """N changes of stage, those of one step ordered by environment and slot; all arrays ``[N]``."""
 
     env: Int64s
     slot: Int64s
@@ -59,6 +61,13 @@ class Transitions:
         return self.env.shape[0]
 
 
+def joined(parts: Sequence[Transitions]) -> Transitions:
+    """Several changes of one population, one after the other, as one record."""
+    if len(parts) == 1:
+        return parts[0]
+    return Transitions(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
+
+
 @dataclass(frozen=True)
 class Step:
     """What one step led to."""
@@ -69,14 +78,21 @@ class Step:
     """Of the gate ahead of each slot, as it was when the step began."""
 
 
-def step(table: SeedTable, evidence: Evidence, actions: Int64s, rules: Rules, compatible: Bools) -> Step:
+def step(
+    table: SeedTable,
+    evidence: Evidence,
+    actions: Int64s,
+    rules: Rules,
+    compatible: Bools,
+    affordable: Bools | None = None,
+) -> Step:
     """Applies one action ``[E, 8]`` per environment and lets one step pass; the given table is left as it is.
 
-    A slot that was acted on changes by its action alone in this step; all others tick. ``compatible [E, S, K]`` says
-    which blueprint fits which slot. Raises IllegalActionError for an action outside `legal_actions`; then nothing
+    A slot that was acted on changes by its action alone in this step; all others tick. ``compatible`` and
+    ``affordable`` are as in `legal_actions`. Raises IllegalActionError for an action outside those masks; then nothing
     happened.
     """
-    masks = legal_actions(table, evidence, rules, compatible)
+    masks = legal_actions(table, evidence, rules, compatible, affordable)
     check(actions, masks)
     verdicts = masks.grounds.verdicts
 
@@ -94,7 +110,20 @@ def step(table: SeedTable, evidence: Evidence, actions: Int64s, rules: Rules, co
         draft.alpha_start, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration, draft.alpha_curve
     )
     np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
-    return Step(table=draft, transitions=_changes(table, draft, causes, verdicts), verdicts=verdicts)
+    ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
+    reasons = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
+    return Step(table=draft, transitions=_changes(table, draft, causes, reasons), verdicts=verdicts)
+
+
+def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
+    """The table after a rollback has removed the seeds in ``slots [E, S]``, fossils among them, and what changed.
+
+    They enter their cooldown in the step that is under way; no time passes. The given table is left as it is.
+    """
+    draft = table.copy()
+    _release(draft, np.nonzero(slots & table.owning))
+    causes = np.full(table.stage.shape, Cause.ROLLBACK, dtype=np.int8)
+    return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
 
 
 def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
@@ -188,10 +217,8 @@ def _release(draft: SeedTable, at: Places) -> None:
         schedule[at] = 0
 
 
-def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, verdicts: Verdicts) -> Transitions:
+def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, reasons: Int8s) -> Transitions:
     at = np.nonzero(table.stage != draft.stage)
-    ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
-    reason = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
     return Transitions(
         env=at[0],
         slot=at[1],
@@ -199,5 +226,5 @@ def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, verdicts: Verdic
         after=draft.stage[at],
         blueprint=np.maximum(table.blueprint, draft.blueprint)[at],
         cause=causes[at],
-        reason=reason[at],
+        reason=reasons[at],
     )

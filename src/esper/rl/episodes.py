@@ -13,17 +13,24 @@ from esper.control.features import View
 from esper.control.history import History
 from esper.control.observation import observe
 from esper.control.spaces import Observation
+from esper.lifecycle.actions import wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions
+from esper.lifecycle.transitions import Transitions, joined
+from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
+from esper.rl.incidents import Incident, incidents
 from esper.rl.rewards import Outcome, RewardMode, potential
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
+from esper.training.governor import RowGovernor
+from esper.training.governor.rows import Intervention
 from esper.training.learning import Batch, train
-from esper.training.population import Actions, Network, Population, PopulationPlan, StrategyChoice
+from esper.training.plan import PopulationPlan, StrategyChoice
+from esper.training.population import Actions, Population
+from esper.training.roster import Network
 from esper.training.strategy import fastest_strategy
 from esper.training.streams import TrainingStream, shuffled_order, stacked
 
@@ -40,13 +47,20 @@ class StepResult:
     """What one decision led to."""
 
     reward: Floats
-    """``[E]``."""
+    """``[E]``; 0 in episodes that had ended before."""
     finished: Bools
-    """``[E]``: the episode reached its horizon, which is part of the problem: termination, not truncation."""
+    """``[E]``: the episode is over, by its horizon, a plateau or a divergence. All of them are observed and part of the
+    problem: termination, not truncation."""
+    running: Bools
+    """``[E]``: the step was part of the episode, which had not ended before."""
     transitions: Transitions
+    """By the decision, and by rollbacks after it."""
     evaluation: Evaluation
+    """After rollbacks."""
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
+    incidents: list[Incident]
+    """Rollbacks."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,7 @@ class Episodes:
         instances: Sequence[Instance],
         rules: Rules,
         reward_mode: RewardMode,
+        conduct: Conduct = DEFAULT_CONDUCT,
         *,
         strategy: StrategyChoice = "stacked",
         device: torch.device = CPU,
@@ -78,6 +93,7 @@ class Episodes:
         self.suite = suite
         self.device = device
         self._reward_mode = reward_mode
+        self._conduct = conduct
         self.instances = list(instances)
         self.size = len(instances)
         networks = [_network(suite, instance) for instance in _checked(suite, instances)]
@@ -90,10 +106,17 @@ class Episodes:
             rules,
             "stacked" if strategy == "auto" else strategy,
             device=device,
+            budget=conduct.budget,
         )
         self.population = Population(plan, networks)
+        self.governor = (
+            RowGovernor(self.population, conduct.governor, suite.classes) if conduct.governor is not None else None
+        )
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), suite.classes)
         self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
+        """Decisions taken in the present episodes, ``[E]``."""
+        self.finished: Bools = np.zeros(self.size, np.bool_)
+        """Which episodes have come to their end, ``[E]``."""
         self.potential: Floats = np.zeros(self.size)
         """J after the last step, on validation data; of what was committed, in finished episodes; ``[E]``."""
         capacity = max(instance.train_size for instance in instances)
@@ -108,11 +131,6 @@ class Episodes:
         if strategy == "auto":
             self.population.strategy = fastest_strategy(self.population, self._validation.inputs)
 
-    @property
-    def finished(self) -> Bools:
-        """``[E]``: which episodes have come to their end."""
-        return self.step_index >= self.suite.steps
-
     def observe(self) -> Observation:
         """What the controllers see now."""
         view = View(
@@ -123,34 +141,63 @@ class Episodes:
             np.array([instance.rent for instance in self.instances]),
             np.array([instance.train_size for instance in self.instances], float),
             self.suite.classes,
+            np.zeros(self.size) if self.governor is None else self.governor.rollbacks_used,
         )
         return observe(view, self.device)
 
     def legal_actions(self) -> ActionMasks:
-        """What the controllers may do now."""
-        return self.population.legal_actions()
+        """What the controllers may do now: in episodes that have ended, only wait."""
+        masks = self.population.legal_actions()
+        return masks.waiting(self.finished) if self.finished.any() else masks
 
     def step(self, actions: Actions) -> StepResult:
         """One decision per network, int64 ``[E, 8]``, then its minibatches, then its measurement.
 
-        Episodes that have ended may be carried along by the others until they are restarted; nothing that happens to
-        them counts.
+        Episodes that have ended may be carried along by the others until they are restarted: their networks rest, and
+        their actions are not read.
 
         Raises:
             IllegalActionError: an action is not legal; nothing has changed then.
         """
-        decision = self.population.decide(actions)
-        self._drift()
+        running = ~self.finished
+        actions = np.where(running[:, None], actions, wait(self.size))
+        changes = [self.population.decide(actions).transitions]
+        drifting = self._drift(running)
+        if self.governor is not None:
+            # A network that lost a seed, or whose problem is another one now, may well do worse.
+            self.governor.expect_change(drifting | _pruned(changes[0], self.size))
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
         batches = self._stream.take(first, self.suite.batches_per_step)
-        training = train(self.population, batches)
+        training = train(self.population, batches, resting=~running)
         evaluation = evaluate(self.population, self._validation)
+        intervention = None if self.governor is None else self.governor.check(training, evaluation, running)
+        happened: list[Incident] = []
+        if intervention is not None:
+            restored = evaluation.updated(intervention.rows, evaluate(self.population, self._validation))
+            happened = incidents(intervention, evaluation, restored)
+            changes.append(intervention.transitions)
+            evaluation = restored
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
-        self.step_index = self.step_index + 1
-        before, self.potential = self.potential, self._potential_now(evaluation)
-        reward = self._reward_mode(Outcome(self.potential, before, self.finished))
-        return StepResult(reward, self.finished, decision.transitions, evaluation, self.potential)
+        self.step_index = self.step_index + running
+        self.finished = self.finished | self._ended(intervention)
+        before, self.potential = self.potential, np.where(running, self._potential_now(evaluation), self.potential)
+        reward = np.where(running, self._reward(Outcome(self.potential, before, self.finished), intervention), 0.0)
+        return StepResult(reward, self.finished, running, joined(changes), evaluation, self.potential, happened)
+
+    def _ended(self, intervention: Intervention | None) -> Bools:
+        """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
+        ended = self.step_index >= self.suite.steps
+        if self._conduct.plateau is not None:
+            waiting = ~self.population.table.live.any(axis=1)
+            ended = ended | (waiting & (self.history.plateau_age >= self._conduct.plateau))
+        return ended if intervention is None else ended | intervention.exhausted
+
+    def _reward(self, outcome: Outcome, intervention: Intervention | None) -> Floats:
+        reward = self._reward_mode(outcome)
+        if self.governor is None or intervention is None:
+            return reward
+        return reward - self.governor.settings.penalty * intervention.rows
 
     def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
@@ -159,6 +206,9 @@ class Episodes:
         everyone = np.zeros(self.size, np.bool_)
         everyone[rows] = True
         self.history.restart(everyone)
+        if self.governor is not None:
+            self.governor.restart(everyone)
+        self.finished = self.finished & ~everyone
         self.step_index = np.where(everyone, 0, self.step_index)
         self.potential = np.where(everyone, 0.0, self.potential)
         for row, instance in zip(rows.tolist(), instances, strict=True):
@@ -193,12 +243,15 @@ class Episodes:
         drift = self.instances[row].drift_step
         return 1 if drift is not None and self.step_index[row] >= drift else 0
 
-    def _drift(self) -> None:
-        """Change the data of the networks whose problem drifts at this step."""
-        for row, instance in enumerate(self.instances):
-            if instance.drift_step == self.step_index[row]:
-                self._stream.replace(row, self.suite.data(instance, "train", 1))
-                self._set_validation(row, self.suite.data(instance, "validation", 1))
+    def _drift(self, running: Bools) -> Bools:
+        """Change the data of the networks whose problem drifts at this step, bool ``[E]``."""
+        due = [instance.drift_step == step for instance, step in zip(self.instances, self.step_index, strict=True)]
+        drifting = running & np.array(due)
+        for row in drifting.nonzero()[0].tolist():
+            instance = self.instances[row]
+            self._stream.replace(row, self.suite.data(instance, "train", 1))
+            self._set_validation(row, self.suite.data(instance, "validation", 1))
+        return drifting
 
     def _set_validation(self, row: int, data: Data) -> None:
         inputs, labels = self._validation
@@ -210,6 +263,13 @@ class Episodes:
         rng = np.random.default_rng((instance.seed, _ORDER_STREAM))
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
         return shuffled_order(instance.train_size, count, rng)
+
+
+def _pruned(changes: Transitions, size: int) -> Bools:
+    """``[E]``: the networks that have lost a seed."""
+    rows = np.zeros(size, np.bool_)
+    rows[changes.env[changes.after == Stage.PRUNED]] = True
+    return rows
 
 
 def _network(suite: Suite, instance: Instance) -> Network:

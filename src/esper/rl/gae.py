@@ -6,13 +6,18 @@ import torch
 from torch import Tensor
 
 
-def advantages(rewards: Tensor, values: Tensor, final_values: Tensor, gamma: float, lam: float) -> Tensor:
+def advantages(
+    rewards: Tensor, values: Tensor, final_values: Tensor, running: Tensor, gamma: float, lam: float
+) -> Tensor:
     """Generalised advantage estimates ``[T, E]`` (Schulman et al., 2016) of aligned episodes.
 
     A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values`` ``[E]``: 0
     where the episode terminated, the value of the state after the last step where it was cut. ``rewards`` and
-    ``values`` are ``[T, E]``.
+    ``values`` are ``[T, E]``. After its end, where ``running``, bool ``[T, E]``, is False, nothing is earned and
+    nothing expected: advantages there are 0.
     """
+    rewards, values = rewards * running, values * running
+    final_values = final_values * running[-1]
     following = torch.cat((values[1:], final_values[None]))
     errors = rewards + gamma * following - values
     result = torch.empty_like(errors)

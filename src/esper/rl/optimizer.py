@@ -77,10 +77,10 @@ class PolicyOptimizer:
             for key, value in self._adam.state.get(parameter, {}).items()
         }
 
-    def expected_shapes(self) -> dict[str, torch.Size]:
-        """The names and shapes that `load_state_tensors` takes, unless it is given nothing."""
-        shapes = {f"{name}.{moment}": p.shape for name, p in self._named.items() for moment in MOMENTS}
-        return {**shapes, **{f"{name}.step": torch.Size([]) for name in self._named}}
+    def expected_tensors(self) -> dict[str, Tensor]:
+        """Tensors of the names, shapes and types that `load_state_tensors` takes, unless it is given nothing."""
+        moments = {f"{name}.{moment}": p.detach() for name, p in self._named.items() for moment in MOMENTS}
+        return {**moments, **{f"{name}.step": torch.zeros((), dtype=torch.float32) for name in self._named}}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace moments and step counts by copies of these."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.control.policy import Policy
+from esper.control.spaces import Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import UpdateMetrics
@@ -22,6 +23,9 @@ from esper.rl.settings import PPOSettings
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
+
+LONGEST_NAME = 80
+"""Of a tensor, in messages: names from a file may be of any length."""
 
 SMALLEST = 1e-8
 """Added to deviations and variances that are divided by."""
@@ -82,14 +86,23 @@ class Learner:
         batch = self.batch(rollout)
         course = self._descend(self._standardised(batch), progress)
         if course.finite:
-            self.policy.recalibrate(rollout.observations, batch.target)
+            running = rollout.running
+            seen = Observation(*(part[running] for part in rollout.observations))
+            self.policy.recalibrate(seen, batch.target[running])
         self.updates += 1
         return self._report(batch, course, progress)
 
     def batch(self, rollout: Rollout) -> Batch:
         """The rollout with its advantages, relative to the group where there are groups, and its returns."""
         settings = self.settings
-        advantage = advantages(rollout.reward, rollout.value, rollout.final_value, settings.gamma, settings.gae_lambda)
+        advantage = advantages(
+            rollout.reward,
+            rollout.value,
+            rollout.final_value,
+            rollout.running,
+            settings.gamma,
+            settings.gae_lambda,
+        )
         target = advantage + rollout.value
         if settings.group > 1:
             advantage = minus_group_mean(advantage, settings.group)
@@ -106,14 +119,14 @@ class Learner:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from the `state_tensors` of a learner with the same policy and settings.
 
-        Raises CheckpointError, and changes nothing, if names or shapes differ.
+        Raises CheckpointError, and changes nothing, if names, shapes or types differ.
         """
         policy, optimizer = _under("policy.", tensors), _under("optimizer.", tensors)
-        expected = {"updates": torch.Size([])}
-        expected |= {f"policy.{name}": value.shape for name, value in self.policy.state_dict().items()}
+        expected = {"updates": torch.tensor(self.updates)}
+        expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:
-            expected |= {f"optimizer.{name}": shape for name, shape in self._optimizer.expected_shapes().items()}
-        _check_shapes({name: tensor.shape for name, tensor in tensors.items()}, expected)
+            expected |= {f"optimizer.{name}": value for name, value in self._optimizer.expected_tensors().items()}
+        _check_kinds(tensors, expected)
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
         self.updates = int(tensors["updates"])
@@ -133,8 +146,8 @@ class Learner:
     def _standardised(self, batch: Batch) -> Batch:
         if not self.settings.normalise_advantages:
             return batch
-        advantage = batch.advantage
-        return batch._replace(advantage=(advantage - advantage.mean()) / (advantage.std() + SMALLEST))
+        counted = batch.advantage[batch.rollout.running]
+        return batch._replace(advantage=(batch.advantage - counted.mean()) / (counted.std() + SMALLEST))
 
     def _minibatches(self, environments: int) -> Iterator[Tensor]:
         """Indices of environments, in a new order each epoch: a function of the seed and the update's number."""
@@ -166,12 +179,16 @@ class Learner:
     def _loss(self, batch: Batch, entropy_weight: float) -> tuple[Tensor, _Measured]:
         rollout = batch.rollout
         now = self.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
-        surrogate = clipped_surrogate(now.log_prob, rollout.log_prob, batch.advantage, self.settings.clip)
-        error = value_loss(now.value, batch.target, self.policy.value_head.scale)
-        per_head = head_entropies(now.entropy, now.open)
-        bonus = entropy_bonus(per_head, now.open)
+        running = rollout.running
+        surrogate = clipped_surrogate(
+            now.log_prob[running], rollout.log_prob[running], batch.advantage[running], self.settings.clip
+        )
+        error = value_loss(now.value[running], batch.target[running], self.policy.value_head.scale)
+        is_open = now.open & running.unsqueeze(-1)
+        per_head = head_entropies(now.entropy, is_open)
+        bonus = entropy_bonus(per_head, is_open)
         loss = surrogate.loss + self.settings.value_weight * error - entropy_weight * bonus
-        share = now.open.to(loss.dtype).mean((0, 1))
+        share = is_open[running].to(loss.dtype).mean(0)
         parts = (surrogate.loss, error, bonus, surrogate.kl, surrogate.clipped, surrogate.deviation, per_head, share)
         return loss, _Measured(*(part.detach() for part in parts))
 
@@ -179,8 +196,9 @@ class Learner:
         seen = _Measured(*(torch.stack(column) for column in zip(*course.measured, strict=True)))
         modules = self._optimizer.module_names
         norms = torch.stack(course.norms).mean(0) if course.norms else torch.zeros(len(modules) + 1)
-        rollout, target = batch.rollout, batch.target
-        explained = 1 - (target - rollout.value).var() / (target.var() + SMALLEST)
+        running = batch.rollout.running
+        value, target = batch.rollout.value[running], batch.target[running]
+        explained = 1 - (target - value).var() / (target.var() + SMALLEST)
         heads = tuple(head.name.lower() for head in Head)
         return UpdateMetrics(
             policy_loss=seen.policy_loss.mean().item(),
@@ -193,7 +211,7 @@ class Learner:
             explained_variance=explained.clamp(min=-1).item(),
             return_mean=target.mean().item(),
             return_deviation=target.std().item(),
-            advantage_deviation=batch.advantage.std().item(),
+            advantage_deviation=batch.advantage[running].std().item(),
             learning_rate=self.settings.learning_rate_at(progress),
             entropy_weight=self.settings.entropy_weight(progress),
             optimizer_steps=course.steps,
@@ -217,14 +235,22 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _check_shapes(found: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
+def _check_kinds(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Names, shapes and types must be the same."""
     for name in sorted(found.keys() | expected.keys()):
         if name not in found:
             raise CheckpointError(f"the learner's checkpoint lacks {name}: it is of another version or policy")
         if name not in expected:
-            raise CheckpointError(f"the learner's checkpoint holds {name}, which this policy has not: use its settings")
-        if found[name] != expected[name]:
             raise CheckpointError(
-                f"the learner's checkpoint holds {name} of shape {tuple(found[name])} where this policy has "
-                f"{tuple(expected[name])}: use the settings it was saved with"
+                f"the learner's checkpoint holds {name[:LONGEST_NAME]!r}, which this policy has not: use its settings"
             )
+        ours, theirs = _kind(expected[name]), _kind(found[name])
+        if ours != theirs:
+            raise CheckpointError(
+                f"the learner's checkpoint holds {name} as {theirs} where this policy has {ours}: "
+                "use the settings it was saved with"
+            )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

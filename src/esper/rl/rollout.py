@@ -1,4 +1,4 @@
-"""Whole aligned episodes of E environments, as an update needs them."""
+"""Whole episodes of E environments that began together, as an update needs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class RolloutError(EsperError):
 
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of E environments that began and ended together. Observations are those the policy saw, raw."""
+    """T steps of E environments that began together. Observations are those the policy saw, raw.
+
+    An episode may end before step T; its later steps are there to fill the tensors, and teach nothing.
+    """
 
     observations: Observation
     """``[T, E, ...]``."""
@@ -33,6 +36,8 @@ class Rollout:
     """``[T, E]`` of the acting policy, in units of returns."""
     reward: Tensor
     """float32 ``[T, E]``."""
+    running: Tensor
+    """bool ``[T, E]``: whether the step belongs to the episode."""
     final_value: Tensor
     """``[E]``: 0 where the episode terminated, the value of the state after the last step where it was cut."""
     state: PolicyState
@@ -57,6 +62,7 @@ class Rollout:
             self.log_prob[:, index],
             self.value[:, index],
             self.reward[:, index],
+            self.running[:, index],
             self.final_value[index],
             self.state.rows(index),
         )
@@ -76,19 +82,24 @@ class RolloutBuffer:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor) -> None:
+    def add(
+        self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor, running: Tensor
+    ) -> None:
         """Append what the policy saw, might do and did, ``[E, ...]``, and the reward ``[E]`` that followed.
+
+        ``running``, bool ``[E]``, is False where the episode had ended before this step.
 
         Raises RolloutError if the buffer is full or a tensor's shape or type differs from what it must be.
         """
         if len(self._rows) == self._steps:
             raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
-        row = (*observation, *masks, step.actions, step.log_prob, step.value, reward)
+        row = (*observation, *masks, step.actions, step.log_prob, step.value, reward, running)
         scalars = (self._environments,)
         _require(step.actions.shape == (self._environments, len(Head)), "actions", tuple(step.actions.shape), scalars)
         for name, tensor in (("log_prob", step.log_prob), ("value", step.value), ("reward", reward)):
             _require(tensor.shape == scalars, name, tuple(tensor.shape), scalars)
             _require(tensor.dtype == torch.float32, name, tensor.dtype, torch.float32)
+        _require(running.dtype == torch.bool, "running", running.dtype, torch.bool)
         for name, tensor, first in zip(_NAMES, row, self._rows[0] if self._rows else row, strict=True):
             _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
             _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
@@ -97,6 +108,8 @@ class RolloutBuffer:
 
     def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
         """The rollout. ``terminated`` is bool ``[E]``; ``final_value`` ``[E]`` is used only where it is False.
+
+        An episode that ended before the last step has terminated.
 
         Raises RolloutError if steps are missing.
         """
@@ -117,7 +130,7 @@ class RolloutBuffer:
 _NAMES = (
     *(f"observation.{name}" for name in Observation._fields),
     *(f"masks.{name}" for name in MaskTensors._fields),
-    *(field.name for field in fields(Rollout)[2:6]),
+    *(field.name for field in fields(Rollout)[2:7]),
 )
 
 

@@ -31,6 +31,15 @@ class Evaluation:
     loss_contribution: Floats
     """``[E, S]``: loss without the slot's seed less loss with it; NaN in slots without a seed."""
 
+    def updated(self, rows: NDArray[np.bool_], newer: Evaluation) -> Evaluation:
+        """This evaluation with the networks ``rows``, bool ``[E]``, as in a newer one."""
+        return Evaluation(
+            np.where(rows, newer.loss, self.loss),
+            np.where(rows, newer.accuracy, self.accuracy),
+            np.where(rows[:, None], newer.accuracy_contribution, self.accuracy_contribution),
+            np.where(rows[:, None], newer.loss_contribution, self.loss_contribution),
+        )
+
 
 @torch.inference_mode()
 def evaluate(population: Population, batch: Batch, *, shared: bool = True) -> Evaluation:
@@ -82,7 +91,7 @@ def remember(population: Population, training: TrainingReport, evaluation: Evalu
     population.evidence = replace(
         population.evidence,
         probed=population.evidence.probed | measured,
-        gradient_healthy=np.isfinite(norms) & (norms > 0),
+        gradient_healthy=owning & np.isfinite(norms) & (norms > 0),
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
         contribution_age=np.zeros_like(population.evidence.contribution_age),
     )

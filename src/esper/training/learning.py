@@ -54,15 +54,19 @@ def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(-1) == labels).to(logits.dtype).mean(1)
 
 
-def train(population: Population, batches: Iterable[Batch]) -> TrainingReport:
+def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None) -> TrainingReport:
     """Take one optimizer step per minibatch in every network; hosts and blended seeds learn together.
 
     Isolated seeds (stage TRAINING) learn from a second pass in which they count fully and all else is frozen. The
-    networks' losses are added up, so no network's gradient depends on how many others there are.
+    networks' losses are added up, so no network's gradient depends on how many others there are. The networks
+    ``resting``, bool ``[E]``, keep all their values and buffers (None: all learn).
     """
     population.execution.train(True)
+    rest = _Rest(population, resting) if resting is not None and resting.any() else None
     pool = population.pool
     started = _started(population)
+    if rest is not None:
+        started &= ~rest.rows
     objective = _objective(population)
     losses: list[Tensor] = []
     accuracies: list[Tensor] = []
@@ -72,9 +76,11 @@ def train(population: Population, batches: Iterable[Batch]) -> TrainingReport:
         gradients = torch.autograd.grad(
             total, [block.values for block in pool.blocks], materialize_grads=True, allow_unused=True
         )
-        _step(population, pool, gradients, started)
+        _step(population, pool, gradients, started, rest)
         losses.append(loss)
         accuracies.append(accuracy)
+    if rest is not None:
+        rest.restore_buffers(population)
     return TrainingReport(
         as_array(torch.stack(losses).mean(0)),
         as_array(torch.stack(accuracies).mean(0)),
@@ -86,6 +92,21 @@ def train(population: Population, batches: Iterable[Batch]) -> TrainingReport:
 def as_array(tensor: Tensor) -> Floats:
     """A detached tensor as a float64 array on the CPU."""
     return tensor.detach().to("cpu", torch.float64).numpy()
+
+
+class _Rest:
+    """Networks that must not change while the others learn."""
+
+    def __init__(self, population: Population, resting: NDArray[np.bool_]) -> None:
+        networks = torch.from_numpy(resting)
+        self.rows = networks[population.pool.owners].to(population.plan.device)
+        """Rows of the pool that belong to them, bool ``[R]``."""
+        self._networks = networks.to(population.plan.device)
+        self._buffers = {name: buffer[self._networks] for name, buffer in population.host_buffers.items()}
+
+    def restore_buffers(self, population: Population) -> None:
+        for name, buffer in population.host_buffers.items():
+            buffer[self._networks] = self._buffers[name]
 
 
 def _objective(population: Population) -> Callable[[Batch], tuple[Tensor, Tensor, Tensor]]:
@@ -115,9 +136,12 @@ def _started(population: Population) -> Tensor:
     return torch.from_numpy(rows).to(population.plan.device)
 
 
-def _step(population: Population, pool: Pool, gradients: Sequence[Tensor], started: Tensor) -> None:
+def _step(population: Population, pool: Pool, gradients: Sequence[Tensor], started: Tensor, rest: _Rest | None) -> None:
     settings = population.plan.optimizer
     gradient = flat(gradients)
+    if rest is not None:
+        # Not by multiplication: a resting network's gradient need not be finite.
+        gradient = gradient.masked_fill(pool.spread(rest.rows), 0.0)
     if settings.clip_norm is not None:
         gradient = clip_by_network(pool, gradient, population.size, settings.clip_norm)
     optimizer_step(pool, gradient, started, settings)

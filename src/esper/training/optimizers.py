@@ -24,8 +24,7 @@ MOMENT_NAMES: dict[str, tuple[str, ...]] = {"adamw": ("mean", "square"), "sgd": 
 def optimizer_step(pool: Pool, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
     """One step in place on the rows that have ``started`` to learn, bool ``[R]``.
 
-    Rows that have not started must have a zero gradient (``gradient`` is ``[V]``); they keep their values and their
-    step count of 0.
+    The others must have a zero gradient (``gradient`` is ``[V]``); they keep their values and their step count.
     """
     _STEPS[settings.name](pool, gradient, started.to(pool.steps), settings)
 
@@ -58,7 +57,7 @@ def _sgd(pool: Pool, gradient: Tensor, started: Tensor, settings: OptimizerSetti
         gradient = torch.addcmul(gradient, pool.spread(settings.weight_decay * started), pool.values)
     velocity = pool.moments["velocity"]
     velocity.mul_(settings.momentum).add_(gradient)
-    pool.values.addcmul_(pool.spread(pool.learning_rates), velocity, value=-1)
+    pool.values.addcmul_(pool.spread(pool.learning_rates * started), velocity, value=-1)
 
 
 _STEPS: dict[str, Callable[[Pool, Tensor, Tensor, OptimizerSettings], None]] = {"adamw": _adamw, "sgd": _sgd}

@@ -1,73 +1,50 @@
 """A population: E networks of one architecture, their seeds, and the lifecycle table that says what is what.
 
 It owns every parameter. Whether a seed is born or dies is decided by the lifecycle's pure functions; this file only
-carries it out, all of it or nothing.
+carries it out. All that changes is one immutable state, exchanged in one assignment once the new one is complete: a
+call that fails, for whatever reason, leaves everything as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from esper.growth.blueprints.registry import Blueprint, get
+from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
 from esper.lifecycle.masks import ActionMasks, legal_actions
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, step
-from esper.tasks.optimizer import OptimizerSettings
+from esper.lifecycle.transitions import Step, Transitions, revoke, step
 from esper.training.bank import Bank
+from esper.training.budget import affordable, budget_left, resident
 from esper.training.execution import Execution
+from esper.training.holdings import BankKey, Holdings, survivors
 from esper.training.optimizers import MOMENT_NAMES
+from esper.training.plan import PopulationPlan, Strategy
 from esper.training.pool import Pool
+from esper.training.roster import Network, Roster
 from esper.training.rows import RowBlock, RowShape, pad
+from esper.training.snapshots import Snapshots
 
 Actions = NDArray[np.int64]
-Strategy = Literal["stacked", "looped"]
-"""How the networks are run: as one program, or one after the other. The results are the same."""
-StrategyChoice = Strategy | Literal["auto"]
-"""``auto``: whichever is faster here, found out by timing both once."""
-STRATEGIES: tuple[Strategy, ...] = ("stacked", "looped")
-BankKey = tuple[int, int]
-"""Slot index and blueprint index."""
-
-
-class Network(NamedTuple):
-    """What one network of a population starts from."""
-
-    host: nn.Module
-    """Of the template's architecture, at most as wide, freshly initialised."""
-    widths: tuple[int, ...]
-    """Its live channels at each slot."""
-    learning_rate: float
-    seed: int
-    """All that is random about its seeds follows from this."""
 
 
 @dataclass(frozen=True)
-class PopulationPlan:
-    """What all networks of a population share."""
+class PopulationState:
+    """All of a population that changes. Optimizers write into the holdings; everything else is replaced."""
 
-    template: nn.Module
-    """The host at full width; only its architecture matters."""
-    slots: tuple[str, ...]
-    """Submodules that get a slot, first to last."""
-    blueprints: tuple[str, ...]
-    """Registry names on offer; a blueprint's index in actions and tables is its index here."""
-    example_input: Tensor
-    """``[B, ...]``, for the probe forward."""
-    optimizer: OptimizerSettings = OptimizerSettings()
-    rules: Rules = Rules()
-    strategy: Strategy = "stacked"
-    dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    roster: Roster
+    table: SeedTable
+    evidence: Evidence
+    germinations: NDArray[np.int64]
+    """Seeds that each slot has had, ``[E, S]``."""
+    holdings: Holdings
 
 
 class Population:
@@ -84,125 +61,169 @@ class Population:
         self.plan = plan
         self.execution = Execution(template, plan.slots, example)
         self.shares_prefixes = self.execution.shares_prefixes(example)
-        self.kinds: list[type[Blueprint]] = [get(name) for name in plan.blueprints]
         self.size = len(networks)
         self.strategy: Strategy = plan.strategy
         self._moment_names = MOMENT_NAMES[plan.optimizer.name]
         self._host_shape = RowShape.of(template)
         self._buffer_shapes = {name: buffer.shape for name, buffer in template.named_buffers()}
         self._bank_templates: dict[BankKey, Bank] = {}
-        shape = (self.size, len(plan.slots))
-        self.networks = list(networks)
-        self.table = SeedTable.dormant(*shape)
-        self.evidence = Evidence.none(*shape)
-        self.germinations: NDArray[np.int64] = np.zeros(shape, np.int64)
-        self.banks: dict[BankKey, Bank] = {}
-        empty = RowBlock.empty(self._host_shape, self._moment_names, plan.dtype, plan.device)
-        unset = torch.zeros(self.size, self._host_shape.size)
-        self.host = empty.extended(unset, torch.zeros(self.size), torch.arange(self.size))
-        self.host_buffers = {
+        self.state = self._unset(networks)
+        self.replace(np.arange(self.size), networks)
+
+    def _unset(self, networks: Sequence[Network]) -> PopulationState:
+        """Rows of zeros for all networks."""
+        plan, shape = self.plan, (self.size, len(self.plan.slots))
+        kinds = [get(name) for name in plan.blueprints]
+        # A value, its gradient and its moments.
+        bytes_per_parameter = plan.dtype.itemsize * (2 + len(self._moment_names))
+        block = RowBlock.empty(self._host_shape, self._moment_names, plan.dtype, plan.device)
+        zeros = torch.zeros(self.size, self._host_shape.size)
+        host = block.extended(zeros, torch.zeros(self.size), torch.arange(self.size))
+        buffers = {
             name: torch.zeros(self.size, *shape, dtype=plan.dtype, device=plan.device)
             for name, shape in self._buffer_shapes.items()
         }
-        self.replace(np.arange(self.size), networks)
+        return PopulationState(
+            Roster(list(networks), self.execution.sites, kinds, bytes_per_parameter),
+            SeedTable.dormant(*shape),
+            Evidence.none(*shape),
+            np.zeros(shape, np.int64),
+            Holdings.pooled(host, buffers, {}),
+        )
 
     def replace(self, rows: NDArray[np.int64], networks: Sequence[Network]) -> None:
         """Put new networks without seeds into ``rows``, int64 ``[r]``; all others go on untouched."""
-        for row, network in zip(rows.tolist(), networks, strict=True):
-            self.networks[row] = network
-        index = torch.from_numpy(rows)
-        index_on_device = index.to(self.plan.device)
+        held, index = self.state.holdings, torch.from_numpy(rows)
         values = torch.stack([self._host_shape.row(network.host) for network in networks])
         rates = torch.tensor([network.learning_rate for network in networks], dtype=torch.float64)
-        self.host = self.host.renewed(index_on_device, values.to(self.plan.device), rates.to(self.plan.device))
-        for name, shape in self._buffer_shapes.items():
-            fresh = torch.stack([pad(network.host.get_buffer(name), shape) for network in networks])
-            self.host_buffers[name][index_on_device] = fresh.to(self.host_buffers[name])
-        self.banks = {key: bank.without(index) for key, bank in self.banks.items()}
-        self.banks = {key: bank for key, bank in self.banks.items() if len(bank)}
-        self._pool()
-        self.table = self.table.reset(rows)
-        self.evidence = _without_evidence(self.evidence, (rows, slice(None)))
-        self.germinations[rows] = 0
-        self.widths: NDArray[np.int64] = np.array([network.widths for network in self.networks])
-        self.network_learning_rates = np.array([network.learning_rate for network in self.networks])
-        self.host_parameters: NDArray[np.int64] = np.array(
-            [sum(parameter.numel() for parameter in network.host.parameters()) for network in self.networks]
+        fresh = {
+            name: torch.stack([pad(network.host.get_buffer(name), shape) for network in networks])
+            for name, shape in self._buffer_shapes.items()
+        }
+        banks = {key: bank.without(index) for key, bank in held.banks.items()}
+        germinations = self.germinations.copy()
+        germinations[rows] = 0
+        self.state = PopulationState(
+            self.state.roster.replaced(rows.tolist(), networks),
+            self.table.reset(rows),
+            _without_evidence(self.evidence, (rows, slice(None))),
+            germinations,
+            Holdings.pooled(*held.renewed_hosts(index, values, rates, fresh), banks),
         )
-        self.seed_parameters, self.compatible = self._costs()
-
-    def _costs(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Parameters each blueprint would add and whether it serves the slot, both ``[E, S, K]``."""
-        shape = (self.size, len(self.plan.slots), len(self.kinds))
-        costs, serves = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-        known: dict[tuple[int, int, int], tuple[int, bool]] = {}
-        for environment, network in enumerate(self.networks):
-            for slot, width in enumerate(network.widths):
-                site = self.execution.sites[slot].narrowed(width)
-                for index, kind in enumerate(self.kinds):
-                    key = (slot, width, index)
-                    if key not in known:
-                        known[key] = (kind.parameters_at(site), True) if kind.serves(site) else (0, False)
-                    costs[environment, slot, index], serves[environment, slot, index] = known[key]
-        return costs, serves
 
     def legal_actions(self) -> ActionMasks:
         """What each network's controller may do now."""
-        return legal_actions(self.table, self.evidence, self.plan.rules, self.compatible)
+        return legal_actions(self.table, self.evidence, self.plan.rules, self.state.roster.compatible, self._affordable)
 
     def decide(self, actions: Actions) -> Step:
         """Take one action per network, int64 ``[E, 8]``, and let all other slots go on with their lives.
 
         Raises:
-            IllegalActionError: an action is not legal; nothing has changed then.
+            IllegalActionError: an action is not legal.
+
+        Whatever else a blueprint or a lack of memory raises passes through; nothing has changed then.
         """
-        result = step(self.table, self.evidence, actions, self.plan.rules, self.compatible)
-        banks, germinations = self._carried_out(result.transitions)
-        self.table, self.banks, self.germinations = result.table, banks, germinations
-        self.evidence = _forgotten(self.evidence, result.transitions)
-        self._pool()
+        state = self.state
+        result = step(state.table, state.evidence, actions, self.plan.rules, state.roster.compatible, self._affordable)
+        changes = result.transitions
+        holdings = state.holdings.after(changes, state.roster, state.germinations, self._empty_bank)
+        germinations = state.germinations.copy()
+        born = changes.after == Stage.GERMINATED
+        germinations[changes.env[born], changes.slot[born]] += 1
+        evidence = _forgotten(state.evidence, changes)
+        self.state = PopulationState(state.roster, result.table, evidence, germinations, holdings)
         return result
 
-    def _carried_out(self, transitions: Transitions) -> tuple[dict[BankKey, Bank], NDArray[np.int64]]:
-        banks = dict(self.banks)
-        germinations = self.germinations.copy()
-        died = transitions.after == Stage.PRUNED
-        for key in _keys(transitions, died):
-            leaving = transitions.env[died & _at(transitions, key)]
-            banks[key] = banks[key].without(torch.from_numpy(leaving.astype(np.int64)))
-        born = transitions.after == Stage.GERMINATED
-        for key in _keys(transitions, born):
-            owners = transitions.env[born & _at(transitions, key)].astype(np.int64)
-            seeds = [self._new_seed(int(owner), key, int(germinations[owner, key[0]])) for owner in owners]
-            rates = self.host.learning_rates[torch.from_numpy(owners)]
-            banks[key] = banks.get(key, self._empty_bank(key)).extended(seeds, rates, torch.from_numpy(owners))
-            germinations[owners, key[0]] += 1
-        return {key: bank for key, bank in banks.items() if len(bank)}, germinations
+    def roll_back(self, rows: NDArray[np.int64], snapshots: Snapshots) -> Transitions:
+        """Restore the networks ``rows``, int64 ``[r]``, as their snapshots have them; all others are left as they are.
 
-    def _new_seed(self, owner: int, key: BankKey, tries: int) -> Blueprint:
-        slot, blueprint = key
-        network = self.networks[owner]
-        site = self.execution.sites[slot].narrowed(network.widths[slot])
-        return self.kinds[blueprint](site, seed_generator(network.seed, slot, tries))
+        Hosts, their buffers and fossils get back their values and start with a fresh optimizer; live seeds are pruned,
+        and so is a fossil that germinated after the snapshot, of which no good values are known.
+
+        Raises:
+            ValueError: a network has no snapshot.
+        """
+        state = self.state
+        afflicted = np.zeros(self.size, np.bool_)
+        afflicted[rows] = True
+        fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.knows(state.germinations)
+        table, changes = revoke(state.table, afflicted[:, None] & ~fossils)
+        banks = survivors(state.holdings.banks, changes)
+        holdings = snapshots.restored(torch.from_numpy(rows), replace(state.holdings, banks=banks))
+        evidence = _forgotten(state.evidence, changes)
+        self.state = replace(state, table=table, evidence=evidence, holdings=holdings)
+        return changes
 
     def _empty_bank(self, key: BankKey) -> Bank:
         if key not in self._bank_templates:
             slot, blueprint = key
-            template = self.kinds[blueprint](self.execution.sites[slot], torch.Generator().manual_seed(0))
+            kind, site = self.state.roster.kinds[blueprint], self.execution.sites[slot]
+            template = kind(site, torch.Generator().manual_seed(0))
             self._bank_templates[key] = Bank.empty(template, self._moment_names, self.plan.dtype, self.plan.device)
         return self._bank_templates[key]
 
     @property
-    def blocks(self) -> list[RowBlock]:
-        """Every row block of the population: the hosts' first, then the banks'."""
-        return [self.host, *(bank.block for bank in self.banks.values())]
+    def _affordable(self) -> NDArray[np.bool_]:
+        return affordable(self.plan.budget, self.state.roster.costs, self.table)
 
-    def _pool(self) -> None:
-        """Move all blocks into one pool, in the order of `blocks`; due whenever a row has come or gone."""
-        self.pool = Pool.of(self.blocks)
-        self.host, *blocks = self.pool.blocks
-        banks = zip(self.banks.items(), blocks, strict=True)
-        self.banks = {key: replace(bank, block=block) for (key, bank), block in banks}
+    @property
+    def roster(self) -> Roster:
+        """The networks as they were given, and what their widths imply."""
+        return self.state.roster
+
+    @property
+    def table(self) -> SeedTable:
+        """The state of every slot."""
+        return self.state.table
+
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured of the seeds; set it after measuring."""
+        return self.state.evidence
+
+    @evidence.setter
+    def evidence(self, measured: Evidence) -> None:
+        self.state = replace(self.state, evidence=measured)
+
+    @property
+    def germinations(self) -> NDArray[np.int64]:
+        """Seeds that each slot has had, ``[E, S]``."""
+        return self.state.germinations
+
+    @property
+    def host(self) -> RowBlock:
+        """The hosts' rows."""
+        return self.state.holdings.host
+
+    @property
+    def host_buffers(self) -> Mapping[str, Tensor]:
+        """The hosts' buffers by name, each ``[E, *shape]``; forward passes in training mode write into them."""
+        return self.state.holdings.host_buffers
+
+    @property
+    def banks(self) -> Mapping[BankKey, Bank]:
+        """All seeds, by slot and blueprint."""
+        return self.state.holdings.banks
+
+    @property
+    def pool(self) -> Pool:
+        """All rows in one flat vector, in the order of `blocks`."""
+        return self.state.holdings.pool
+
+    @property
+    def blocks(self) -> list[RowBlock]:
+        """Every row block: the hosts' first, then the banks'."""
+        return self.state.holdings.blocks
+
+    @property
+    def host_parameters(self) -> NDArray[np.int64]:
+        """Parameters of each network before any growth, ``[E]``."""
+        return self.roster.host_parameters
+
+    @property
+    def budget_left(self) -> NDArray[np.float64]:
+        """``[E]``: the share of the scarcest cap that is not spent yet."""
+        return budget_left(self.plan.budget, self.state.roster.costs, self.table)
 
     def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
         """Bool ``[E, S]``: whether the slot's features have this layout."""
@@ -210,24 +231,7 @@ class Population:
 
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """``[E]``: live parameters of the seeds in the slots ``counted``, bool ``[E, S]``."""
-        blueprint = np.maximum(self.table.blueprint, 0).astype(np.int64)
-        cost = np.take_along_axis(self.seed_parameters, blueprint[..., None], axis=2)[..., 0]
-        return (cost * (counted & self.table.owning)).sum(axis=1)
-
-
-def seed_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:
-    """The generator of a seed's first weights: a function of its network, slot and number of earlier seeds there."""
-    word = np.random.SeedSequence((network_seed, slot, tries)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(word >> np.uint64(1)))
-
-
-def _keys(transitions: Transitions, chosen: NDArray[np.bool_]) -> list[BankKey]:
-    pairs = zip(transitions.slot[chosen].tolist(), transitions.blueprint[chosen].tolist(), strict=True)
-    return sorted(set(pairs))
-
-
-def _at(transitions: Transitions, key: BankKey) -> NDArray[np.bool_]:
-    return (transitions.slot == key[0]) & (transitions.blueprint == key[1])
+        return (resident(self.state.roster.costs.parameters, self.table) * counted).sum(axis=1)
 
 
 def _forgotten(evidence: Evidence, transitions: Transitions) -> Evidence:

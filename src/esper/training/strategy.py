@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from esper.training.passes import as_is, forward
-from esper.training.population import STRATEGIES, Population, Strategy
+from esper.training.plan import STRATEGIES, Strategy
+from esper.training.population import Population
 
 ROUNDS = 3
 

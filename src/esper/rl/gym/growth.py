@@ -16,13 +16,14 @@ from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.mistakes import first_mistake
+from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
 from esper.rl.rewards import get_reward_mode
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
-from esper.training.population import StrategyChoice
+from esper.training.plan import StrategyChoice
 
 Bools = NDArray[np.bool_]
 
@@ -37,6 +38,8 @@ class Stepped:
     """The actions that took effect, ``[E, 8]``."""
     canonicalised: Bools
     """Whose action was not what they asked for."""
+    rolled_back: Bools
+    """Whom the governor rolled back."""
 
 
 class GrowthSettings(Settings):
@@ -48,6 +51,8 @@ class GrowthSettings(Settings):
     """Which of the suite's instances: train, heldout or transfer."""
     rules: Rules = Rules()
     """What may happen to seeds; a mapping of its fields does too."""
+    conduct: Conduct = DEFAULT_CONDUCT
+    """The governor, caps on growth, and when episodes end early; a mapping of its fields does too."""
     reward: str = "outcome"
     """Name of a reward mode."""
     strategy: StrategyChoice = "stacked"
@@ -116,6 +121,7 @@ class Growth:
                 instances,
                 settings.rules,
                 self._reward_mode,
+                settings.conduct,
                 strategy=settings.strategy,
                 device=torch.device(settings.device),
             )
@@ -132,7 +138,9 @@ class Growth:
         effective, changed = canonicalise(np.asarray(actions), self._legal)
         result = self._running.step(effective.astype(np.int64))
         self._masks = self._running.legal_actions()
-        return Stepped(result.reward, result.finished, effective, changed)
+        rolled_back = np.zeros(self.size, np.bool_)
+        rolled_back[[incident.environment for incident in result.incidents]] = True
+        return Stepped(result.reward, result.finished, effective, changed, rolled_back)
 
     def observation(self) -> Arrays:
         """What the agent sees, as `esper.rl.gym.spaces.observation_arrays`."""

@@ -192,7 +192,12 @@ def make_vector(
 
 
 def _decisions(stepped: Stepped, rows: Bools) -> Info:
-    return _marked({"action": stepped.action, "canonicalised": stepped.canonicalised}, rows)
+    told = {
+        "action": stepped.action,
+        "canonicalised": stepped.canonicalised,
+        "rolled_back": stepped.rolled_back,
+    }
+    return _marked(told, rows)
 
 
 def _marked(values: Mapping[str, Any], rows: Bools) -> Info:

@@ -1,0 +1,103 @@
+"""The governor of a population: every network for itself, all in one look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.lifecycle.transitions import Transitions
+from esper.training.evaluation import Evaluation
+from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.vitals import Judgement, Monitor, Trouble, Vitals, skill
+from esper.training.learning import TrainingReport, as_array
+from esper.training.population import Population
+from esper.training.snapshots import Snapshots
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """The networks that were rolled back after a check."""
+
+    trouble: NDArray[np.int8]
+    """`Trouble` of each network, ``[E]``; NONE for most."""
+    exhausted: Bools
+    """``[E]``: those that had no rollback left; they are restored too, and should not go on."""
+    transitions: Transitions
+    """The seeds that were pruned."""
+
+    @property
+    def rows(self) -> Bools:
+        """``[E]``: which networks were rolled back."""
+        return self.trouble != Trouble.NONE
+
+
+class RowGovernor:
+    """Keeps a snapshot of every network of a population, and restores those in trouble from it."""
+
+    def __init__(self, population: Population, settings: GovernorSettings, classes: int) -> None:
+        self.settings = settings
+        self.rollbacks: NDArray[np.int64] = np.zeros(population.size, np.int64)
+        """In the present episode, ``[E]``."""
+        self._population = population
+        self._classes = classes
+        self._monitor = Monitor(settings, population.size)
+        self._snapshots = Snapshots.of(population.state.holdings, population.germinations, population.table.owning)
+
+    @property
+    def rollbacks_used(self) -> NDArray[np.float64]:
+        """``[E]``: the share of the allowed rollbacks that an episode has had, in [0, 1]."""
+        return np.minimum(self.rollbacks / max(self.settings.max_rollbacks, 1), 1.0)
+
+    def restart(self, rows: Bools) -> None:
+        """Other networks have come into ``rows``, bool ``[E]``."""
+        self.rollbacks = np.where(rows, 0, self.rollbacks)
+        self._monitor.restart(rows)
+        self._keep(rows)
+
+    def expect_change(self, rows: Bools) -> None:
+        """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
+        self._monitor.restart(rows)
+
+    def check(self, training: TrainingReport, evaluation: Evaluation, running: Bools) -> Intervention | None:
+        """Look at the networks ``running``, bool ``[E]``; roll back those in trouble, take snapshots of the good.
+
+        None if nobody was in trouble.
+        """
+        judgement = self._monitor.judge(self._vitals(training, evaluation))
+        self._keep(judgement.good & running)
+        return self._intervene(judgement, running)
+
+    def _intervene(self, judgement: Judgement, running: Bools) -> Intervention | None:
+        trouble = np.where(running, judgement.trouble, np.int8(Trouble.NONE))
+        rows = trouble != Trouble.NONE
+        if not rows.any():
+            return None
+        transitions = self._population.roll_back(rows.nonzero()[0], self._snapshots)
+        self.rollbacks = self.rollbacks + rows
+        return Intervention(trouble, rows & (self.rollbacks > self.settings.max_rollbacks), transitions)
+
+    def _vitals(self, training: TrainingReport, evaluation: Evaluation) -> Vitals:
+        gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
+        losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
+        finite = losses & gradients & self._finite_rows()
+        return Vitals(training.loss, skill(evaluation.accuracy, self._classes), finite)
+
+    def _finite_rows(self) -> Bools:
+        """``[E]``: whether all parameters and moments of a network are finite."""
+        pool = self._population.pool
+        broken = ~pool.values.isfinite()
+        for moment in pool.moments.values():
+            broken |= ~moment.isfinite()
+        owners = pool.owners.to(broken.device)[pool.row_of_value]
+        counts = pool.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(pool.steps))
+        return as_array(counts) == 0
+
+    def _keep(self, rows: Bools) -> None:
+        population = self._population
+        self._snapshots = self._snapshots.renewed(
+            rows, population.state.holdings, population.germinations, population.table.owning
+        )

@@ -1,0 +1,111 @@
+"""The detectors of trouble: what is wrong with a network, and whether its state is worth keeping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.training.governor.settings import GovernorSettings
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Trouble(IntEnum):
+    """Why a network is rolled back; NONE, which is falsy, where it is not."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    """A loss, gradient, parameter or moment of the optimizer is infinite or not a number."""
+    COLLAPSED = 2
+    """The network guesses, and did better before."""
+    EXPLODED = 3
+    """The loss has been far above the usual for several checks in a row."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """What one check of E networks found; all ``[E]``."""
+
+    loss: Floats
+    """Of training."""
+    skill: Floats
+    """0 for guessing, 1 for perfection; NaN where unknown."""
+    finite: Bools
+    """Whether losses, gradients, parameters and moments are all finite."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a check says of E networks; both ``[E]``."""
+
+    trouble: NDArray[np.int8]
+    """A `Trouble`."""
+    good: Bools
+    """Whether the state is worth a snapshot."""
+
+
+def skill(accuracy: Floats, classes: int) -> Floats:
+    """``(accuracy - chance) / (1 - chance)`` with the chance of guessing right, 1 / classes."""
+    chance = 1 / classes
+    return (accuracy - chance) / (1 - chance)
+
+
+class Monitor:
+    """Watches the vitals of E networks over time, each for itself."""
+
+    def __init__(self, settings: GovernorSettings, networks: int) -> None:
+        self._settings = settings
+        self._losses: Floats = np.full((networks, settings.window), np.nan)
+        """Losses that were not unusual, the newest first."""
+        self._unusual: NDArray[np.int64] = np.zeros(networks, np.int64)
+        """Checks in a row with an unusual loss."""
+        self._guessing: NDArray[np.int64] = np.zeros(networks, np.int64)
+        """Checks in a row in which a network guessed that had done better."""
+        self._best_skill: Floats = np.full(networks, -np.inf)
+
+    def restart(self, rows: Bools) -> None:
+        """Forget what was usual for the networks ``rows``, bool ``[E]``."""
+        self._losses[rows] = np.nan
+        self._unusual[rows] = 0
+        self._guessing[rows] = 0
+        self._best_skill[rows] = -np.inf
+
+    def judge(self, vitals: Vitals) -> Judgement:
+        """Look at all networks once; of those in trouble, what was usual is forgotten."""
+        settings = self._settings
+        mean, deviation = self._usual()
+        unusual = (vitals.loss > mean + settings.sigmas * deviation) & (vitals.loss > settings.multiple * mean)
+        guessing = (self._best_skill >= settings.lead) & (vitals.skill <= settings.collapsed)
+        self._unusual = np.where(unusual, self._unusual + 1, 0)
+        self._guessing = np.where(guessing, self._guessing + 1, 0)
+        trouble = np.select(
+            [~vitals.finite, self._guessing >= settings.patience, self._unusual >= settings.patience],
+            [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
+            Trouble.NONE,
+        ).astype(np.int8)
+        sound = trouble == Trouble.NONE
+        usual = sound & ~unusual & ~guessing
+        worse = vitals.loss > mean + settings.good_sigmas * deviation
+        self._take_in(vitals, usual)
+        self.restart(~sound)
+        return Judgement(trouble, usual & ~worse)
+
+    def _usual(self) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of each network's window, ``[E]``; infinite where too little is known."""
+        known = ~np.isnan(self._losses)
+        count = known.sum(axis=1)
+        enough = count >= self._settings.fewest
+        divisor = np.maximum(count, 1)
+        mean = np.where(known, self._losses, 0.0).sum(axis=1) / divisor
+        squares = np.where(known, (self._losses - mean[:, None]) ** 2, 0.0).sum(axis=1)
+        return np.where(enough, mean, np.inf), np.where(enough, np.sqrt(squares / divisor), np.inf)
+
+    def _take_in(self, vitals: Vitals, usual: Bools) -> None:
+        moved = np.concatenate([vitals.loss[:, None], self._losses[:, :-1]], axis=1)
+        self._losses = np.where(usual[:, None], moved, self._losses)
+        better = usual & (vitals.skill > self._best_skill)
+        self._best_skill = np.where(better, vitals.skill, self._best_skill)

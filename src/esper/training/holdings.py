@@ -1,0 +1,98 @@
+"""All parameters of a population with their optimizer state: the hosts' and the seeds', in one pool.
+
+Holdings are replaced, never changed, when rows come or go; only optimizers write into them. So a population owns its
+rows by one reference, which it exchanges when a change has succeeded as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Transitions
+from esper.training.bank import Bank
+from esper.training.pool import Pool
+from esper.training.roster import Roster
+from esper.training.rows import RowBlock
+
+BankKey = tuple[int, int]
+"""Slot index and blueprint index."""
+EmptyBank = Callable[[BankKey], Bank]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The hosts' rows, the banks of seeds, and the pool that both are views of."""
+
+    host: RowBlock
+    """One row per network."""
+    host_buffers: Mapping[str, Tensor]
+    """By name, each ``[E, *shape]``."""
+    banks: Mapping[BankKey, Bank]
+    """None of them is empty."""
+    pool: Pool
+    """Of the blocks, in the order of `blocks`."""
+
+    @classmethod
+    def pooled(cls, host: RowBlock, host_buffers: Mapping[str, Tensor], banks: Mapping[BankKey, Bank]) -> Holdings:
+        """Copies of all rows, moved into one pool; banks without seeds are dropped."""
+        kept = {key: bank for key, bank in banks.items() if len(bank)}
+        pool = Pool.of([host, *(bank.block for bank in kept.values())])
+        block, *blocks = pool.blocks
+        views = {key: replace(bank, block=own) for (key, bank), own in zip(kept.items(), blocks, strict=True)}
+        return cls(block, host_buffers, views, pool)
+
+    @property
+    def blocks(self) -> list[RowBlock]:
+        """Every row block: the hosts' first, then the banks'."""
+        return [self.host, *(bank.block for bank in self.banks.values())]
+
+    def renewed_hosts(
+        self, rows: Tensor, values: Tensor, learning_rates: Tensor, buffers: Mapping[str, Tensor]
+    ) -> tuple[RowBlock, dict[str, Tensor]]:
+        """The hosts' rows and buffers with those at ``rows``, int64 ``[r]``, replaced and never trained."""
+        index = rows.to(self.pool.values.device)
+        block = self.host.renewed(index, values.to(index.device), learning_rates.to(index.device))
+        return block, {
+            name: present.index_copy(0, index, buffers[name].to(present)) for name, present in self.host_buffers.items()
+        }
+
+    def after(self, changes: Transitions, roster: Roster, germinations: Counts, empty_bank: EmptyBank) -> Holdings:
+        """The holdings without the seeds that went in ``changes``, and with those that came.
+
+        ``germinations [E, S]`` counts the earlier seeds of each slot.
+        """
+        banks = dict(survivors(self.banks, changes))
+        born = changes.after == Stage.GERMINATED
+        for key in _keys(changes, born):
+            owners = changes.env[born & _at(changes, key)].astype(np.int64)
+            seeds = [roster.new_seed(owner, *key, int(germinations[owner, key[0]])) for owner in owners.tolist()]
+            rates = self.host.learning_rates[torch.from_numpy(owners)]
+            bank = banks[key] if key in banks else empty_bank(key)
+            banks[key] = bank.extended(seeds, rates, torch.from_numpy(owners))
+        return Holdings.pooled(self.host, self.host_buffers, banks)
+
+
+def survivors(banks: Mapping[BankKey, Bank], changes: Transitions) -> Mapping[BankKey, Bank]:
+    """The banks without the seeds that were pruned in ``changes``."""
+    kept = dict(banks)
+    died = changes.after == Stage.PRUNED
+    for key in _keys(changes, died):
+        leaving = changes.env[died & _at(changes, key)]
+        kept[key] = kept[key].without(torch.from_numpy(leaving.astype(np.int64)))
+    return kept
+
+
+def _keys(changes: Transitions, chosen: NDArray[np.bool_]) -> list[BankKey]:
+    return sorted(set(zip(changes.slot[chosen].tolist(), changes.blueprint[chosen].tolist(), strict=True)))
+
+
+def _at(changes: Transitions, key: BankKey) -> NDArray[np.bool_]:
+    return (changes.slot == key[0]) & (changes.blueprint == key[1])
