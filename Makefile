@@ -5,12 +5,13 @@ CORE_INSTALLED := $(VENV)/.core-installed
 DEV_INSTALLED := $(VENV)/.dev-installed
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help demo test test-all check clean
+.PHONY: help demo test test-all reliability check clean
 
 help:
 	@echo "make demo      train a growth controller, compare it with baselines, write a report (about 10 minutes)"
 	@echo "make test      lint, types, import contracts and the fast tests"
 	@echo "make test-all  the same with the slow tests"
+	@echo "make reliability  the tests that kill, starve and feed garbage, and the figures of docs/reliability.md"
 	@echo "make clean     remove the virtual environment and caches (runs are kept)"
 
 demo: $(CORE_INSTALLED)
@@ -29,6 +30,9 @@ test: check
 
 test-all: check
 	$(BIN)/pytest
+
+reliability: $(DEV_INSTALLED)
+	$(BIN)/pytest -m reliability
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.lifecycle.actions import ALPHA_TARGETS, Head, Op, action, wait
-from esper.lifecycle.legality import check
+from esper.lifecycle.legality import canonicalise, check, legal
 from esper.lifecycle.masks import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -134,3 +134,12 @@ def test_flat_masks_start_each_head_with_a_legal_choice() -> None:
     assert flat[:, firsts].all()
     speeds = slice(firsts[Head.ALPHA_SPEED], firsts[Head.ALPHA_CURVE])
     assert flat[0, speeds].tolist() == [True, False, False, False]
+
+
+def test_those_who_must_wait_may_do_nothing_else() -> None:
+    masks = masks_of(SeedTable.dormant(3, 2)).waiting(np.array([True, False, True]))
+    assert masks.op.sum(axis=1).tolist() == [1, 2, 1]
+    assert legal(wait(3), masks).all()
+    germinate = np.stack([action(Op.GERMINATE)] * 3)
+    assert legal(germinate, masks).tolist() == [False, True, False]
+    assert canonicalise(germinate, masks)[0][:, 0].tolist() == [Op.WAIT, Op.GERMINATE, Op.WAIT]

@@ -14,7 +14,7 @@ from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Cause, Step, step
+from esper.lifecycle.transitions import Cause, Step, Transitions, joined, revoke, step
 from lifecycle.support import (
     DEFAULT,
     RULE_SETS,
@@ -220,3 +220,37 @@ def test_environments_do_not_touch_each_other(name: str) -> None:
             whole = getattr(table, field.name)
             assert np.array_equal(whole[order], getattr(shuffled, field.name))
             assert np.array_equal(whole, np.concatenate([getattr(one, field.name) for one in alone]))
+
+
+def test_a_rollback_removes_seeds_at_once_and_lets_no_time_pass() -> None:
+    table, everything = SeedTable.dormant(2, 2), (good_evidence(2, 2), DEFAULT, np.ones((2, 2, 3), np.bool_))
+    for actions in ((GERMINATE, GERMINATE), (action(Op.GERMINATE, 1), WAIT)):
+        table = step(table, everything[0], np.stack(actions), *everything[1:]).table
+    before = table.copy()
+    chosen = np.array([[True, True], [False, True]])
+    after, changes = revoke(table, chosen)
+    assert [Stage(stage).name for stage in after.stage.ravel()] == ["PRUNED", "PRUNED", "BLENDING", "DORMANT"]
+    assert after.stage_age[0].tolist() == [1, 1]
+    assert not after.seed_age[0].any()
+    assert (changes.env.tolist(), changes.slot.tolist()) == ([0, 0], [0, 1])
+    assert changes.cause.tolist() == [Cause.ROLLBACK] * 2
+    assert changes.blueprint.tolist() == [2, 0]
+    for field in fields(SeedTable):
+        np.testing.assert_array_equal(getattr(table, field.name), getattr(before, field.name))
+        np.testing.assert_array_equal(getattr(after, field.name)[1], getattr(before, field.name)[1])
+
+
+def test_a_rollback_may_take_a_fossil() -> None:
+    fossil = play(holding(), DEFAULT, action(Op.FOSSILIZE)).table
+    after, changes = revoke(fossil, np.array([[True]]))
+    assert (Stage(changes.before[0]), Stage(after.stage[0, 0])) == (Stage.FOSSILIZED, Stage.PRUNED)
+    assert stages(after, DEFAULT, *[WAIT] * 7)[-1] == "DORMANT"
+
+
+def test_changes_that_follow_one_another_make_one_record() -> None:
+    first = play(EMPTY, DEFAULT, GERMINATE)
+    second = revoke(first.table, np.array([[True]]))[1]
+    both = joined([first.transitions, second])
+    assert both.after.tolist() == [Stage.GERMINATED, Stage.PRUNED]
+    assert both.cause.tolist() == [Cause.GERMINATE, Cause.ROLLBACK]
+    assert len(joined([Transitions.none(), Transitions.none()])) == 0

@@ -245,3 +245,32 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
     for anomaly, metrics in sick.items():
         assert anomalies(metrics, 0.03) == (anomaly,)
         assert anomaly.meaning
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_what_follows_an_episodes_end_teaches_nothing(group: int) -> None:
+    def learned(seed: int) -> dict[str, Tensor]:
+        """After an update from rollouts that differ only behind the ends of their episodes."""
+        student = learner(PPOSettings(group=group, minibatches=2, epochs=2))
+        (rollout,) = rollouts(student, 1)
+        running = torch.arange(STEPS).unsqueeze(1) < torch.arange(ENVIRONMENTS) % STEPS + 1
+        noise = torch.Generator().manual_seed(seed)
+
+        def spoil(part: Tensor) -> Tensor:
+            wide = running.view(*running.shape, *[1] * (part.dim() - 2))
+            return torch.where(wide, part, torch.randn(part.shape, generator=noise))
+
+        spoilt = replace(
+            rollout,
+            observations=Observation(*(spoil(part) for part in rollout.observations)),
+            log_prob=spoil(rollout.log_prob),
+            value=spoil(rollout.value),
+            reward=spoil(rollout.reward),
+            final_value=torch.randn(ENVIRONMENTS, generator=noise) * ~running[-1],
+            running=running,
+        )
+        metrics = student.update(spoilt, 0.0)
+        assert metrics.optimizer_steps > 0
+        return {**student.state_tensors(), "loss": torch.tensor(metrics.policy_loss)}
+
+    assert same(learned(1), learned(2))

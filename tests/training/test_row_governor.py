@@ -52,9 +52,7 @@ def poison(population: Population, network: int) -> None:
                 tensor[block.owners == network] = torch.nan
 
 
-def checked(
-    population: Population, governor: RowGovernor, draws: Draws, hurt: Hurt | None = None
-) -> Intervention | None:
+def checked(population: Population, governor: RowGovernor, draws: Draws, hurt: Hurt | None = None) -> Intervention:
     """Training, perhaps an accident, measurement, and the governor's check."""
     report = train(population, [draws.batch() for _ in range(2)])
     if hurt is not None:
@@ -62,7 +60,7 @@ def checked(
     validation = draws.batch(VALIDATION)
     evaluation = evaluate(population, validation)
     found = governor.check(report, evaluation, EVERYONE)
-    remember(population, report, evaluation if found is None else evaluate(population, validation))
+    remember(population, report, evaluate(population, validation) if found.rows.any() else evaluation)
     return found
 
 
@@ -94,12 +92,11 @@ def test_live_seeds_are_pruned_and_the_host_is_as_in_the_snapshot(stage: Stage) 
     governor = governor_of(population)
     for _ in range(STEPS_TO[stage]):
         population.decide(wait(SIZE))
-        assert checked(population, governor, draws) is None
+        assert not checked(population, governor, draws).rows.any()
     assert population.table.stage[ILL, 1] == stage
     kept = state_of(population, ILL)
     population.decide(wait(SIZE))
     found = checked(population, governor, draws, poison)
-    assert found is not None
     assert found.trouble.tolist() == [0, 0, Trouble.NOT_FINITE, 0]
     assert (found.transitions.env.tolist(), found.transitions.slot.tolist()) == ([ILL], [1])
     restored = state_of(population, ILL)
@@ -121,7 +118,6 @@ def test_a_seed_that_was_just_fossilized_stays_with_the_values_of_the_snapshot()
     population.evidence = good_evidence(population)
     population.decide(np.stack([*wait(2), action(Op.FOSSILIZE, 1), *wait(1)]))
     found = checked(population, governor, draws, poison)
-    assert found is not None
     assert len(found.transitions) == 0
     restored = state_of(population, ILL)
     for part in ("host", f"seed.1.{MLP}"):
@@ -143,7 +139,6 @@ def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
     population.evidence = good_evidence(population)
     population.decide(np.stack([action(Op.FOSSILIZE, 1)] * SIZE))
     found = checked(population, governor, draws, poison)
-    assert found is not None
     assert population.table.stage[:, 1].tolist() == [Stage.FOSSILIZED] * 2 + [Stage.PRUNED, Stage.FOSSILIZED]
     assert torch.equal(state_of(population, ILL)["host.values"], before["host.values"])
     assert_aligned(population)
@@ -255,17 +250,16 @@ def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> Non
     governor = RowGovernor(population, GovernorSettings(), 3)
     everyone = np.ones(3, np.bool_)
 
-    def advance(seed: int, batch: Batch) -> Intervention | None:
+    def advance(seed: int, batch: Batch) -> Intervention:
         population.decide(wait(3))
         return governor.check(train(population, [batch]), evaluate(population, some(seed)), everyone)
 
-    assert advance(1, some(10)) is None
+    assert not advance(1, some(10)).rows.any()
     kept = {name: buffer.clone() for name, buffer in population.host_buffers.items()}
     assert kept["norm.running_mean"].any()
     spoilt = some(11)
     spoilt.inputs[1, 0, 0] = torch.nan
     found = advance(2, spoilt)
-    assert found is not None
     assert found.rows.tolist() == [False, True, False]
     for name, buffer in population.host_buffers.items():
         assert torch.equal(buffer[1], kept[name][1])
@@ -277,7 +271,7 @@ def test_rollbacks_are_counted_and_bounded() -> None:
     population, draws = grown()
     governor = governor_of(population, max_rollbacks=2)
     ended = [checked(population, governor, draws, poison) for _ in range(3)]
-    assert [found is not None and bool(found.exhausted[ILL]) for found in ended] == [False, False, True]
+    assert [bool(found.exhausted[ILL]) for found in ended] == [False, False, True]
     assert governor.rollbacks.tolist() == [0, 0, 3, 0]
     assert governor.rollbacks_used.tolist() == [0, 0, 1, 0]
     governor.restart(np.arange(SIZE) == ILL)
@@ -290,7 +284,7 @@ def test_whoever_rests_is_left_alone() -> None:
     report = train(population, [draws.batch()])
     poison(population, ILL)
     found = governor.check(report, evaluate(population, draws.batch(VALIDATION)), np.arange(SIZE) != ILL)
-    assert found is None
+    assert not found.rows.any()
     assert population.host.values[ILL].isnan().all()
 
 
@@ -303,7 +297,6 @@ def test_a_moment_that_overflowed_is_trouble(moment: str) -> None:
         population.host.moments[moment][network, 0] = torch.inf
 
     found = checked(population, governor, draws, overflow)
-    assert found is not None
     assert found.rows.tolist() == [False, False, True, False]
 
 

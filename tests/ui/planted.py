@@ -42,6 +42,7 @@ def iteration(
     objective: float = 0.6,
     probe: float | None = None,
     anomalies: tuple[Anomaly, ...] = (),
+    rollbacks: int = 0,
     **update: object,
 ) -> Iteration:
     return Iteration(
@@ -63,6 +64,7 @@ def iteration(
         probe_score=probe,
         update=replace(UPDATE, **update),
         anomalies=anomalies,
+        rollbacks=rollbacks,
         environment_steps=3840,
         seconds=9.6,
     )

@@ -157,6 +157,17 @@ def test_lines_tell_measurements_and_new_anomalies():
     assert told == [f"iteration 11: anomaly entropy: {Anomaly.ENTROPY.meaning}"]
 
 
+def test_a_line_tells_of_rollbacks():
+    console = Console(file=io.StringIO(), width=80)
+    view = LineView(console, Course(3, clock=Clock()))
+    view.iteration(iteration(1, 3, rollbacks=2))
+    view.iteration(iteration(3, 3))
+    assert isinstance(console.file, io.StringIO)
+    first, last = console.file.getvalue().splitlines()
+    assert first.endswith(", 2 rolled back")
+    assert "rolled back" not in last
+
+
 def test_lines_are_not_wrapped():
     assert all("steps/s" in line for line in lines_of(20, {}, {}) if line.startswith("iteration"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +34,33 @@ class StageChange:
     reason: str
 
 
+@dataclass(frozen=True)
+class Rollback:
+    """A rollback by the governor; ``step`` counts decisions from 0, the other fields are those of an `Incident`."""
+
+    environment: int
+    step: int
+    trouble: str
+    loss_before: float
+    accuracy_before: float
+    loss_after: float
+    accuracy_after: float
+    pruned: Sequence[int]
+    ended: bool
+
+
 class Tally:
-    """Actions, stage changes and objectives of E episodes, filled step by step."""
+    """Actions, stage changes, rollbacks and objectives of E episodes, filled step by step."""
 
     def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
         self._blueprints = suite.blueprints
         self.instances = list(instances)
         self.changes: list[StageChange] = []
+        self.rollbacks: list[Rollback] = []
         self.steps: list[NDArray[np.int64]] = []
         """Actions per step, each ``[E, 8]``."""
+        self.running: list[NDArray[np.bool_]] = []
+        """Whose episode had not ended before the step, each ``[E]``."""
         self.measured: list[NDArray[np.float64]] = []
         """Validation accuracies per step, each ``[E]``."""
         self.objective: NDArray[np.float64] = np.zeros(len(instances))
@@ -55,7 +74,9 @@ class Tally:
         """One step of all episodes."""
         step = len(self.steps)
         self.steps.append(actions)
+        self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
+        self.rollbacks += [Rollback(step=step, **vars(incident)) for incident in result.incidents]
         changes = result.transitions
         for index in range(len(changes)):
             blueprint = int(changes.blueprint[index])
@@ -83,11 +104,9 @@ class Tally:
         """The finished tally of some of the episodes alone, numbered from 0."""
         own = copy.copy(self)
         own.instances = self.instances[place]
-        own.changes = [
-            replace(change, environment=change.environment - place.start)
-            for change in self.changes
-            if place.start <= change.environment < place.stop
-        ]
+        own.changes = _within(self.changes, place)
+        own.rollbacks = _within(self.rollbacks, place)
+        own.running = [running[place] for running in self.running]
         own.steps = [actions[place] for actions in self.steps]
         own.measured = [accuracies[place] for accuracies in self.measured]
         own.objective, own.added, own.kept = self.objective[place], self.added[place], self.kept[place]
@@ -105,5 +124,18 @@ class Tally:
 
     def operation_shares(self) -> dict[str, float]:
         """The share of decisions that each operation had."""
-        counts = np.bincount(self.actions[..., Head.OP].ravel(), minlength=len(Op))
+        taken = self.actions[..., Head.OP][np.stack(self.running)]
+        counts = np.bincount(taken, minlength=len(Op))
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
+
+
+Numbered = TypeVar("Numbered", StageChange, Rollback)
+
+
+def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
+    """The records of some of the environments, numbered from 0."""
+    return [
+        replace(record, environment=record.environment - place.start)
+        for record in records
+        if place.start <= record.environment < place.stop
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -56,6 +56,12 @@ class Transitions:
     reason: Int8s
     """A gate's `Reason`; NO_GATE for transitions that need none."""
 
+    @classmethod
+    def none(cls) -> Self:
+        """No changes."""
+        index, byte = np.zeros(0, np.int64), np.zeros(0, np.int8)
+        return cls(index, index, byte, byte, np.zeros(0, np.int16), byte, byte)
+
     def __len__(self) -> int:
         """N."""
         return self.env.shape[0]
@@ -63,8 +69,6 @@ class Transitions:
 
 def joined(parts: Sequence[Transitions]) -> Transitions:
     """Several changes of one population, one after the other, as one record."""
-    if len(parts) == 1:
-        return parts[0]
     return Transitions(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
 

@@ -25,9 +25,8 @@ from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
-from esper.training.governor import RowGovernor
-from esper.training.governor.rows import Intervention
-from esper.training.learning import Batch, train
+from esper.training.governor.rows import Intervention, watching
+from esper.training.learning import Batch, TrainingReport, train
 from esper.training.plan import PopulationPlan, StrategyChoice
 from esper.training.population import Actions, Population
 from esper.training.roster import Network
@@ -109,9 +108,7 @@ class Episodes:
             budget=conduct.budget,
         )
         self.population = Population(plan, networks)
-        self.governor = (
-            RowGovernor(self.population, conduct.governor, suite.classes) if conduct.governor is not None else None
-        )
+        self.governor = watching(self.population, conduct.governor, suite.classes)
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), suite.classes)
         self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
@@ -141,7 +138,7 @@ class Episodes:
             np.array([instance.rent for instance in self.instances]),
             np.array([instance.train_size for instance in self.instances], float),
             self.suite.classes,
-            np.zeros(self.size) if self.governor is None else self.governor.rollbacks_used,
+            self.governor.rollbacks_used,
         )
         return observe(view, self.device)
 
@@ -161,43 +158,39 @@ class Episodes:
         """
         running = ~self.finished
         actions = np.where(running[:, None], actions, wait(self.size))
-        changes = [self.population.decide(actions).transitions]
-        drifting = self._drift(running)
-        if self.governor is not None:
-            # A network that lost a seed, or whose problem is another one now, may well do worse.
-            self.governor.expect_change(drifting | _pruned(changes[0], self.size))
+        decided = self.population.decide(actions).transitions
+        # A network that lost a seed, or whose problem is another one now, may well do worse.
+        self.governor.expect_change(self._drift(running) | _pruned(decided, self.size))
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
         batches = self._stream.take(first, self.suite.batches_per_step)
         training = train(self.population, batches, resting=~running)
-        evaluation = evaluate(self.population, self._validation)
-        intervention = None if self.governor is None else self.governor.check(training, evaluation, running)
-        happened: list[Incident] = []
-        if intervention is not None:
-            restored = evaluation.updated(intervention.rows, evaluate(self.population, self._validation))
-            happened = incidents(intervention, evaluation, restored)
-            changes.append(intervention.transitions)
-            evaluation = restored
+        evaluation, intervention, happened = self._measure(training, running)
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
         self.step_index = self.step_index + running
         self.finished = self.finished | self._ended(intervention)
         before, self.potential = self.potential, np.where(running, self._potential_now(evaluation), self.potential)
-        reward = np.where(running, self._reward(Outcome(self.potential, before, self.finished), intervention), 0.0)
-        return StepResult(reward, self.finished, running, joined(changes), evaluation, self.potential, happened)
+        earned = self._reward_mode(Outcome(self.potential, before, self.finished))
+        reward = np.where(running, earned - self.governor.penalty * intervention.rows, 0.0)
+        changes = joined([decided, intervention.transitions])
+        return StepResult(reward, self.finished, running, changes, evaluation, self.potential, happened)
 
-    def _ended(self, intervention: Intervention | None) -> Bools:
+    def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:
+        """Evaluate the networks, and those that had to be rolled back again, as they are now."""
+        evaluation = evaluate(self.population, self._validation)
+        intervention = self.governor.check(training, evaluation, running)
+        if not intervention.rows.any():
+            return evaluation, intervention, []
+        restored = evaluation.updated(intervention.rows, evaluate(self.population, self._validation))
+        return restored, intervention, incidents(intervention, evaluation, restored)
+
+    def _ended(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
-        ended = self.step_index >= self.suite.steps
+        ended = (self.step_index >= self.suite.steps) | intervention.exhausted
         if self._conduct.plateau is not None:
             waiting = ~self.population.table.live.any(axis=1)
             ended = ended | (waiting & (self.history.plateau_age >= self._conduct.plateau))
-        return ended if intervention is None else ended | intervention.exhausted
-
-    def _reward(self, outcome: Outcome, intervention: Intervention | None) -> Floats:
-        reward = self._reward_mode(outcome)
-        if self.governor is None or intervention is None:
-            return reward
-        return reward - self.governor.settings.penalty * intervention.rows
+        return ended
 
     def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
@@ -206,8 +199,7 @@ class Episodes:
         everyone = np.zeros(self.size, np.bool_)
         everyone[rows] = True
         self.history.restart(everyone)
-        if self.governor is not None:
-            self.governor.restart(everyone)
+        self.governor.restart(everyone)
         self.finished = self.finished & ~everyone
         self.step_index = np.where(everyone, 0, self.step_index)
         self.potential = np.where(everyone, 0.0, self.potential)

@@ -131,6 +131,22 @@ class LifecycleTransition(Event):
     reason: str
 
 
+@register("rolled_back")
+@dataclass(frozen=True, slots=True)
+class RolledBack(Event):
+    """The governor returned a network to its last good state; losses in nats, accuracies on validation data."""
+
+    environment: int
+    step: int
+    trouble: str
+    loss_before: float
+    accuracy_before: float
+    loss_after: float
+    accuracy_after: float
+    pruned: tuple[int, ...]
+    ended: bool
+
+
 @register("ppo_updated")
 @dataclass(frozen=True, slots=True)
 class PPOUpdated(Event):

@@ -113,6 +113,8 @@ class LineView:
             f"{course.steps_per_second or 0:.0f} steps/s",
             f"{duration(course.left or 0)} left",
         ]
+        if iteration.rollbacks:
+            parts.append(f"{iteration.rollbacks} rolled back")
         best = course.best_baseline
         if iteration.probe_score is not None:
             against = f" (best baseline {best[0]} {score(best[1])})" if best else ""

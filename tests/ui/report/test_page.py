@@ -17,7 +17,7 @@ from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import StageChange
 from esper.experiments.trainer import LEVELS
-from esper.telemetry.events import PPOUpdated, RunStarted
+from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.store import RunStore
 from esper.ui.report import write_report
 from experiments.results_cases import planted
@@ -192,6 +192,16 @@ def test_health_shows_anomalies_and_their_number(run: RunDirectory):
     page = page_of(run)
     assert "explained variance (1)" in page.text
     assert page.classed("line", "anomaly") > 0
+
+
+def test_health_counts_rollbacks(run: RunDirectory):
+    assert "No network blew up." in page_of(run).text
+    with RunStore.open(run.store) as store:
+        for environment, trouble in enumerate(("not_finite", "exploded", "not_finite")):
+            store.emit(RolledBack(3, environment, 9, trouble, float("nan"), 0.25, 1.1, 0.6, (0, 2), False))
+    assert "returned networks that blew up to their last good state, 3 times in all (exploded 1, not finite 2)" in (
+        page_of(run).text
+    )
 
 
 def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import DivergedError
-from esper.growth.model import GrowingModel
+from esper.growth.model import GrowingModel, Seed
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
 
@@ -101,8 +101,8 @@ class Governor:
             loss: Training loss since the last check, in any unit.
             accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
         """
-        self._loss = float(loss)
-        known = math.nan if accuracy is None or self._classes is None else float(accuracy)
+        self._loss = _number(loss)
+        known = math.nan if accuracy is None or self._classes is None else _number(accuracy)
         finite = math.isfinite(self._loss) and all(bool(tensor.isfinite().all()) for tensor in self._tensors())
         vitals = Vitals(np.array([self._loss]), skill(np.array([known]), self._classes or 2), np.array([finite]))
         judgement = self._monitor.judge(vitals)
@@ -165,8 +165,15 @@ class Governor:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
+def _number(value: float | Tensor) -> float:
+    return value.detach().item() if isinstance(value, Tensor) else value
+
+
 def _buffers(model: nn.Module) -> Iterable[tuple[nn.Module, str, Tensor]]:
+    """All buffers but the alphas of seeds, which are a matter of the lifecycle, not of training."""
     for module in model.modules():
+        if isinstance(module, Seed):
+            continue
         for name, buffer in module.named_buffers(recurse=False):
             yield module, name, buffer
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from esper.lifecycle.transitions import Transitions
 from esper.training.evaluation import Evaluation
 from esper.training.governor.settings import GovernorSettings
-from esper.training.governor.vitals import Judgement, Monitor, Trouble, Vitals, skill
+from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
 from esper.training.learning import TrainingReport, as_array
 from esper.training.population import Population
 from esper.training.snapshots import Snapshots
@@ -20,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Intervention:
-    """The networks that were rolled back after a check."""
+    """What a check led to."""
 
     trouble: NDArray[np.int8]
     """`Trouble` of each network, ``[E]``; NONE for most."""
@@ -35,13 +35,38 @@ class Intervention:
         return self.trouble != Trouble.NONE
 
 
-class RowGovernor:
+class Unwatched:
+    """The governor of networks that nobody watches over."""
+
+    def __init__(self, size: int) -> None:
+        self.penalty = 0.0
+        self.rollbacks: NDArray[np.int64] = np.zeros(size, np.int64)
+        """``[E]``."""
+        self._idle = Intervention(np.zeros(size, np.int8), np.zeros(size, np.bool_), Transitions.none())
+
+    @property
+    def rollbacks_used(self) -> NDArray[np.float64]:
+        """``[E]``: the share of the allowed rollbacks that an episode has had, in [0, 1]."""
+        return np.zeros(len(self.rollbacks))
+
+    def restart(self, rows: Bools) -> None:
+        """Other networks have come into ``rows``, bool ``[E]``."""
+
+    def expect_change(self, rows: Bools) -> None:
+        """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
+
+    def check(self, training: TrainingReport, evaluation: Evaluation, running: Bools) -> Intervention:
+        """Look at the networks ``running``, bool ``[E]``, and restore those in trouble."""
+        return self._idle
+
+
+class RowGovernor(Unwatched):
     """Keeps a snapshot of every network of a population, and restores those in trouble from it."""
 
     def __init__(self, population: Population, settings: GovernorSettings, classes: int) -> None:
-        self.settings = settings
-        self.rollbacks: NDArray[np.int64] = np.zeros(population.size, np.int64)
-        """In the present episode, ``[E]``."""
+        super().__init__(population.size)
+        self.penalty = settings.penalty
+        self._most = settings.max_rollbacks
         self._population = population
         self._classes = classes
         self._monitor = Monitor(settings, population.size)
@@ -49,36 +74,26 @@ class RowGovernor:
 
     @property
     def rollbacks_used(self) -> NDArray[np.float64]:
-        """``[E]``: the share of the allowed rollbacks that an episode has had, in [0, 1]."""
-        return np.minimum(self.rollbacks / max(self.settings.max_rollbacks, 1), 1.0)
+        return np.minimum(self.rollbacks / max(self._most, 1), 1.0)
 
     def restart(self, rows: Bools) -> None:
-        """Other networks have come into ``rows``, bool ``[E]``."""
         self.rollbacks = np.where(rows, 0, self.rollbacks)
         self._monitor.restart(rows)
         self._keep(rows)
 
     def expect_change(self, rows: Bools) -> None:
-        """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
         self._monitor.restart(rows)
 
-    def check(self, training: TrainingReport, evaluation: Evaluation, running: Bools) -> Intervention | None:
-        """Look at the networks ``running``, bool ``[E]``; roll back those in trouble, take snapshots of the good.
-
-        None if nobody was in trouble.
-        """
+    def check(self, training: TrainingReport, evaluation: Evaluation, running: Bools) -> Intervention:
         judgement = self._monitor.judge(self._vitals(training, evaluation))
         self._keep(judgement.good & running)
-        return self._intervene(judgement, running)
-
-    def _intervene(self, judgement: Judgement, running: Bools) -> Intervention | None:
         trouble = np.where(running, judgement.trouble, np.int8(Trouble.NONE))
         rows = trouble != Trouble.NONE
         if not rows.any():
-            return None
+            return self._idle
         transitions = self._population.roll_back(rows.nonzero()[0], self._snapshots)
         self.rollbacks = self.rollbacks + rows
-        return Intervention(trouble, rows & (self.rollbacks > self.settings.max_rollbacks), transitions)
+        return Intervention(trouble, rows & (self.rollbacks > self._most), transitions)
 
     def _vitals(self, training: TrainingReport, evaluation: Evaluation) -> Vitals:
         gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
@@ -101,3 +116,8 @@ class RowGovernor:
         self._snapshots = self._snapshots.renewed(
             rows, population.state.holdings, population.germinations, population.table.owning
         )
+
+
+def watching(population: Population, settings: GovernorSettings | None, classes: int) -> Unwatched:
+    """The governor of a population that these settings ask for."""
+    return Unwatched(population.size) if settings is None else RowGovernor(population, settings, classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.tasks.suite import Split
-from esper.telemetry.events import PPOUpdated, RunStarted
+from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.reader import RunReader
 
 Series = list[tuple[float, float]]
@@ -36,6 +37,8 @@ class ReportData:
     """Every scalar by name."""
     anomalies: list[tuple[int, str]]
     """(iteration, name), in order."""
+    rollbacks: Mapping[str, int]
+    """How often the governor stepped in during training, by what the trouble was."""
     comparisons: Mapping[Split, Comparison]
     """Empty before the run is evaluated."""
     behaviour: Behaviour | None
@@ -64,6 +67,7 @@ def load_report_data(run: RunDirectory) -> ReportData:
             summarise(reader),
             {name: [(float(step), value) for step, value in reader.series(name)] for name in reader.scalar_names()},
             [(event.iteration, name) for event in reader.events(PPOUpdated) for name in event.anomalies],
+            Counter(event.trouble for event in reader.events(RolledBack)),
             comparisons,
             read_behaviour(run.behaviour) if run.behaviour.exists() else None,
         )

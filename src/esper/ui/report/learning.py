@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from esper.rl.ppo import KL_STOP
@@ -100,9 +100,8 @@ def health_section(data: ReportData) -> Element | None:
         Gauge("deciding to wait", "operations/wait", "share of decisions"),
     ]
     drawn = [_gauge(data, gauge) for gauge in gauges if data.series.get(gauge.series)]
-    return section(
-        "Was training healthy?", figure(element("div", *drawn, class_="gauges"), _health_caption(data.anomalies))
-    )
+    caption = f"{_health_caption(data.anomalies)} {_rollbacks(data.rollbacks)}"
+    return section("Was training healthy?", figure(element("div", *drawn, class_="gauges"), caption))
 
 
 def _health_caption(anomalies: Sequence[tuple[int, str]]) -> str:
@@ -114,6 +113,14 @@ def _health_caption(anomalies: Sequence[tuple[int, str]]) -> str:
         "Figures of the policy's updates, by iteration; ticks at the bottom mark iterations with an anomaly: "
         f"{', '.join(counts)}."
     )
+
+
+def _rollbacks(counts: Mapping[str, int]) -> str:
+    if not counts:
+        return "No network blew up."
+    kinds = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(counts.items()))
+    times = sum(counts.values())
+    return f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
 
 
 def _gauge(data: ReportData, gauge: Gauge) -> Element:
