@@ -16,7 +16,9 @@ from pydantic import ValidationError
 from esper.errors import ConfigError
 from esper.files import write_atomically
 from esper.mistakes import first_mistake
+from esper.reading import read_bounded
 from esper.settings import Settings
+from esper.strict_yaml import MOST_BYTES, parse
 
 S = TypeVar("S", bound=Settings)
 
@@ -57,48 +59,17 @@ def settings_text(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice instead of dropping the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key_node.value!r} is given twice", key_node.start_mark
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    values = _parse(content, str(path))
+    values = parse(content, str(path))
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold `key: value` lines, not {reprlib.repr(values)}")
     return cast("dict[str, Any]", values)
-
-
-def _parse(text: bytes | str, source: str) -> Any:
-    try:
-        return yaml.load(text, _StrictLoader)  # noqa: S506 (a SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = "" if mark is None else f" line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigError(f"{source}{where}: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not YAML text: {str(error).splitlines()[0]}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source} is nested too deeply") from error
-    # PyYAML leaks these for a value that contradicts its explicit tag, such as `!!bool maybe`, or an impossible date.
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{source} holds a value that does not fit its YAML tag: {error}") from error
 
 
 def _merge(values: dict[str, Any], override: str) -> None:
@@ -116,7 +87,7 @@ def _merge(values: dict[str, Any], override: str) -> None:
         # A copy: YAML aliases share one mapping between several keys.
         group[part] = dict(cast("dict[str, Any]", inner))
         group = group[part]
-    group[parts[-1]] = _parse(text, f"--set {override}")
+    group[parts[-1]] = parse(text, f"--set {override}")
 
 
 def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ DECISIONS = 7
 def sides() -> tuple[Episodes, ReferencePopulation, Work]:
     episodes = Episodes(SUITE, instances(5), RULES, outcome)
     population = episodes.population
-    slow = ReferencePopulation(population.plan, population.networks)
+    slow = ReferencePopulation(population.plan, population.roster.networks)
     return episodes, slow, Work.drawn(episodes, DECISIONS, seed=0)
 
 

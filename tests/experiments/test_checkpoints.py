@@ -196,7 +196,7 @@ class TestStrangers:
         checkpoints.save(1, TENSORS, STATE)
         checkpoints.save(2, TENSORS, STATE)
         edit_manifest(checkpoints, 2, lambda content: content.update(version=9))
-        with pytest.raises(CheckpointError, match="has format version 9, this Esper reads 1"):
+        with pytest.raises(CheckpointError, match="has format version 9, this Esper reads 2"):
             checkpoints.latest()
 
     def test_a_pickle_is_not_unpickled(self, checkpoints: Checkpoints, tmp_path: Path):
@@ -216,30 +216,8 @@ class TestStrangers:
     def test_a_foreign_safetensors_file_is_refused(self, checkpoints: Checkpoints):
         checkpoints.save(1, TENSORS, STATE)
         save_file({"other": torch.ones(2)}, tensors_file(checkpoints, 1))
-        with pytest.raises(CheckpointError, match="its hash differs"):
+        with pytest.raises(CheckpointError, match="its size or its hash differs"):
             checkpoints.load(1)
-
-    @pytest.mark.parametrize(
-        ("expected", "complaint"),
-        [
-            ({**TENSORS, "bias": torch.ones(2)}, "lacks tensor 'bias'"),
-            ({"step": TENSORS["step"]}, "holds an unknown tensor 'policy.weight'"),
-            (
-                {**TENSORS, "policy.weight": torch.ones(3, 2)},
-                r"as float32 \[2, 3\] where float32 \[3, 2\] is needed",
-            ),
-            ({**TENSORS, "step": torch.tensor(4.0)}, r"as int64 \[\] where float32 \[\] is needed"),
-        ],
-    )
-    def test_unexpected_tensors_are_named(
-        self, checkpoints: Checkpoints, expected: dict[str, torch.Tensor], complaint: str
-    ):
-        checkpoint = checkpoints.save(1, TENSORS, STATE)
-        with pytest.raises(CheckpointError, match=complaint):
-            checkpoint.check_against(expected)
-
-    def test_expected_tensors_pass(self, checkpoints: Checkpoints):
-        checkpoints.save(1, TENSORS, STATE).check_against({name: torch.zeros_like(t) for name, t in TENSORS.items()})
 
 
 class TestFailingWrites:

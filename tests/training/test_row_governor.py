@@ -138,7 +138,7 @@ def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
         advance(population, draws, wait(SIZE))
     population.evidence = good_evidence(population)
     population.decide(np.stack([action(Op.FOSSILIZE, 1)] * SIZE))
-    found = checked(population, governor, draws, poison)
+    checked(population, governor, draws, poison)
     assert population.table.stage[:, 1].tolist() == [Stage.FOSSILIZED] * 2 + [Stage.PRUNED, Stage.FOSSILIZED]
     assert torch.equal(state_of(population, ILL)["host.values"], before["host.values"])
     assert_aligned(population)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Played, Record
@@ -66,7 +66,7 @@ class Episode:
 class Behaviour:
     """What the policy of a run did in its evaluation."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     iteration: int
     """Training iterations that the policy had behind it."""
@@ -102,7 +102,26 @@ def read_behaviour(path: Path) -> Behaviour:
     return read_json(path, _FILE)
 
 
-_FILE = TypeAdapter(Behaviour)
+def _coherent(found: Behaviour) -> Behaviour:
+    slots = range(len(found.sites))
+    if not found.usage or any(one.operations.keys() != found.usage[0].operations.keys() for one in found.usage):
+        raise ValueError("the use of operations is incomplete")
+    if any(plant.slot not in slots for one in found.usage for plant in one.plants):
+        raise ValueError("a seed lies in a slot that does not exist")
+    for episode in found.episodes:
+        steps = range(len(episode.accuracy))
+        if not steps or not (episode.drift_step is None or episode.drift_step in steps):
+            raise ValueError("an episode's drift lies outside it")
+        if any(
+            change.slot not in slots or change.step not in steps or change.after not in _STAGES
+            for change in episode.changes
+        ):
+            raise ValueError("an episode has an impossible change of stage")
+    return found
+
+
+_STAGES = {stage.name.lower() for stage in Stage}
+_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_coherent)])
 
 
 def _usage(family: str, split: Split, tallies: Sequence[Tally]) -> Usage:

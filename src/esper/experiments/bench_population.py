@@ -22,7 +22,8 @@ from esper.rl.rewards import outcome
 from esper.tasks.registry import get_suite
 from esper.training.learning import train
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.population import Population, Strategy
+from esper.training.plan import Strategy
+from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
 
 RULES = Rules(cooldown=(1, 1, 1))
@@ -67,7 +68,7 @@ def bench_population(task: BenchTask) -> BenchResult:
     """Measure one size of one suite's population."""
     episodes, fresh = _episodes(task), _episodes(task)
     fast = episodes.population
-    slow = ReferencePopulation(fast.plan, fast.networks)
+    slow = ReferencePopulation(fast.plan, fast.roster.networks)
     work = Work.drawn(episodes, LEAD + TURN * (1 + task.repeats), task.seed)
     for population in (fast, slow):
         for actions in work.script[:LEAD]:

@@ -59,7 +59,7 @@ def _sound_evidence(shape: tuple[int, ...]) -> Evidence:
 
 def _script(episodes: Episodes, evidence: Evidence, decisions: int, seed: int) -> list[Actions]:
     population, controller = episodes.population, Uniform()
-    rules, compatible, observation = population.plan.rules, population.compatible, episodes.observe()
+    rules, compatible, observation = population.plan.rules, population.roster.compatible, episodes.observe()
     state, table = controller.start([seed + network for network in range(episodes.size)]), population.table
     script: list[Actions] = []
     for _ in range(decisions):

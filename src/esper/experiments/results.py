@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
+from esper.control.learned import Learned
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Record
 from esper.files import write_atomically
@@ -20,8 +21,10 @@ from esper.tasks.suite import Split
 class Result(Record):
     """One controller's result on one instance of a split; all scores are on test data."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    added_parameters: Annotated[int, Field(ge=0, lt=2**53)]
+    host_parameters: Annotated[int, Field(ge=1, lt=2**53)]
     split: Split
 
     @property
@@ -49,4 +52,15 @@ def read_results(path: Path) -> list[Result]:
     return read_json(path, _RESULTS)
 
 
-_RESULTS = TypeAdapter(list[Result])
+def _comparable(results: list[Result]) -> list[Result]:
+    splits: set[Split] = {result.split for result in results}
+    for split in splits:
+        played: dict[str, list[str]] = {}
+        for result in of_split(results, split):
+            played.setdefault(result.controller, []).append(result.instance)
+        if Learned.name not in played or any(theirs != played[Learned.name] for theirs in played.values()):
+            raise ValueError(f"the controllers did not all play the same {split} instances as {Learned.name}")
+    return results
+
+
+_RESULTS = TypeAdapter(Annotated[list[Result], AfterValidator(_comparable)])

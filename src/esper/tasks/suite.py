@@ -13,6 +13,7 @@ from esper.errors import TaskError
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
 from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.source import Source
 
 Split = Literal["train", "heldout", "transfer"]
 """train and heldout share families but no seed; transfer has families that no controller trains on."""
@@ -67,6 +68,10 @@ class Suite(ABC):
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """A part of the instance's data; phase 1 is what follows its drift. Raises TaskError if it never drifts."""
+
+    @abstractmethod
+    def source(self) -> Source:
+        """Where the data come from."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
         """Draw instances, balanced over families and over the variants of each, in every prefix of the list."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -10,6 +12,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from esper.tasks.datasets.dataset import Dataset
+from esper.tasks.source import Source
+
+SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.datasets.data") / "digits.csv.gz")))
 
 
 @cache

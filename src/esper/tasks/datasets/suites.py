@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from esper.tasks.datasets.dataset import Dataset
-from esper.tasks.datasets.digits import digits
+from esper.tasks.datasets.digits import SOURCE, digits
 from esper.tasks.datasets.hosts import ConvHost, MlpHost
 from esper.tasks.datasets.mnist1d import LENGTH, mnist1d
 from esper.tasks.datasets.suite import DatasetSuite
 from esper.tasks.instance import Instance
+from esper.tasks.source import COMPUTED, Source
 
 PIXELS = 64
 
@@ -47,6 +48,10 @@ class DigitsSuite(MlpSuite):
         """1797 examples."""
         return digits()
 
+    def source(self) -> Source:
+        """A file of scikit-learn's."""
+        return SOURCE
+
 
 class Mnist1dSuite(MlpSuite):
     """MNIST-1D as 40 features."""
@@ -60,6 +65,10 @@ class Mnist1dSuite(MlpSuite):
     def dataset(self) -> Dataset:
         """5000 examples."""
         return mnist1d()
+
+    def source(self) -> Source:
+        """Nothing is read."""
+        return COMPUTED
 
 
 class Mnist1dConvSuite(DatasetSuite):
@@ -77,6 +86,10 @@ class Mnist1dConvSuite(DatasetSuite):
     def dataset(self) -> Dataset:
         """5000 examples."""
         return mnist1d()
+
+    def source(self) -> Source:
+        """Nothing is read."""
+        return COMPUTED
 
     def template(self) -> ConvHost:
         """The widest host."""

@@ -12,6 +12,7 @@ from esper.tasks.data import PARTS, Data, Part, Scale, standardised, with_label_
 from esper.tasks.instance import Instance
 from esper.tasks.lookup import lookup
 from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.source import COMPUTED, Source
 from esper.tasks.streams import stream
 from esper.tasks.suite import Suite, log_uniform
 from esper.tasks.tokens.catalogue import FULL, TRAINING, TRANSFER, Variant
@@ -85,6 +86,10 @@ class TokenSuite(Suite):
             count = self.validation_size if part == "validation" else self.test_size
             examples = _examples(instance, part, phase, count)
         return standardised(*examples, Scale.of(training.inputs))
+
+    def source(self) -> Source:
+        """Every instance computes its own."""
+        return COMPUTED
 
 
 def _variant(family: str, variant: str) -> Variant:

@@ -1,0 +1,1 @@
+"""What `esper doctor` finds out about an installation."""

@@ -1,0 +1,265 @@
+"""The doctor finds what is wrong, says what to do about it, and is content with a sound machine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.cli import main
+from esper.experiments.doctor import checkup, packages, runs_folder
+from esper.experiments.doctor.checkup import examine, suites_data
+from esper.experiments.doctor.devices import Device, devices
+from esper.experiments.doctor.packages import installed_packages
+from esper.experiments.doctor.runs_folder import examine_folder, file_system
+from esper.experiments.doctor.self_test import SelfTest, self_test
+from esper.tasks.registry import get_suite, suite_names
+from esper.tasks.source import Source
+
+PASSED = SelfTest("cpu", 16, 27, 26, 1e-15, 1e-6, True, 0.5, 1.0, 2.0, "stacked")
+MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+31 27 0:40 / /home rw - nfs4 server:/home rw
+32 27 0:41 / /mnt/a\040b rw - fuse.sshfs host: rw
+33 27 0:42 / /home/me/local rw - xfs /dev/vdb rw
+34 27 0:43 / /over rw - ext4 /dev/vdc rw
+35 34 0:44 / /over rw - 9p host rw"""
+
+
+class FakeEsper(Distribution):
+    """The metadata of an Esper that needs what is not here."""
+
+    def __init__(self, *requirements: str, origin: str | None = None) -> None:
+        self._lines = [f"Requires-Dist: {requirement}" for requirement in requirements]
+        self._origin = origin
+
+    def read_text(self, filename: str) -> str | None:
+        lines = [
+            "Metadata-Version: 2.4",
+            "Name: esper-growth",
+            *self._lines,
+            "Provides-Extra: ui",
+            "Provides-Extra: all",
+        ]
+        return {"METADATA": "\n".join(lines), "direct_url.json": self._origin}.get(filename)
+
+    def locate_file(self, path: object) -> Path:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "real" not in request.fixturenames:
+        monkeypatch.setattr(checkup, "self_test", lambda device: replace(PASSED, device=str(device)))
+
+
+@pytest.fixture
+def real() -> None:
+    """The test wants the real self test."""
+
+
+def install(monkeypatch: pytest.MonkeyPatch, esper: FakeEsper) -> None:
+    monkeypatch.setattr(packages, "distribution", lambda name: esper)
+
+
+class TestPackages:
+    def test_this_installation_suits(self):
+        found = installed_packages()
+        assert found is not None
+        assert {"torch", "numpy", "pydantic"} <= {one.name for one in found.core}
+        assert all(one.fits for one in found.core)
+        assert next(one for one in found.extras if one.name == "dev").complete
+
+    def test_an_extra_that_lacks_something_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch):
+        origin = json.dumps({"url": "file:///home/me/my%20esper", "dir_info": {"editable": True}})
+        needs = (
+            "numpy",
+            "no-such-thing>=2; extra == 'ui'",
+            "numpy>=1; extra == 'ui'",
+            "esper-growth[ui]; extra == 'all'",
+        )
+        install(monkeypatch, FakeEsper(*needs, origin=origin))
+        found = installed_packages()
+        assert found is not None
+        everything, ui = found.extras
+        assert (ui.complete, ui.lacking) == (False, ("no-such-thing>=2",))
+        assert ui.install == "pip install -e '/home/me/my esper[ui]'"
+        assert everything.lacking == ui.lacking
+        assert [one.name for one in found.core] == ["numpy"]
+
+    def test_from_an_index_it_is_installed_by_name(self, monkeypatch: pytest.MonkeyPatch):
+        install(monkeypatch, FakeEsper("nothing-of-this; extra == 'ui'"))
+        found = installed_packages()
+        assert found is not None
+        assert found.extras[1].install == "pip install 'esper-growth[ui]'"
+
+    @pytest.mark.parametrize(
+        ("needs", "problem"),
+        [
+            ("numpy<1.0", "does not suit Esper: `pip install 'numpy<1.0'`"),
+            ("no-such-thing", "no-such-thing is not installed: `pip install 'no-such-thing'`"),
+        ],
+    )
+    def test_a_core_dependency_out_of_range_is_a_problem(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, needs: str, problem: str
+    ):
+        install(monkeypatch, FakeEsper(needs))
+        (found,) = examine(tmp_path).problems
+        assert found.endswith(problem)
+
+    def test_an_esper_that_is_not_installed_is_a_problem(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        def missing(name: str) -> Distribution:
+            raise PackageNotFoundError(name)
+
+        monkeypatch.setattr(packages, "distribution", missing)
+        found = examine(tmp_path)
+        assert found.packages is None
+        assert "pip install -e ." in found.problems[0]
+
+
+class TestDevices:
+    def test_without_cuda_there_is_the_cpu(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        (cpu,) = devices()
+        assert (cpu.name, cpu.memory) == ("cpu", None)
+
+    def test_a_device_that_fails_is_a_problem_and_the_others_are_tested(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ):
+        def test(device: torch.device) -> SelfTest:
+            if device.type == "cuda":
+                raise RuntimeError("no kernel image is available\nmore of that")
+            return PASSED
+
+        monkeypatch.setattr(checkup, "self_test", test)
+        broken = Device("cuda:0", "Old", 2**30, "3.5", False)
+        monkeypatch.setattr(checkup, "devices", lambda: (Device("cpu", "x", None, "AVX2", None), broken))
+        found = examine(tmp_path)
+        assert found.self_test == (PASSED,)
+        assert found.problems == (
+            "torch cannot compute on cuda:0 (no kernel image is available): use another device, or mend its driver",
+        )
+
+
+class TestSelfTest:
+    @pytest.mark.usefixtures("real")
+    def test_stacked_and_looped_agree_here_with_seeds_that_count(self):
+        found = self_test(torch.device("cpu"))
+        assert found.agrees
+        assert found.seeds >= found.blended > 0
+        assert found.difference is not None
+        assert 0 < found.difference < found.tolerance
+        assert found.faster == ("stacked" if found.ratio > 1 else "looped")
+
+    @pytest.mark.usefixtures("real")
+    def test_a_mistake_in_one_of_them_is_noticed(self, monkeypatch: pytest.MonkeyPatch):
+        real = torch.bmm
+
+        def wrong(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return real(left, right) * (1 + 1e-4)
+
+        monkeypatch.setattr(torch, "bmm", wrong)
+        monkeypatch.setattr(torch, "baddbmm", lambda bias, left, right: bias + wrong(left, right))
+        assert not self_test(torch.device("cpu")).agrees
+
+    @pytest.mark.parametrize(("difference", "words"), [(0.25, "2.5e-01"), (None, "not finite")])
+    def test_disagreement_is_a_problem(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, difference: float | None, words: str
+    ):
+        wrong = replace(PASSED, difference=difference, agrees=False)
+        monkeypatch.setattr(checkup, "self_test", lambda device: wrong)
+        (problem,) = examine(tmp_path).problems
+        assert problem.startswith(f"on cpu stacked and looped networks differ by {words}, more than 1e-06")
+
+
+class TestData:
+    def test_every_suite_declares_where_its_data_come_from(self):
+        assert tuple(one.suite for one in suites_data()) == suite_names()
+        assert all(one.found for one in suites_data())
+        assert get_suite("digits").source().path is not None
+
+    def test_a_missing_file_is_a_problem(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        gone = Source("shipped with scikit-learn", tmp_path / "gone.csv")
+        monkeypatch.setattr(type(get_suite("digits")), "source", lambda self: gone)
+        (problem,) = examine(tmp_path).problems
+        assert problem == f"suite digits finds no {tmp_path}/gone.csv: reinstall what it is shipped with scikit-learn"
+
+
+class TestRunsFolder:
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [
+            ("/home/me/runs", "nfs4"),
+            ("/home/me/local/runs", "xfs"),
+            ("/mnt/a b/runs", "fuse.sshfs"),
+            ("/homestead", "ext4"),
+            ("/over/runs", "9p"),
+        ],
+    )
+    def test_the_file_system_is_that_of_the_nearest_mount(self, path: str, kind: str):
+        assert file_system(Path(path), MOUNTS) == kind
+
+    @pytest.mark.parametrize(
+        ("kind", "safe"), [("ext4", True), ("nfs4", False), ("cifs", False), ("9p", False), ("fuse.sshfs", False)]
+    )
+    def test_shared_file_systems_are_problems(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, safe: bool
+    ):
+        mounts = tmp_path / "mounts"
+        mounts.write_text(f"27 1 254:0 / / rw shared:1 - {kind} /dev/vda rw\n")
+        monkeypatch.setattr(runs_folder, "MOUNTS", mounts)
+        found = examine(tmp_path / "runs")
+        assert found.runs.wal_safe is safe
+        assert (found.problems == ()) is safe
+
+    def test_elsewhere_than_on_linux_it_is_unknown(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        monkeypatch.setattr(runs_folder, "MOUNTS", tmp_path / "nowhere")
+        found = examine_folder(tmp_path)
+        assert (found.file_system, found.wal_safe) == (None, None)
+
+    def test_looking_leaves_no_trace(self, tmp_path: Path):
+        assert examine_folder(tmp_path / "a" / "runs").writable
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_cannot_be_written_is_a_problem(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        def read_only(**options: Path) -> None:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+        (problem,) = examine(tmp_path).problems
+        assert (
+            problem
+            == f"no run can be written to {tmp_path} (Read-only file system): choose another folder with --run-dir"
+        )
+
+    def test_a_file_in_its_place_is_a_problem(self, tmp_path: Path):
+        (tmp_path / "runs").write_text("")
+        assert not examine_folder(tmp_path / "runs").writable
+
+
+@pytest.mark.usefixtures("real")
+def test_a_real_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    code = main(["doctor", "--json"])
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    assert record.keys() == {"machine", "versions", "devices", "extras", "self_test", "data", "runs", "problems"}
+    assert {"esper", "python", "torch", "numpy"} <= record["versions"].keys()
+    assert record["self_test"][0]["agrees"]
+    assert record["runs"]["path"] == str(tmp_path / "runs")
+    assert code == (1 if record["problems"] else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_problems_are_told_and_make_the_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    assert main(["doctor"]) == 1
+    assert f"problem: no run can be written to {tmp_path}/runs (Not a directory)" in capsys.readouterr().out
