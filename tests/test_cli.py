@@ -1,7 +1,10 @@
 """The command line: what is run, what is printed, and how it ends."""
 
+import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,8 @@ def bench() -> int:
 
 def fail(how: str) -> None:
     """Fail in a chosen way."""
+    if how == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
     raise {"typed": RunError("no run at X"), "interrupt": KeyboardInterrupt(), "defect": ZeroDivisionError()}[how]
 
 
@@ -51,6 +56,19 @@ def test_a_typed_error_is_one_sentence_and_code_2(capsys: pytest.CaptureFixture[
 
 def test_ctrl_c_is_code_130():
     assert main(["fail", "--how", "interrupt"], TABLE) == 130
+
+
+def test_sigterm_is_code_143():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit_:
+        main(["fail", "--how", "terminate"], TABLE)
+    assert exit_.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_another_thread_may_call_it_too():
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(main, ["bench", "suite"], TABLE).result() == 7
 
 
 def test_a_defect_is_not_hidden():

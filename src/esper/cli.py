@@ -15,6 +15,7 @@ import tyro
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError
+from esper.signals import raising_terminated
 
 EXIT_OK = 0
 EXIT_ERROR = 2
@@ -41,6 +42,7 @@ COMMANDS = (
     Command("report", "esper.commands.report:command", "Write a run's report anew."),
     Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
+    Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
 
@@ -48,10 +50,12 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
     """Run one command and return its exit code.
 
-    An EsperError becomes one sentence on stderr and code 2, Ctrl-C code 130; anything else is a defect and propagates.
+    An EsperError becomes one sentence on stderr and code 2, Ctrl-C code 130; SIGTERM exits with code 143, as Python
+    would, but closes what is open. Anything else is a defect and propagates.
     """
     try:
-        return _dispatch(list(sys.argv[1:] if argv is None else argv), commands)
+        with raising_terminated():
+            return _dispatch(list(sys.argv[1:] if argv is None else argv), commands)
     except EsperError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_ERROR

@@ -4,9 +4,22 @@ The command line turns any of them into one sentence on stderr and exit code 2; 
 and what to do about it.
 """
 
+LONGEST_MESSAGE = 2000
+
 
 class EsperError(Exception):
-    """Base of all errors that Esper raises on purpose."""
+    """Base of all errors that Esper raises on purpose. As text it is one printable line, whatever it quotes."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if not text.isprintable():
+            text = "".join(
+                mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text
+            )
+        if len(text) > LONGEST_MESSAGE:
+            half = LONGEST_MESSAGE // 2
+            text = f"{text[:half]} ... {text[-half:]}"
+        return text
 
 
 class IllegalActionError(EsperError):
@@ -35,3 +48,7 @@ class RunError(EsperError):
 
 class TaskError(EsperError):
     """A suite, instance or data set that does not exist or cannot be built."""
+
+
+class DivergedError(EsperError):
+    """Training that keeps blowing up although it was rolled back."""

@@ -1,6 +1,8 @@
 """Writing files so that a reader sees the old content or the new, never half of it."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from esper.errors import RunError
@@ -15,10 +17,25 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         RunError: the file cannot be written; what was there before is untouched.
     """
     data = content.encode() if isinstance(content, str) else content
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A path beside `path` to be filled, durably; what is there in the end takes the place of `path` in one step.
+
+    Raises:
+        RunError: that cannot be done; what was there before is untouched.
+    """
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     try:
+        # A link that a stranger planted in the run's directory must not lead the write out of it.
+        temporary.unlink(missing_ok=True)
         try:
-            _write_durably(temporary, data)
+            yield temporary
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -27,13 +44,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write {path} ({reason}): free some space or choose a writable folder") from error
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

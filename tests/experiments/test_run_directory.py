@@ -31,6 +31,33 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path):
         RunDirectory.create(tmp_path / "file" / "run")
 
 
+@pytest.mark.parametrize("left", ["run.lock", ".config.yaml.partial"])
+def test_what_a_killed_start_left_is_taken(tmp_path: Path, left: str):
+    RunDirectory.create(tmp_path)
+    (tmp_path / left).touch()
+    assert RunDirectory.create(tmp_path).checkpoints.is_dir()
+
+
+@pytest.mark.parametrize("there", ["config.yaml", "run.db", "checkpoints/iteration-00000000.safetensors"])
+def test_a_run_that_has_begun_is_not_begun_again(tmp_path: Path, there: str):
+    RunDirectory.create(tmp_path)
+    (tmp_path / there).touch()
+    with pytest.raises(RunError, match="is not empty"):
+        RunDirectory.create(tmp_path)
+
+
+def test_a_run_that_was_killed_before_it_had_a_store_is_opened(tmp_path: Path):
+    run = RunDirectory.create(tmp_path)
+    run.config.touch()
+    with pytest.raises(RunError, match="has no run.db"):
+        RunDirectory.open(tmp_path)
+    run.lock.touch()
+    assert not RunDirectory.open(tmp_path).has_store
+    (run.checkpoints / "iteration-00000000.json").touch()
+    with pytest.raises(RunError, match="has no run.db"):
+        RunDirectory.open(tmp_path)
+
+
 def test_opening_needs_an_existing_directory(tmp_path: Path):
     with pytest.raises(RunError, match=f"no run at {tmp_path / 'nowhere'}"):
         RunDirectory.open(tmp_path / "nowhere")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import torch
 
@@ -22,3 +24,27 @@ def circumstances(_: int) -> tuple[int, bool, int, str | None]:
     """Process, whether it ignores Ctrl-C, threads and allocator setting of whoever computes this."""
     ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return os.getpid(), ignores, torch.get_num_threads(), os.environ.get("MALLOC_TRIM_THRESHOLD_")
+
+
+def holds(path: str) -> bool:
+    """Whether the process that computes this has a file open."""
+    return any(os.path.realpath(f"/proc/self/fd/{number}") == path for number in os.listdir("/proc/self/fd"))
+
+
+def sleep_in(folder: str) -> None:
+    """Tell which process computes this, by an empty file, and take a minute for it."""
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def die_once_there(path: str) -> int:
+    """As an out-of-memory killer does, but a computation goes on in the other worker."""
+    if path:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+    return 0
+
+
+def ignored(_: int) -> set[int]:
+    """Which of the signals that stop a command are ignored."""
+    return {number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_IGN}

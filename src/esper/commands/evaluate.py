@@ -17,6 +17,7 @@ from esper.experiments.play import COHORT
 from esper.experiments.results import of_split
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
+from esper.signals import Terminated
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
 from esper.ui.tables import comparison_table
@@ -42,7 +43,8 @@ def command(
     """
     console = console_beside(json)
     directory = RunDirectory.open(run)
-    found = _evaluate(directory, instances, transfer, console)
+    with directory.locked("esper evaluate"):
+        found = _evaluate(directory, instances, transfer, console)
     comparisons = {split: compare(results) for split in SPLITS if (results := of_split(found.results, split))}
     report = write_report(directory)
     for split, comparison in comparisons.items():
@@ -66,7 +68,15 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, console: Console
         def show(done: int, total: int, current: str) -> None:
             bar.update(shown, completed=done, total=total, description=current or "all controllers played")
 
-        return evaluate(run, workers, instances, transfer, show)
+        def tell(known: int, total: int) -> None:
+            if known:
+                say(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
+
+        try:
+            return evaluate(run, workers, instances, transfer, show, tell)
+        except (KeyboardInterrupt, Terminated):
+            say(bar.console, "what was played is kept: go on with the same command")
+            raise
 
 
 def _json(run: RunDirectory, found: Evaluation, comparisons: dict[Any, Comparison]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LocalWorkers
+from esper.signals import Terminated
 from esper.telemetry.store import RunStore
 from esper.ui.course import Course
 from esper.ui.formats import duration, score
@@ -26,8 +26,7 @@ from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
 
 RUNS = Path("runs")
-
-Begin = Callable[[RunDirectory, TrainSettings, RunStore, LocalWorkers], Trainer]
+_WHAT = "esper train"
 
 
 def command(
@@ -52,29 +51,36 @@ def command(
         seeded = overrides if seed is None else (*overrides, f"seed={seed}")
         settings = load_settings(TrainSettings, config, seeded)
         run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
-        dump_settings(settings, run.config)
-        store, begin = RunStore.create(run.store), Trainer.started
+        with run.locked(_WHAT):
+            run.require_new()
+            dump_settings(settings, run.config)
+            summary = _train(run, console)
     else:
         if config or run_dir or seed is not None or overrides:
             raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
         run = RunDirectory.open(resume)
-        settings = load_settings(TrainSettings, run.config)
-        store, begin = RunStore.open(run.store), Trainer.resumed
-    try:
-        summary = _train(run, settings, store, begin, console)
-    except KeyboardInterrupt:
-        say(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
-        raise
+        with run.locked(_WHAT):
+            summary = _train(run, console)
     report = write_report(run)
     _conclude(console, run, summary, report)
     if json:
         print_json(_json(run, summary))
 
 
-def _train(run: RunDirectory, settings: TrainSettings, store: RunStore, begin: Begin, console: Console) -> Summary:
-    """Do what remains of the run, in view."""
+def _train(run: RunDirectory, console: Console) -> Summary:
+    """Do what remains of the run, and say how to go on if that is interrupted."""
+    try:
+        return _go_on(run, console)
+    except (KeyboardInterrupt, Terminated):
+        say(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
+        raise
+
+
+def _go_on(run: RunDirectory, console: Console) -> Summary:
+    settings = load_settings(TrainSettings, run.config)
+    store = RunStore.open(run.store) if run.has_store else RunStore.create(run.store)
     with store, LocalWorkers(settings.shards) as workers:
-        trainer = begin(run, settings, store, workers)
+        trainer = Trainer.opened(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         course = Course(settings.iterations, past, levels={})
         if trainer.done < settings.iterations:

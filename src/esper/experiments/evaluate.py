@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from esper import __version__
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import Learned
 from esper.errors import ConfigError
-from esper.experiments.baselines import baselines
+from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.behaviour import Behaviour, behaviour, write_behaviour
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import new_policy
-from esper.experiments.play import Played, play
+from esper.experiments.evaluation_progress import EvaluationProgress
+from esper.experiments.play import Played, PlayTask, by_controller, cohorts
 from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
@@ -40,12 +43,16 @@ FEWEST_INSTANCES = 2
 Progress = Callable[[int, int, str], None]
 """Told how many controllers have played, of how many, and which one plays next (empty at the end)."""
 
+TakenOver = Callable[[int, int], None]
+"""Told once how many cohorts an earlier evaluation has played already, of how many."""
+
 
 class LoadedPolicy(NamedTuple):
-    """A run's newest policy, greedy, and the training iterations it had."""
+    """A run's newest policy, greedy, the training iterations it had, and the hash of its checkpoint."""
 
     controller: Learned
     iteration: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Evaluation:
 class _Game(NamedTuple):
     split: Split
     controller: Controller
-    instances: list[Instance]
+    cohorts: list[PlayTask]
 
 
 def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
@@ -71,7 +78,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = new_policy(settings)
     Learner(policy, settings.ppo, settings.seed).load_state_tensors(checkpoint.tensors)
-    return LoadedPolicy(Learned(policy, greedy=True), checkpoint.iteration)
+    return LoadedPolicy(Learned(policy, greedy=True), checkpoint.iteration, checkpoint.sha256)
 
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:
@@ -80,7 +87,7 @@ def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Ins
     return get_suite(settings.suite).sample(count, split, rng)
 
 
-def _unseen(_done: int, _total: int, _current: str) -> None:
+def _unseen(_done: int, _total: int, _current: str = "") -> None:
     """Progress that nobody watches."""
 
 
@@ -90,10 +97,12 @@ def evaluate(
     heldout: int = HELDOUT_INSTANCES,
     transfer: int = TRANSFER_INSTANCES,
     progress: Progress = _unseen,
+    taken_over: TakenOver = _unseen,
 ) -> Evaluation:
     """Let the policy and all baselines play the same instances, and write the results into the run.
 
-    ``heldout`` counts instances of the families trained on, ``transfer`` those of others; 0 leaves transfer out.
+    ``heldout`` counts instances of the families trained on, ``transfer`` those of others; 0 leaves transfer out. What
+    the same evaluation finished before it was stopped is not played again.
 
     Raises:
         ConfigError: too few instances.
@@ -103,28 +112,51 @@ def evaluate(
     _check_counts(heldout, transfer)
     settings = load_settings(TrainSettings, run.config)
     suite = get_suite(settings.suite)
-    policy, iteration = load_policy(run, settings)
-    controllers = [policy, *baselines(suite)]
-    counts: dict[Split, int] = dict(zip(SPLITS, (heldout, transfer), strict=True))
+    policy = load_policy(run, settings)
+    controllers = [policy.controller, *baselines(suite)]
     games = [
-        _Game(split, controller, instances_for(settings, split, counts[split]))
-        for split in SPLITS
-        for controller in controllers
-        if counts[split]
+        game
+        for split, count in zip(SPLITS, (heldout, transfer), strict=True)
+        if count
+        for game in _games(settings, split, count, controllers)
     ]
+    tasks = [task for game in games for task in game.cohorts]
+    finished = EvaluationProgress(run.evaluation_progress, _circumstances(settings, policy), tasks)
+    taken_over(finished.taken_over, len(tasks))
     results: list[Result] = []
     own: list[tuple[Split, Played]] = []
     for done, game in enumerate(games):
         progress(done, len(games), f"{game.controller.name}, {game.split} instances")
-        played = play(workers, [game.controller], settings.suite, settings.rules, game.instances)[0]
+        played = by_controller(1, finished.play(workers, game.cohorts))[0]
         results += [Result(**asdict(record), split=game.split) for record in played.records]
-        if game.controller is policy:
+        if game.controller is policy.controller:
             own.append((game.split, played))
     progress(len(games), len(games), "")
-    found = Evaluation(results, behaviour(suite, iteration, own))
+    found = Evaluation(results, behaviour(suite, policy.iteration, own))
     write_results(run.evaluation, found.results)
     write_behaviour(run.behaviour, found.behaviour)
+    finished.remove()
     return found
+
+
+def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
+    instances = instances_for(settings, split, count)
+    return [
+        _Game(split, controller, cohorts([controller], settings.suite, settings.rules, instances))
+        for controller in controllers
+    ]
+
+
+def _circumstances(settings: TrainSettings, policy: LoadedPolicy) -> dict[str, Any]:
+    """All that results follow from, besides controllers' names and instances."""
+    return {
+        "esper": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "policy": policy.sha256,
+        "settings": settings.model_dump(mode="json"),
+        "baselines": baseline_settings(get_suite(settings.suite)).model_dump(mode="json"),
+    }
 
 
 def _check_counts(heldout: int, transfer: int) -> None:

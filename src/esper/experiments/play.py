@@ -104,10 +104,10 @@ def _records(part: Part, final: FinalScore, hosts: NDArray[np.int64], place: sli
     ]
 
 
-def play(
-    workers: LocalWorkers, controllers: Sequence[Controller], suite: str, rules: Rules, instances: Sequence[Instance]
-) -> list[Played]:
-    """Every controller on every instance; the results in the order of the controllers.
+def cohorts(
+    controllers: Sequence[Controller], suite: str, rules: Rules, instances: Sequence[Instance]
+) -> list[PlayTask]:
+    """Every controller on every instance, as tasks.
 
     Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`.
     """
@@ -118,16 +118,28 @@ def play(
         for start in range(0, len(instances), size)
     ]
     together = max(COHORT // size, 1)
-    tasks = [PlayTask(suite, rules, parts[start : start + together]) for start in range(0, len(parts), together)]
-    results = [played for cohort in workers.map(play_cohort, tasks) for played in cohort]
-    per_controller = len(parts) // len(controllers)
+    return [PlayTask(suite, rules, parts[start : start + together]) for start in range(0, len(parts), together)]
+
+
+def by_controller(controllers: int, played: Sequence[Sequence[Played]]) -> list[Played]:
+    """What the cohorts of that many controllers led to, put together for each."""
+    parts = [part for cohort in played for part in cohort]
+    each = len(parts) // controllers
     return [
         Played(
             [record for one in own for record in one.records],
             [tally for one in own for tally in one.tallies],
         )
-        for own in (results[start : start + per_controller] for start in range(0, len(results), per_controller))
+        for own in (parts[start : start + each] for start in range(0, len(parts), each))
     ]
+
+
+def play(
+    workers: LocalWorkers, controllers: Sequence[Controller], suite: str, rules: Rules, instances: Sequence[Instance]
+) -> list[Played]:
+    """Every controller on every instance; the results in the order of the controllers."""
+    tasks = cohorts(controllers, suite, rules, instances)
+    return by_controller(len(controllers), workers.map(play_cohort, tasks))
 
 
 def mean_score(played: Played) -> float:

@@ -1,10 +1,13 @@
 """The directory that a run leaves behind."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from esper.errors import RunError
+from esper.experiments.lock import locked
+from esper.files import TEMPORARY_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -15,26 +18,23 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make the directory of a new run.
+        """Make the directory of a new run; what is left of a start that was killed at once is no hindrance.
 
         Raises:
             RunError: it holds something already, or cannot be made.
         """
+        run = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise RunError(
-                    f"{path} is not empty: choose a new directory, or go on with `esper train --resume {path}`"
-                )
-            run = cls(path)
-            run.checkpoints.mkdir()
+            run.require_new()
+            run.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make the run directory {path} ({error.strerror}): choose another place") from error
         return run
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Take up the directory of an existing run.
+        """Take up the directory of an existing run, which may have been killed before its store was made.
 
         Raises:
             RunError: it is missing or is not the directory of a run.
@@ -42,12 +42,41 @@ class RunDirectory:
         if not path.exists():
             raise RunError(f"no run at {path}: give a directory that `esper train` made")
         run = cls(path)
-        for needed in (run.config, run.store):
+        begun = run.lock.is_file() and not any(run.checkpoints.glob("*"))
+        for needed in (run.config, run.lock if begun else run.store):
             if not needed.is_file():
                 raise RunError(
                     f"{path} is not a run, it has no {needed.name}: give a directory that `esper train` made"
                 )
         return run
+
+    def require_new(self) -> None:
+        """RunError if there is anything that a start which was killed at once does not leave."""
+        for found in self.path.iterdir():
+            empty = found == self.checkpoints and not any(found.iterdir())
+            if not (empty or found == self.lock or found.name.endswith(TEMPORARY_SUFFIX)):
+                raise RunError(
+                    f"{self.path} is not empty: choose a new directory, "
+                    f"or go on with `esper train --resume {self.path}`"
+                )
+
+    def locked(self, what: str) -> AbstractContextManager[None]:
+        """Hold the run for oneself while writing to it; whoever else tries is told that `what` is running.
+
+        Raises:
+            RunError: another process holds it, or the directory cannot be written or locked.
+        """
+        return locked(self.lock, what)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the store was made; it holds the run's history, be it empty."""
+        return self.store.is_file() and self.store.stat().st_size > 0
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that writes to the run."""
+        return self.path / "run.lock"
 
     @property
     def config(self) -> Path:
@@ -78,3 +107,8 @@ class RunDirectory:
     def behaviour(self) -> Path:
         """What the policy did in `esper evaluate`: its habits per family and a few whole episodes."""
         return self.path / "behaviour.json"
+
+    @property
+    def evaluation_progress(self) -> Path:
+        """What an `esper evaluate` under way has finished so far."""
+        return self.path / "evaluation-progress"

@@ -9,11 +9,12 @@ from pydantic import Field, field_validator, model_validator
 from esper.control.policy import PolicySettings
 from esper.lifecycle.actions import Curve, Op
 from esper.lifecycle.rules import Rules
+from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.rewards import get_reward_mode
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
-from esper.training.population import Strategy
+from esper.training.plan import Strategy
 
 DEFAULT_RULES = Rules(
     cooldown=(1, 1, 1),
@@ -58,6 +59,8 @@ class TrainSettings(Settings):
     """Reward mode."""
     rules: Rules = DEFAULT_RULES
     """What may happen to seeds."""
+    conduct: Conduct = DEFAULT_CONDUCT
+    """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes."""
     ppo: PPOSettings = DEFAULT_PPO

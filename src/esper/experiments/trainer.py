@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -23,11 +24,13 @@ from esper.experiments.tallies import Tally
 from esper.experiments.workers import LocalWorkers
 from esper.rl.diagnostics import Anomaly, UpdateMetrics, anomalies
 from esper.rl.ppo import Learner
+from esper.signals import Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import (
     CheckpointWritten,
     LifecycleTransition,
     PPOUpdated,
+    RolledBack,
     RunEnded,
     RunInterrupted,
     RunResumed,
@@ -63,6 +66,8 @@ class Iteration:
     update: UpdateMetrics
     anomalies: tuple[Anomaly, ...]
     environment_steps: int
+    rollbacks: int
+    """Networks that the governor rolled back, all episodes together."""
     seconds: float
 
 
@@ -78,31 +83,33 @@ class Trainer:
         self.done = 0
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
+        self._saved: int | None = None  # the newest checkpoint's iteration
         rng = np.random.default_rng((settings.seed, _PROBE_STREAM))
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
-    def started(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: LocalWorkers) -> Self:
-        """A new run: its first checkpoint holds the untrained policy."""
-        trainer = cls(run, settings, store, workers)
-        store.emit(RunStarted(0, __version__, settings.seed))
-        trainer._checkpoint()
-        return trainer
-
-    @classmethod
-    def resumed(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: LocalWorkers) -> Self:
-        """A run that goes on from its newest checkpoint.
+    def opened(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: LocalWorkers) -> Self:
+        """A run that goes on from its newest checkpoint, or that begins: its first one holds the untrained policy.
 
         Raises:
             CheckpointError: there is no usable checkpoint, or it belongs to other settings.
         """
         trainer = cls(run, settings, store, workers)
-        checkpoint = trainer._checkpoints.latest()
-        trainer.learner.load_state_tensors(checkpoint.tensors)
-        trainer.done = checkpoint.iteration
-        store.rewind(checkpoint.iteration)
-        store.emit(RunResumed(checkpoint.iteration, __version__))
+        # Whoever has figures had a checkpoint, which somebody removed: no reason to begin anew in silence.
+        if trainer._checkpoints.iterations() or store.last_iteration() is not None:
+            trainer._take_up()
+        else:
+            store.emit(RunStarted(0, __version__, settings.seed))
+            store.flush()
+            trainer._checkpoint()
         return trainer
+
+    def _take_up(self) -> None:
+        checkpoint = self._checkpoints.latest()
+        self.learner.load_state_tensors(checkpoint.tensors)
+        self.done = self._saved = checkpoint.iteration
+        self.store.rewind(self.done)
+        self.store.emit(RunResumed(self.done, __version__))
 
     def baseline_levels(self) -> dict[str, float]:
         """Mean test score of each baseline on the probe instances; measured once per run."""
@@ -117,28 +124,50 @@ class Trainer:
     def train(self, report: Callable[[Iteration], None]) -> None:
         """Do the remaining iterations; ``report`` is called after each.
 
-        Ctrl-C ends the run after the iteration under way, with a checkpoint, and is raised then; a second one at once.
+        Ctrl-C and SIGTERM abandon a rollout or a probe under way, which can be computed again, but wait for an update
+        or for files to be written; they are raised when the last whole iteration has its checkpoint.
         """
-        began = time.perf_counter()
+        began, total = time.perf_counter(), self.settings.iterations
         with Interrupts() as interrupts:
-            while self.done < self.settings.iterations:
-                report(self._iterate())
-                finished = self.done == self.settings.iterations
-                if finished or interrupts.requested or self.done % self.settings.checkpoint_every == 0:
-                    self._checkpoint()
-                if interrupts.requested and not finished:
-                    self.store.emit(RunInterrupted(self.done, "Ctrl-C"))
-                    self.store.flush()
-                    raise KeyboardInterrupt
+            try:
+                while self.done < total:
+                    with self._whole_or_undone():
+                        iteration = self._iterate(interrupts)
+                    report(iteration)
+                    if self.done == total or self.done % self.settings.checkpoint_every == 0:
+                        self._checkpoint()
+                    if self.done < total:
+                        interrupts.check()
+            except (KeyboardInterrupt, Terminated) as stop:
+                self._interrupted("SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C")
+                raise
         self.store.emit(RunEnded(self.done, time.perf_counter() - began))
         self.store.flush()
 
-    def _iterate(self) -> Iteration:
+    def _interrupted(self, reason: str) -> None:
+        if self._saved != self.done:
+            self._checkpoint()
+        self.store.emit(RunInterrupted(self.done, reason))
+        self.store.flush()
+
+    @contextmanager
+    def _whole_or_undone(self) -> Generator[None]:
+        """An iteration that is abandoned after its update leaves no trace of it."""
+        done, learned = self.done, self.learner.state_tensors()
+        try:
+            yield
+        except (KeyboardInterrupt, Terminated):
+            self.learner.load_state_tensors(learned)
+            self.done = done
+            raise
+
+    def _iterate(self, interrupts: Interrupts) -> Iteration:
         began = time.perf_counter()
         settings = self.settings
         weights = self.policy.state_dict()
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
-        shards = self._workers.map(collect, tasks)
+        with interrupts.at_once():
+            shards = self._workers.map(collect, tasks)
         rollout = joined([shard.rollout for shard in shards])
         update = self.learner.update(rollout, self.done / settings.iterations)
         self.done += 1
@@ -147,24 +176,26 @@ class Trainer:
             [shard.tally for shard in shards],
             update,
             self,
-            self._probe() if due else None,
-            rollout.steps * rollout.environments,
+            self._probe(interrupts) if due else None,
+            int(rollout.running.sum()),
             time.perf_counter() - began,
         )
-        self._record(result, shards[0].tally)
+        self._record(result, [shard.tally for shard in shards])
         return result
 
-    def _probe(self) -> float:
-        controller = Learned(self.policy, greedy=True)
-        return mean_score(play(self._workers, [controller], self.settings.suite, self.settings.rules, self._probes)[0])
+    def _probe(self, interrupts: Interrupts) -> float:
+        controller, settings = Learned(self.policy, greedy=True), self.settings
+        with interrupts.at_once():
+            return mean_score(play(self._workers, [controller], settings.suite, settings.rules, self._probes)[0])
 
-    def _record(self, result: Iteration, first: Tally) -> None:
+    def _record(self, result: Iteration, tallies: list[Tally]) -> None:
         scalars = {
             "objective": result.objective,
             "accuracy": result.accuracy,
             "added": result.added,
             **{f"kept/{site}": share for site, share in result.kept.items()},
             "environment_steps": result.environment_steps,
+            "rollbacks": result.rollbacks,
             "seconds": result.seconds,
             **{f"objective/{family}": value for family, value in result.objective_by_family.items()},
             **{f"operations/{name}": share for name, share in result.operations.items()},
@@ -182,13 +213,19 @@ class Trainer:
                 tuple(str(anomaly) for anomaly in result.anomalies),
             )
         )
-        for change in first.changes:
+        for change in tallies[0].changes:
             if change.environment == 0:
                 self.store.emit(LifecycleTransition(self.done, **vars(change)))
+        for shard, tally in enumerate(tallies):
+            first = shard * len(tally.instances)
+            for rollback in tally.rollbacks:
+                numbered = replace(rollback, environment=first + rollback.environment, pruned=tuple(rollback.pruned))
+                self.store.emit(RolledBack(self.done, **vars(numbered)))
         self.store.flush()
 
     def _checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), {})
+        self._saved = self.done
         file = str(saved.path.relative_to(self.run.path))
         self.store.emit(CheckpointWritten(self.done, file, saved.sha256))
         self.store.flush()
@@ -214,5 +251,6 @@ def _summary(
         update,
         anomalies(update, trainer.settings.ppo.target_kl),
         steps,
+        sum(len(tally.rollbacks) for tally in tallies),
         seconds,
     )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
+
+from esper.experiments.crew import Crew
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -27,48 +25,36 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _prepare() -> None:
-    """Leave Ctrl-C to the parent, which ends the workers; the shards are the parallelism."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    use_one_thread()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
 class LocalWorkers:
-    """Maps a function over tasks in at most one process per core; in this process if there is but one.
+    """Computes tasks in at most one process per core; in this process if there is but one.
 
-    This process computes in one thread from then on, so that its results are the same on every machine too.
+    This process computes in one thread from then on, so that its results are the same on every machine too. Leaving the
+    context ends the processes at once, whatever they are doing.
     """
 
     def __init__(self, most: int) -> None:
         use_one_thread()
         count = min(most, os.cpu_count() or 1)
-        self._pool = None
+        self._crew = None
         if count > 1:
             for name, value in _ALLOCATOR.items():
                 os.environ.setdefault(name, value)  # read by a process as it starts
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare)
-            # The pool starts a process per task that finds no idle one. They inherit the block, so that Ctrl-C cannot
-            # end them before they are prepared.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            for _ in range(count):
-                self._pool.submit(use_one_thread)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._crew = Crew(count, use_one_thread)
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-        """The results, in the order of the tasks."""
-        if self._pool is None:
-            return [function(task) for task in tasks]
-        return list(self._pool.map(function, tasks))
+        """The results, in the order of the tasks.
+
+        Raises:
+            RunError: a worker process died.
+        """
+        results = dict(self.finished(function, tasks))
+        return [results[index] for index in range(len(tasks))]
+
+    def finished(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+        """Each task's index and result, as soon as it is known; raises as `map` does."""
+        if self._crew is not None:
+            return self._crew.finished(function, tasks)
+        return ((index, function(task)) for index, task in enumerate(tasks))
 
     def __enter__(self) -> Self:
         return self
@@ -76,5 +62,5 @@ class LocalWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if self._crew is not None:
+            self._crew.end()

@@ -3,10 +3,11 @@
 import os
 import sqlite3
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from esper.errors import RunError
+from esper.files import replacing
 
 APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
@@ -35,16 +36,24 @@ PRAGMA user_version = {SCHEMA_VERSION};
 PRAGMA application_id = {APPLICATION_ID};
 """
 
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: "close the program that has locked it, then go on with `esper train --resume`",
+    sqlite3.SQLITE_FULL: "free some space, then go on with `esper train --resume`",
+    sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
+}
+"""What to do about it, by SQLite's primary result code."""
+
 
 def create_database(path: Path) -> sqlite3.Connection:
-    """Make a new, empty run store at `path`; RunError if something is there already."""
-    if path.exists():
+    """Make a new, empty run store at `path`, whole or not at all; RunError if something is there already."""
+    if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
-    with translated_errors(path):
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-        _prepare_writing(connection)
-        connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-    return connection
+    with replacing(path) as temporary, translated_errors(path):
+        for leftover in path.parent.glob(f"{temporary.name}*"):
+            leftover.unlink()
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+            connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+    return open_for_writing(path)
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -73,7 +82,8 @@ def translated_errors(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise RunError(f"cannot use the run store {path} ({error}): check free space, permissions and locks") from error
+        advice = _ADVICE.get(error.sqlite_errorcode & 0xFF, "check free space, permissions and locks")
+        raise RunError(f"cannot use the run store {path} ({error}): {advice}") from error
     except sqlite3.DatabaseError as error:
         raise RunError(f"the run store {path} is damaged or not a run store ({error})") from error
 

@@ -1,0 +1,137 @@
+"""Processes that compute tasks for this one, and that end with it or with its interest in them."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
+
+from esper.errors import RunError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+@dataclass(frozen=True)
+class _Member:
+    process: SpawnProcess
+    connection: Connection[Any, Any]
+
+    def send(self, message: Any) -> None:
+        try:
+            self.connection.send(message)
+        except OSError as error:
+            raise self._died() from error
+
+    def receive(self) -> Any:
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+
+    def _died(self) -> RunError:
+        self.process.join(1)
+        code = self.process.exitcode
+        how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        return RunError(
+            f"a worker process ended unexpectedly ({how}), perhaps for want of memory: free some and run it again "
+            "(training goes on with --resume), or lower `environments` or `shards`"
+        )
+
+
+class Crew:
+    """Processes that compute tasks, as many at a time as there are members, until it is ended."""
+
+    def __init__(self, size: int, prepare: Callable[[], None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._members: list[_Member] = []
+        self._call = 0
+        self._idle: list[_Member] = []
+        self.end = weakref.finalize(self, _end, self._members)
+        """Ends all members at once, whatever they are doing."""
+        atexit.register(self.end)  # runs before multiprocessing's own, which would wait for them
+        # They inherit the block, so that a signal sent to the whole group cannot end them before they ignore it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            for _ in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, prepare), daemon=True)
+                process.start()
+                theirs.close()  # the member alone holds it now, so its death is seen here
+                self._members.append(_Member(process, ours))
+        finally:
+            self._idle = self._members.copy()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def finished(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+        """Each task's index and result as soon as it is known; a call given up half-way does not disturb the next.
+
+        Raises:
+            RunError: a member died. What a task raises is raised here, too.
+        """
+        self._call += 1
+        call, waiting, missing = self._call, deque(enumerate(tasks)), len(tasks)
+        while missing:
+            while waiting and self._idle:
+                index, task = waiting.popleft()
+                self._idle[-1].send((call, index, function, task))
+                self._idle.pop()
+            for member in self._ready():
+                asked, index, result, error = member.receive()
+                self._idle.append(member)
+                if asked == call:
+                    if error is not None:
+                        raise error
+                    missing -= 1
+                    yield index, result
+
+    def _ready(self) -> list[_Member]:
+        """Busy members that have something to say, of which there is one in the end."""
+        busy = {member.connection: member for member in self._members if member not in self._idle}
+        return [busy[connection] for connection in wait(list(busy)) if isinstance(connection, Connection)]
+
+
+def _end(members: list[_Member]) -> None:
+    for member in members:
+        member.process.kill()  # they keep nothing, and ignore anything milder
+    for member in members:
+        member.process.join()
+        member.connection.close()
+
+
+def _serve(connection: Connection[Any, Any], prepare: Callable[[], None]) -> None:
+    """A member's life."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    prepare()
+    while True:
+        try:
+            call, index, function, task = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((call, index, function(task), None))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is for the caller to handle)
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            connection.send((call, index, None, error))
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, which might compute for long."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

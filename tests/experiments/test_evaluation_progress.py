@@ -1,0 +1,185 @@
+"""What an evaluation has played is found again, exactly, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from esper.control.rules.simple import Uniform
+from esper.errors import RunError
+from esper.experiments.baselines import baselines
+from esper.experiments.evaluate import evaluate
+from esper.experiments.evaluation_progress import EvaluationProgress
+from esper.experiments.play import Played, PlayTask, cohorts, play_cohort
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import DEFAULT_RULES
+from esper.experiments.tallies import Rollback, Tally
+from esper.experiments.tally_json import tally_from_json, tally_to_json
+from esper.experiments.workers import LocalWorkers
+from esper.tasks.registry import get_suite
+from experiments.runs import ignore, started, tiny
+from experiments.short_suite import short_suite
+
+HERE = {"policy": "abc", "esper": "1"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[PlayTask]:
+    suite = get_suite("short")
+    instances = suite.sample(3, "heldout", np.random.default_rng(1))
+    controllers = [Uniform(), baselines(suite)[-1]]
+    return [task for one in controllers for task in cohorts([one], "short", DEFAULT_RULES, instances)]
+
+
+@pytest.fixture
+def tally(tasks: list[PlayTask]) -> Tally:
+    (played,) = play_cohort(tasks[0])
+    return played.tallies[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def assert_same(one: Tally, other: Tally) -> None:
+    assert vars(one).keys() == vars(other).keys()
+    for name, value in vars(one).items():
+        assert same(value, vars(other)[name]), name
+
+
+def test_a_tally_survives_json(tally: Tally):
+    assert tally.changes
+    tally.rollbacks.append(Rollback(1, 2, "explosion", 0.5, 0.75, float("inf"), 0.1, [0, 1], ended=False))
+    text = json.dumps(tally_to_json(tally))
+    assert_same(tally_from_json(json.loads(text), get_suite("short"), tally.instances), tally)
+
+
+@pytest.mark.parametrize("change", [{"more": []}, {}])
+def test_a_tally_of_another_kind_is_refused(tally: Tally, change: dict[str, Any]):
+    record = tally_to_json(tally) | change
+    if not change:
+        del record["kept"]
+    with pytest.raises(ValueError, match="not the record of a tally"):
+        tally_from_json(record, get_suite("short"), tally.instances)
+
+
+class Counting(LocalWorkers):
+    """Plays in this process and counts."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.played = 0
+
+    def finished(self, function: Any, tasks: Any) -> Any:
+        self.played += len(tasks)
+        return super().finished(function, tasks)
+
+
+def played(folder: Path, tasks: list[PlayTask], **circumstances: str) -> tuple[int, list[list[Played]]]:
+    """How many cohorts were taken over, and what came of all."""
+    progress = EvaluationProgress(folder, {**HERE, **circumstances}, tasks)
+    return progress.taken_over, progress.play(LocalWorkers(1), tasks)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tasks: list[PlayTask]) -> Path:
+    played(tmp_path / "progress", tasks)
+    return tmp_path / "progress"
+
+
+def test_what_was_played_is_taken_over_exactly(folder: Path, tasks: list[PlayTask]):
+    workers = Counting()
+    progress = EvaluationProgress(folder, HERE, tasks)
+    found = progress.play(workers, tasks)
+    assert (progress.taken_over, workers.played) == (2, 0)
+    for task, cohort in zip(tasks, found, strict=True):
+        for one, other in zip(cohort, play_cohort(task), strict=True):
+            assert one.records == other.records
+            assert_same(one.tallies[0], other.tallies[0])
+    progress.remove()
+    assert not folder.exists()
+
+
+def shorter(tasks: list[PlayTask]) -> list[PlayTask]:
+    """The same with an instance less."""
+    part = tasks[0].parts[0]
+    return [replace(tasks[0], parts=[replace(part, instances=part.instances[:2])]), tasks[1]]
+
+
+def test_whatever_changes_makes_what_was_played_stale(folder: Path, tasks: list[PlayTask]):
+    (folder / ".some.json.partial").touch()
+    assert played(folder, shorter(tasks))[0] == 1
+    assert len(list(folder.iterdir())) == 2
+    assert played(folder, tasks, policy="abd")[0] == 0
+    assert len(list(folder.iterdir())) == 2
+    assert played(folder, tasks, policy="abd")[0] == 2
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def another_score(path: Path) -> None:
+    file = json.loads(path.read_text())
+    file["played"][0]["records"][0]["score"] += 1
+    path.write_text(json.dumps(file))
+
+
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+def foreign(path: Path) -> None:
+    path.write_text("[1]")
+
+
+@pytest.mark.parametrize("damage", [cut, another_score, empty, foreign])
+def test_a_damaged_file_is_played_anew(folder: Path, tasks: list[PlayTask], damage: Callable[[Path], None]):
+    whole = played(folder, tasks)[1]
+    for path in folder.iterdir():
+        damage(path)
+    assert EvaluationProgress(folder, HERE, tasks).taken_over == 0
+    again = played(folder, tasks)[1]
+    assert [one.records for cohort in again for one in cohort] == [one.records for cohort in whole for one in cohort]
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path, tasks: list[PlayTask]):
+    (tmp_path / "progress").touch()
+    with pytest.raises(RunError, match="cannot use .*progress .*: delete it and try again"):
+        EvaluationProgress(tmp_path / "progress", HERE, tasks)
+
+
+def test_another_policy_takes_nothing_over(tmp_path: Path):
+    told: list[tuple[int, int]] = []
+
+    def stop(done: int, total: int, current: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    def tell(known: int, total: int) -> None:
+        told.append((known, total))
+
+    with started(tmp_path / "run", tiny("iterations=2")) as trainer, LocalWorkers(1) as workers:
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                evaluate(trainer.run, workers, 2, 0, stop, tell)
+        trainer.train(ignore)
+        evaluate(trainer.run, workers, 2, 0, taken_over=tell)
+    assert told == [(0, 7), (2, 7), (0, 7)]
+    assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()
