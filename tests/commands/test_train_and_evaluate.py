@@ -15,8 +15,8 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.checkpoints import Checkpoints
+from esper.experiments.iteration import Iteration
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.trainer import Iteration
 from esper.ui.live import LineView
 from experiments.runs import TINY
 from experiments.short_suite import short_suite

@@ -14,7 +14,7 @@ from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.evaluate import Evaluation, evaluate, instances_for
-from esper.experiments.play import play
+from esper.experiments.play import play, terms_of
 from esper.experiments.results import of_split, read_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
@@ -94,7 +94,7 @@ def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Evaluati
     controller = baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
         instances = instances_for(settings, "heldout", HELDOUT)
-        alone = play(workers, [controller], "short", settings.rules, instances)[0].records
+        alone = play(workers, [controller], terms_of(settings), instances)[0].records
     results = of_split(found.results, "heldout")
     together = [one.score for one in results if one.controller == controller.name]
     assert together == [one.score for one in alone]

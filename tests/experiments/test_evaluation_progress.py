@@ -16,7 +16,7 @@ from esper.errors import RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.evaluate import evaluate
 from esper.experiments.evaluation_progress import EvaluationProgress
-from esper.experiments.play import Played, PlayTask, cohorts, play_cohort
+from esper.experiments.play import Played, PlayTask, Terms, cohorts, play_cohort
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.tallies import Rollback, Tally
@@ -40,7 +40,7 @@ def tasks() -> list[PlayTask]:
     suite = get_suite("short")
     instances = suite.sample(3, "heldout", np.random.default_rng(1))
     controllers = [Uniform(), baselines(suite)[-1]]
-    return [task for one in controllers for task in cohorts([one], "short", DEFAULT_RULES, instances)]
+    return [task for one in controllers for task in cohorts([one], Terms("short", DEFAULT_RULES), instances)]
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.checkpoints import Checkpoints
+from esper.experiments.iteration import Iteration
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.trainer import Iteration
 from esper.telemetry.reader import RunReader
 from esper.ui.live import LineView
 from experiments.launching import assert_same_end, launch, resume_words, train_words

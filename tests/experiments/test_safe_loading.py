@@ -273,6 +273,8 @@ def test_odd_paths_are_one_sentence(
     assert captured.err.count("\n") == 1
 
 
-def test_a_name_that_is_too_long_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    assert main(["train", "--config", "x" * 5000]) == 2
-    assert "File name too long" in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["report", "evaluate", "train --resume", "train --config", "train --run-dir"])
+@pytest.mark.parametrize("path", ["x" * 5000, "nul\0"])
+def test_a_name_that_no_file_can_have_is_one_sentence(capsys: pytest.CaptureFixture[str], words: str, path: str):
+    assert main([*words.split(), path]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

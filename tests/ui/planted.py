@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from esper.experiments.trainer import Iteration
+from esper.experiments.iteration import Iteration
 from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, UpdateMetrics
 

@@ -162,6 +162,8 @@ def _first(family: str, split: Split, played: Played) -> Episode:
 
 def _episode(row: int, split: Split, tally: Tally, record: Record) -> Episode:
     instance = tally.instances[row]
+    accuracies = tally.accuracies[np.stack(tally.running)[:, row], row]
+    drift = instance.drift_step
     return Episode(
         instance.name,
         instance.family,
@@ -169,7 +171,7 @@ def _episode(row: int, split: Split, tally: Tally, record: Record) -> Episode:
         split,
         record.score,
         record.added_parameters / record.host_parameters,
-        instance.drift_step,
-        tuple(tally.accuracies[:, row].tolist()),
+        drift if drift is not None and drift < len(accuracies) else None,
+        tuple(accuracies.tolist()),
         tuple(change for change in tally.changes if change.environment == row),
     )

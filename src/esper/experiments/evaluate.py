@@ -19,7 +19,7 @@ from esper.experiments.behaviour import Behaviour, behaviour, write_behaviour
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import new_policy
 from esper.experiments.evaluation_progress import EvaluationProgress
-from esper.experiments.play import Played, PlayTask, by_controller, cohorts
+from esper.experiments.play import Played, PlayTask, by_controller, cohorts, terms_of
 from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
@@ -142,8 +142,7 @@ def evaluate(
 def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
     instances = instances_for(settings, split, count)
     return [
-        _Game(split, controller, cohorts([controller], settings.suite, settings.rules, instances))
-        for controller in controllers
+        _Game(split, controller, cohorts([controller], terms_of(settings), instances)) for controller in controllers
     ]
 
 

@@ -80,7 +80,7 @@ def _write(path: Path, played: Sequence[Played]) -> None:
 
 def _read(path: Path, task: PlayTask) -> list[Played] | None:
     """What :func:`_write` wrote; None if it is missing or damaged."""
-    suite = get_suite(task.suite)
+    suite = get_suite(task.terms.suite)
     try:
         file = json.loads(path.read_bytes())
         if file["sha256"] != _digest(file["played"]):

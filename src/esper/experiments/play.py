@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from esper.control.controller import Actions, Controller
 from esper.control.spaces import Observation
+from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
+from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import outcome
 from esper.tasks.instance import Instance
@@ -54,19 +56,32 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PlayTask:
-    """Parts that are played side by side, as one cohort; any process may compute it."""
+class Terms:
+    """What holds for all who play."""
 
     suite: str
     rules: Rules
+    conduct: Conduct = DEFAULT_CONDUCT
+
+
+def terms_of(settings: TrainSettings) -> Terms:
+    """Those of a training run."""
+    return Terms(settings.suite, settings.rules, settings.conduct)
+
+
+@dataclass(frozen=True)
+class PlayTask:
+    """Parts that are played side by side, as one cohort; any process may compute it."""
+
+    terms: Terms
     parts: Sequence[Part]
 
 
 def play_cohort(task: PlayTask) -> list[Played]:
     """Play all parts, each by its controller. What is random in a controller follows from the instance's seed."""
-    suite = get_suite(task.suite)
+    suite = get_suite(task.terms.suite)
     instances = [instance for part in task.parts for instance in part.instances]
-    episodes = Episodes(suite, instances, task.rules, outcome)
+    episodes = Episodes(suite, instances, task.terms.rules, outcome, task.terms.conduct)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
     tally = Tally(suite, instances)
@@ -104,9 +119,7 @@ def _records(part: Part, final: FinalScore, hosts: NDArray[np.int64], place: sli
     ]
 
 
-def cohorts(
-    controllers: Sequence[Controller], suite: str, rules: Rules, instances: Sequence[Instance]
-) -> list[PlayTask]:
+def cohorts(controllers: Sequence[Controller], terms: Terms, instances: Sequence[Instance]) -> list[PlayTask]:
     """Every controller on every instance, as tasks.
 
     Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`.
@@ -118,7 +131,7 @@ def cohorts(
         for start in range(0, len(instances), size)
     ]
     together = max(COHORT // size, 1)
-    return [PlayTask(suite, rules, parts[start : start + together]) for start in range(0, len(parts), together)]
+    return [PlayTask(terms, parts[start : start + together]) for start in range(0, len(parts), together)]
 
 
 def by_controller(controllers: int, played: Sequence[Sequence[Played]]) -> list[Played]:
@@ -135,10 +148,10 @@ def by_controller(controllers: int, played: Sequence[Sequence[Played]]) -> list[
 
 
 def play(
-    workers: LocalWorkers, controllers: Sequence[Controller], suite: str, rules: Rules, instances: Sequence[Instance]
+    workers: LocalWorkers, controllers: Sequence[Controller], terms: Terms, instances: Sequence[Instance]
 ) -> list[Played]:
     """Every controller on every instance; the results in the order of the controllers."""
-    tasks = cohorts(controllers, suite, rules, instances)
+    tasks = cohorts(controllers, terms, instances)
     return by_controller(len(controllers), workers.map(play_cohort, tasks))
 
 

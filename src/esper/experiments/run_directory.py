@@ -1,5 +1,6 @@
 """The directory that a run leaves behind."""
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,9 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             run.require_new()
             run.checkpoints.mkdir(exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make the run directory {path} ({error.strerror}): choose another place") from error
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise RunError(f"cannot make the run directory {path} ({reason}): choose another place") from error
         return run
 
     @classmethod
@@ -39,7 +41,7 @@ class RunDirectory:
         Raises:
             RunError: it is missing or is not the directory of a run.
         """
-        if not path.exists():
+        if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
             raise RunError(f"no run at {path}: give a directory that `esper train` made")
         run = cls(path)
         begun = run.lock.is_file() and not any(run.checkpoints.glob("*"))

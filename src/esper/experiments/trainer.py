@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -17,58 +16,20 @@ from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import ShardTask, collect, joined, new_policy
 from esper.experiments.interrupts import Interrupts
-from esper.experiments.play import mean_score, play
+from esper.experiments.iteration import Iteration, record, summarised
+from esper.experiments.play import mean_score, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.tallies import Tally
 from esper.experiments.workers import LocalWorkers
-from esper.rl.diagnostics import Anomaly, UpdateMetrics, anomalies
 from esper.rl.ppo import Learner
 from esper.signals import Terminated
 from esper.tasks.registry import get_suite
-from esper.telemetry.events import (
-    CheckpointWritten,
-    LifecycleTransition,
-    PPOUpdated,
-    RolledBack,
-    RunEnded,
-    RunInterrupted,
-    RunResumed,
-    RunStarted,
-)
+from esper.telemetry.events import CheckpointWritten, RunEnded, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.store import RunStore
 
 _PROBE_STREAM = 3
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What one iteration led to."""
-
-    number: int
-    """Iterations done, this one included."""
-    total: int
-    objective: float
-    """Mean J of the rollout's episodes, on validation data."""
-    objective_by_family: dict[str, float]
-    accuracy: float
-    """Mean validation accuracy at the end of the episodes."""
-    added: float
-    """Mean of the committed parameters over the host's."""
-    kept: dict[str, float]
-    """Share of the episodes that ended with a committed seed, per slot's site."""
-    operations: dict[str, float]
-    """Share of decisions per operation."""
-    probe_score: float | None
-    """Mean test score of the greedy policy on the probe instances, where it was measured."""
-    update: UpdateMetrics
-    anomalies: tuple[Anomaly, ...]
-    environment_steps: int
-    rollbacks: int
-    """Networks that the governor rolled back, all episodes together."""
-    seconds: float
 
 
 class Trainer:
@@ -116,7 +77,7 @@ class Trainer:
         known = self.store.metadata().get(LEVELS)
         if known is None:
             controllers = baselines(get_suite(self.settings.suite))
-            played = play(self._workers, controllers, self.settings.suite, self.settings.rules, self._probes)
+            played = play(self._workers, controllers, terms_of(self.settings), self._probes)
             known = {controller.name: mean_score(one) for controller, one in zip(controllers, played, strict=True)}
             self.store.set_metadata({LEVELS: known})
         return known
@@ -172,56 +133,16 @@ class Trainer:
         update = self.learner.update(rollout, self.done / settings.iterations)
         self.done += 1
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations
-        result = _summary(
-            [shard.tally for shard in shards],
-            update,
-            self,
-            self._probe(interrupts) if due else None,
-            int(rollout.running.sum()),
-            time.perf_counter() - began,
-        )
-        self._record(result, [shard.tally for shard in shards])
+        probe = self._probe(interrupts) if due else None
+        tallies = [shard.tally for shard in shards]
+        result = summarised(settings, self.done, tallies, update, probe, time.perf_counter() - began)
+        record(self.store, result, tallies)
         return result
 
     def _probe(self, interrupts: Interrupts) -> float:
         controller, settings = Learned(self.policy, greedy=True), self.settings
         with interrupts.at_once():
-            return mean_score(play(self._workers, [controller], settings.suite, settings.rules, self._probes)[0])
-
-    def _record(self, result: Iteration, tallies: list[Tally]) -> None:
-        scalars = {
-            "objective": result.objective,
-            "accuracy": result.accuracy,
-            "added": result.added,
-            **{f"kept/{site}": share for site, share in result.kept.items()},
-            "environment_steps": result.environment_steps,
-            "rollbacks": result.rollbacks,
-            "seconds": result.seconds,
-            **{f"objective/{family}": value for family, value in result.objective_by_family.items()},
-            **{f"operations/{name}": share for name, share in result.operations.items()},
-            **{f"ppo/{name}": value for name, value in result.update.scalars().items()},
-        }
-        if result.probe_score is not None:
-            scalars["probe_score"] = result.probe_score
-        self.store.scalars(self.done, scalars)
-        self.store.emit(
-            PPOUpdated(
-                self.done,
-                result.update.optimizer_steps,
-                result.update.stopped_early,
-                result.update.kl,
-                tuple(str(anomaly) for anomaly in result.anomalies),
-            )
-        )
-        for change in tallies[0].changes:
-            if change.environment == 0:
-                self.store.emit(LifecycleTransition(self.done, **vars(change)))
-        for shard, tally in enumerate(tallies):
-            first = shard * len(tally.instances)
-            for rollback in tally.rollbacks:
-                numbered = replace(rollback, environment=first + rollback.environment, pruned=tuple(rollback.pruned))
-                self.store.emit(RolledBack(self.done, **vars(numbered)))
-        self.store.flush()
+            return mean_score(play(self._workers, [controller], terms_of(settings), self._probes)[0])
 
     def _checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), {})
@@ -229,28 +150,3 @@ class Trainer:
         file = str(saved.path.relative_to(self.run.path))
         self.store.emit(CheckpointWritten(self.done, file, saved.sha256))
         self.store.flush()
-
-
-def _summary(
-    tallies: list[Tally], update: UpdateMetrics, trainer: Trainer, probe: float | None, steps: int, seconds: float
-) -> Iteration:
-    objective = np.concatenate([tally.objective for tally in tallies])
-    families = np.array([instance.family for tally in tallies for instance in tally.instances])
-    shares = [tally.operation_shares() for tally in tallies]
-    kept = np.concatenate([tally.kept for tally in tallies]).mean(0)
-    return Iteration(
-        trainer.done,
-        trainer.settings.iterations,
-        float(objective.mean()),
-        {family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))},
-        float(np.mean([tally.accuracies[-1].mean() for tally in tallies])),
-        float(np.concatenate([tally.added for tally in tallies]).mean()),
-        dict(zip(get_suite(trainer.settings.suite).sites, kept.tolist(), strict=True)),
-        {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
-        probe,
-        update,
-        anomalies(update, trainer.settings.ppo.target_kl),
-        steps,
-        sum(len(tally.rollbacks) for tally in tallies),
-        seconds,
-    )

@@ -11,7 +11,7 @@ from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.periodic import Periodic, PeriodicSettings
 from esper.experiments.bench_suite import family_weights
-from esper.experiments.play import play
+from esper.experiments.play import Terms, play
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
@@ -56,7 +56,8 @@ def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: in
     for number in range(rounds):
         instances = suite.sample(count, "train", rng)
         weights = family_weights(instances)
-        played = play(workers, [build(one, suite.steps) for one in candidates], suite.name, rules, instances)
+        contestants = [build(one, suite.steps) for one in candidates]
+        played = play(workers, contestants, Terms(suite.name, rules), instances)
         scores = np.array([np.array([record.score for record in one.records]) @ weights for one in played])
         used += len(candidates) * count * suite.steps
         order: list[int] = scores.argsort()[::-1].tolist()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from esper.experiments.trainer import Iteration
+from esper.experiments.iteration import Iteration
 from esper.rl.diagnostics import Anomaly
 
 SMOOTHING = 0.2

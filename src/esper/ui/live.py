@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.live import Live
 
-from esper.experiments.trainer import Iteration
+from esper.experiments.iteration import Iteration
 from esper.ui.course import Course, smoothed
 from esper.ui.formats import duration, score
 from esper.ui.output import say

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from esper.experiments.trainer import Iteration
+from esper.experiments.iteration import Iteration
 from esper.ui.course import Course, smoothed
 from esper.ui.formats import duration, percent, score
 

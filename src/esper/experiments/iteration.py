@@ -1,0 +1,107 @@
+"""What one iteration of training led to: its figures, and what the run store keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from esper.experiments.settings import TrainSettings
+from esper.experiments.tallies import Tally
+from esper.rl.diagnostics import Anomaly, UpdateMetrics, anomalies
+from esper.tasks.registry import get_suite
+from esper.telemetry.events import LifecycleTransition, PPOUpdated, RolledBack
+from esper.telemetry.store import RunStore
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration led to."""
+
+    number: int
+    """Iterations done, this one included."""
+    total: int
+    objective: float
+    """Mean J of the rollout's episodes, on validation data."""
+    objective_by_family: dict[str, float]
+    accuracy: float
+    """Mean validation accuracy at the end of the episodes."""
+    added: float
+    """Mean of the committed parameters over the host's."""
+    kept: dict[str, float]
+    """Share of the episodes that ended with a committed seed, per slot's site."""
+    operations: dict[str, float]
+    """Share of decisions per operation."""
+    probe_score: float | None
+    """Mean test score of the greedy policy on the probe instances, where it was measured."""
+    update: UpdateMetrics
+    anomalies: tuple[Anomaly, ...]
+    environment_steps: int
+    rollbacks: int
+    """Networks that the governor rolled back, all episodes together."""
+    seconds: float
+
+
+def summarised(
+    settings: TrainSettings,
+    number: int,
+    tallies: Sequence[Tally],
+    update: UpdateMetrics,
+    probe_score: float | None,
+    seconds: float,
+) -> Iteration:
+    """The figures of iteration ``number``, whose shards had these tallies."""
+    objective = np.concatenate([tally.objective for tally in tallies])
+    families = np.array([instance.family for tally in tallies for instance in tally.instances])
+    shares = [tally.operation_shares() for tally in tallies]
+    kept = np.concatenate([tally.kept for tally in tallies]).mean(0)
+    return Iteration(
+        number,
+        settings.iterations,
+        float(objective.mean()),
+        {family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))},
+        float(np.mean([tally.accuracies[-1].mean() for tally in tallies])),
+        float(np.concatenate([tally.added for tally in tallies]).mean()),
+        dict(zip(get_suite(settings.suite).sites, kept.tolist(), strict=True)),
+        {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
+        probe_score,
+        update,
+        anomalies(update, settings.ppo.target_kl),
+        sum(int(np.sum(tally.running)) for tally in tallies),
+        sum(len(tally.rollbacks) for tally in tallies),
+        seconds,
+    )
+
+
+def record(store: RunStore, iteration: Iteration, tallies: Sequence[Tally]) -> None:
+    """Keep an iteration's figures, the lives of its first environment's seeds, and all rollbacks."""
+    number, update = iteration.number, iteration.update
+    store.scalars(number, _scalars(iteration))
+    names = tuple(str(anomaly) for anomaly in iteration.anomalies)
+    store.emit(PPOUpdated(number, update.optimizer_steps, update.stopped_early, update.kl, names))
+    for change in tallies[0].changes:
+        if change.environment == 0:
+            store.emit(LifecycleTransition(number, **vars(change)))
+    for shard, tally in enumerate(tallies):
+        first = shard * len(tally.instances)
+        for rollback in tally.rollbacks:
+            numbered = replace(rollback, environment=first + rollback.environment, pruned=tuple(rollback.pruned))
+            store.emit(RolledBack(number, **vars(numbered)))
+    store.flush()
+
+
+def _scalars(iteration: Iteration) -> dict[str, float]:
+    figures = {
+        "objective": iteration.objective,
+        "accuracy": iteration.accuracy,
+        "added": iteration.added,
+        **{f"kept/{site}": share for site, share in iteration.kept.items()},
+        "environment_steps": iteration.environment_steps,
+        "rollbacks": iteration.rollbacks,
+        "seconds": iteration.seconds,
+        **{f"objective/{family}": value for family, value in iteration.objective_by_family.items()},
+        **{f"operations/{name}": share for name, share in iteration.operations.items()},
+        **{f"ppo/{name}": value for name, value in iteration.update.scalars().items()},
+    }
+    return figures if iteration.probe_score is None else {**figures, "probe_score": iteration.probe_score}
