@@ -84,6 +84,8 @@ def _go_on(run: RunDirectory, console: Console) -> Summary:
         past = [value for _, value in store.series("objective")]
         course = Course(settings.iterations, past, levels={})
         if trainer.done < settings.iterations:
+            if trainer.done:
+                say(console, f"going on after iteration {trainer.done} of {settings.iterations}")
             with training_view(console, course) as view:
                 view.baselines(trainer.baseline_levels())
                 trainer.train(view.iteration)
