@@ -15,7 +15,6 @@ from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.workers import use_one_thread
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
-from esper.rl.rewards import outcome
 from esper.tasks.registry import get_suite
 
 NETWORKS = 64
@@ -25,7 +24,7 @@ def main() -> None:
     use_one_thread()
     suite = get_suite("tokens")
     chosen = suite.sample(NETWORKS, "train", np.random.default_rng(1))
-    arms = [Episodes(suite, chosen, DEFAULT_RULES, outcome, conduct) for conduct in (Conduct(), Conduct(governor=None))]
+    arms = [Episodes(suite, chosen, DEFAULT_RULES, conduct) for conduct in (Conduct(), Conduct(governor=None))]
     controller = Uniform()
     states = [controller.start([one.seed for one in chosen]) for _ in arms]
     seconds: list[list[float]] = [[], []]

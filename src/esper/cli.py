@@ -40,6 +40,7 @@ COMMANDS = (
     Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
     Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
     Command("report", "esper.commands.report:command", "Write a run's report anew."),
+    Command("bench exploits", "esper.commands.bench_exploits:command", "Measure whether cheating a reward mode pays."),
     Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),

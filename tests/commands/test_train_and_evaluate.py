@@ -84,7 +84,7 @@ def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path):
     assert main([*words, *options("reward=outcome")]) == 0
     resolved = (tmp_path / "run" / "config.yaml").read_text()
     assert "iterations: 1" in resolved
-    assert "reward: outcome" in resolved
+    assert "mode: outcome" in resolved
     assert "seed: 4" in resolved
 
 

@@ -12,7 +12,6 @@ from esper.cli import main
 from esper.experiments.bench_population import RULES, BenchTask, bench_population
 from esper.experiments.bench_work import Stopwatch, Work, advance, advance_loop, evaluate_separately
 from esper.rl.episodes import Episodes
-from esper.rl.rewards import outcome
 from esper.training.evaluation import evaluate
 from esper.training.reference import ReferencePopulation
 from rl.short import SUITE, instances
@@ -21,7 +20,7 @@ DECISIONS = 7
 
 
 def sides() -> tuple[Episodes, ReferencePopulation, Work]:
-    episodes = Episodes(SUITE, instances(5), RULES, outcome)
+    episodes = Episodes(SUITE, instances(5), RULES)
     population = episodes.population
     slow = ReferencePopulation(population.plan, population.roster.networks)
     return episodes, slow, Work.drawn(episodes, DECISIONS, seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from esper.control.controller import Controller
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes, StepResult
-from esper.rl.rewards import RewardMode, outcome
+from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.tokens.suite import TokenSuite
 
@@ -37,8 +38,9 @@ def instances(count: int, drift_step: int | None = None) -> list[Instance]:
     return [one if one.drift_step is None else replace(one, drift_step=drift_step or 5) for one in drawn]
 
 
-def episodes(chosen: Sequence[Instance], rules: Rules = QUICK, reward: RewardMode = outcome) -> Episodes:
-    return Episodes(SUITE, chosen, rules, reward)
+def episodes(chosen: Sequence[Instance], rules: Rules = QUICK, **reward: Any) -> Episodes:
+    """Episodes that are paid as ``reward`` says, by `RewardSettings`."""
+    return Episodes(SUITE, chosen, rules, rewards=[RewardSettings(**reward)] * len(chosen))
 
 
 def play(running: Episodes, controller: Controller | None = None, steps: int | None = None) -> list[StepResult]:

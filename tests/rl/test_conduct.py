@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes, StepResult
-from esper.rl.rewards import RewardMode, outcome, sparse
+from esper.rl.rewards import RewardSettings
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
 from esper.training.budget import Budget
@@ -42,9 +42,10 @@ class SpoiltSuite(ShortSuite):
         return replace(found, inputs=inputs)
 
 
-def spoilt(conduct: Conduct = GOVERNED, reward: RewardMode = outcome, count: int = 3) -> Episodes:
+def spoilt(conduct: Conduct = GOVERNED, reward: str = "outcome", count: int = 3) -> Episodes:
     chosen = instances(count)
-    return Episodes(SpoiltSuite(chosen[ILL]), chosen, QUICK, reward, conduct)
+    rewards = [RewardSettings(mode=reward)] * count
+    return Episodes(SpoiltSuite(chosen[ILL]), chosen, QUICK, conduct, rewards=rewards)
 
 
 def totals(results: Sequence[StepResult]) -> np.ndarray:
@@ -76,15 +77,15 @@ def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
 def test_a_learning_rate_that_explodes_ends_the_episode_in_its_last_good_state() -> None:
     chosen = instances(3)
     chosen[ILL] = replace(chosen[ILL], learning_rate=1e30)
-    running = Episodes(ShortSuite(), chosen, QUICK, outcome)
+    running = Episodes(ShortSuite(), chosen, QUICK)
     results = play(running)
     assert {one.environment for result in results for one in result.incidents} == {ILL}
     assert running.finished.all()
     assert running.population.host.values.isfinite().all()
 
 
-@pytest.mark.parametrize("reward", [outcome, sparse])
-def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: RewardMode) -> None:
+@pytest.mark.parametrize("reward", ["outcome", "sparse"])
+def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -> None:
     running = spoilt(reward=reward)
     results = play(running)
     troubles = np.zeros(running.size)
@@ -96,7 +97,7 @@ def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: Reward
 
 def test_neighbours_do_not_notice() -> None:
     chosen = instances(3)
-    ill, well = spoilt(), Episodes(ShortSuite(), chosen, QUICK, outcome)
+    ill, well = spoilt(), Episodes(ShortSuite(), chosen, QUICK)
     for one, other in zip(play(ill), play(well), strict=True):
         for network in (0, 2):
             assert one.reward[network] == other.reward[network]
@@ -148,7 +149,7 @@ def test_an_ended_episode_rests_until_it_is_restarted() -> None:
 def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
     conduct = Conduct(governor=None, plateau=3)
     chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
-    running = Episodes(ShortSuite(), chosen, QUICK, outcome, conduct)
+    running = Episodes(ShortSuite(), chosen, QUICK, conduct)
     running.step(np.stack([*wait(1), action(Op.GERMINATE, 0, 0)]))
     results = [running.step(wait(2)) for _ in range(4)]
     assert [result.finished.tolist() for result in results] == [[False, False], *[[True, False]] * 3]
@@ -157,12 +158,12 @@ def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
 
 def test_without_a_plateau_set_episodes_go_to_their_horizon() -> None:
     chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
-    running = Episodes(ShortSuite(), chosen, QUICK, outcome)
+    running = Episodes(ShortSuite(), chosen, QUICK)
     assert len(play(running)) == ShortSuite.steps
 
 
 def test_caps_hold_in_episodes() -> None:
-    running = Episodes(ShortSuite(), instances(6), QUICK, outcome, Conduct(budget=Budget(parameters=120)))
+    running = Episodes(ShortSuite(), instances(6), QUICK, Conduct(budget=Budget(parameters=120)))
     seen = [running.observe().globals[:, _feature("budget_left")]]
     while not running.finished.all():
         play(running, steps=1)

@@ -18,7 +18,6 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes, StepResult
-from esper.rl.rewards import sparse
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
 from esper.training.rows import RowShape
@@ -82,7 +81,7 @@ def test_outcome_telescopes_to_j_of_the_committed_network(isolation: Isolation) 
 
 
 def test_sparse_rewards_pay_j_at_the_end() -> None:
-    dense, late = episodes(instances(4)), episodes(instances(4), reward=sparse)
+    dense, late = episodes(instances(4)), episodes(instances(4), mode="sparse")
     expected, results = play(dense), play(late)
     assert not np.any([result.reward for result in results[:-1]])
     np.testing.assert_allclose(results[-1].reward, total(expected), atol=1e-6)
@@ -146,7 +145,7 @@ def drifting(step: int | None) -> Instance:
 
 def test_only_the_final_score_reads_test_data() -> None:
     suite = Watched()
-    running = Episodes(suite, [*instances(3), drifting(4)], QUICK, sparse)
+    running = Episodes(suite, [*instances(3), drifting(4)], QUICK)
     play(running)
     running.restart(np.array([1]), instances(4)[3:])
     play(running, steps=1)
@@ -166,7 +165,7 @@ def test_parts_share_no_example() -> None:
 
 def test_data_drift_at_their_step() -> None:
     suite = Watched()
-    with_drift, without = (Episodes(suite, [drifting(step)], QUICK, sparse) for step in (4, None))
+    with_drift, without = (Episodes(suite, [drifting(step)], QUICK) for step in (4, None))
     suite.taken()
     for step in range(SUITE.steps):
         results = [one.step(wait(1)) for one in (with_drift, without)]
@@ -238,7 +237,7 @@ def test_a_restarted_episode_is_as_a_new_one(steps: int) -> None:
 
 def test_a_drift_that_happened_is_undone_by_a_restart() -> None:
     suite = Watched()
-    running = Episodes(suite, [drifting(2)], QUICK, sparse)
+    running = Episodes(suite, [drifting(2)], QUICK)
     first = [running.step(wait(1)).evaluation.loss[0] for _ in range(5)]
     running.restart(np.array([0]), [drifting(2)])
     assert [running.step(wait(1)).evaluation.loss[0] for _ in range(5)] == first

@@ -10,7 +10,6 @@ from esper.experiments.settings import DEFAULT_RULES
 from esper.lifecycle.actions import wait
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
-from esper.rl.rewards import outcome
 from esper.training import strategy
 from esper.training.plan import STRATEGIES, Strategy
 from esper.training.population import Population
@@ -36,7 +35,7 @@ def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, mon
 
 def test_auto_gives_what_a_named_strategy_gives() -> None:
     chosen = instances(2)
-    auto, named = (Episodes(SUITE, chosen, DEFAULT_RULES, outcome, strategy=one) for one in ("auto", "stacked"))
+    auto, named = (Episodes(SUITE, chosen, DEFAULT_RULES, strategy=one) for one in ("auto", "stacked"))
     assert auto.population.strategy in STRATEGIES
     results = [episodes.step(wait(2)).evaluation.loss for episodes in (auto, named)]
     np.testing.assert_allclose(*results, rtol=1e-4)

@@ -18,7 +18,6 @@ from esper.control.rules.simple import Uniform
 from esper.experiments.bench_work import TRAINING, Stopwatch, Work, advance, advance_loop
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
-from esper.rl.rewards import outcome
 from esper.tasks.registry import get_suite
 from esper.training.learning import train
 from esper.training.optimizers import clip_by_network, optimizer_step
@@ -101,7 +100,7 @@ def bench_population(task: BenchTask) -> BenchResult:
 def _episodes(task: BenchTask) -> Episodes:
     suite = get_suite(task.suite)
     instances = suite.sample(task.environments, "train", np.random.default_rng((task.seed, _INSTANCE_STREAM)))
-    return Episodes(suite, instances, RULES, outcome, strategy=task.strategy, device=torch.device(task.device))
+    return Episodes(suite, instances, RULES, strategy=task.strategy, device=torch.device(task.device))
 
 
 def _environment_seconds(episodes: Episodes, task: BenchTask) -> float:

@@ -22,7 +22,7 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes
-from esper.rl.rewards import get_reward_mode
+from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -77,12 +77,13 @@ def collect(task: ShardTask) -> ShardResult:
     size = settings.environments // settings.shards
     environments = range(task.shard * size, (task.shard + 1) * size)
     everyone = instances_of(settings, task.iteration)
+    rewards = in_turns(settings.reward, settings.environments, settings.ppo.group)
     episodes = Episodes(
         suite,
         [everyone[environment] for environment in environments],
         settings.rules,
-        get_reward_mode(settings.reward),
         settings.conduct,
+        rewards=[rewards[environment] for environment in environments],
         strategy=settings.strategy,
     )
     noise = np.stack([_noise(settings, task.iteration, number, suite.steps) for number in environments], axis=1)

@@ -16,7 +16,6 @@ from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.episodes import Episodes, FinalScore
-from esper.rl.rewards import outcome
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
@@ -81,7 +80,7 @@ def play_cohort(task: PlayTask) -> list[Played]:
     """Play all parts, each by its controller. What is random in a controller follows from the instance's seed."""
     suite = get_suite(task.terms.suite)
     instances = [instance for part in task.parts for instance in part.instances]
-    episodes = Episodes(suite, instances, task.terms.rules, outcome, task.terms.conduct)
+    episodes = Episodes(suite, instances, task.terms.rules, task.terms.conduct)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
     tally = Tally(suite, instances)

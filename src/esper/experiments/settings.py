@@ -10,7 +10,7 @@ from esper.control.policy import PolicySettings
 from esper.lifecycle.actions import Curve, Op
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
-from esper.rl.rewards import get_reward_mode
+from esper.rl.rewards.settings import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
@@ -55,8 +55,9 @@ class TrainSettings(Settings):
     cores, but may differ in rounding for another number of shards."""
     strategy: Strategy = "stacked"
     """How networks are run: as one stacked program, or looped."""
-    reward: str = "outcome"
-    """Reward mode."""
+    reward: RewardSpec = (OUTCOME,)
+    """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in
+    turns."""
     rules: Rules = DEFAULT_RULES
     """What may happen to seeds."""
     conduct: Conduct = DEFAULT_CONDUCT
@@ -78,12 +79,6 @@ class TrainSettings(Settings):
     @classmethod
     def _suite_exists(cls, name: str) -> str:
         return get_suite(name).name
-
-    @field_validator("reward")
-    @classmethod
-    def _reward_exists(cls, name: str) -> str:
-        get_reward_mode(name)
-        return name
 
     @model_validator(mode="after")
     def _environments_divide(self) -> Self:

@@ -20,11 +20,14 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.incidents import Incident, incidents
-from esper.rl.rewards import Outcome, RewardMode, potential
+from esper.rl.ledger import Ledger
+from esper.rl.rewards import Facts, RewardSettings, Scheme, rent_due
+from esper.rl.rewards.settings import OUTCOME
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
+from esper.training.commitment import Commitment, committed_networks
+from esper.training.evaluation import Evaluation, evaluate, remember
 from esper.training.governor.rows import Intervention, watching
 from esper.training.learning import Batch, TrainingReport, train
 from esper.training.plan import PopulationPlan, StrategyChoice
@@ -60,6 +63,8 @@ class StepResult:
     """``[E]``: J of the network; of what was committed, in finished episodes."""
     incidents: list[Incident]
     """Rollbacks."""
+    facts: Facts
+    """What reward modes see of the step."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,14 @@ class Episodes:
         suite: Suite,
         instances: Sequence[Instance],
         rules: Rules,
-        reward_mode: RewardMode,
         conduct: Conduct = DEFAULT_CONDUCT,
         *,
+        rewards: Sequence[RewardSettings] = (),
         strategy: StrategyChoice = "stacked",
         device: torch.device = CPU,
     ) -> None:
         self.suite = suite
         self.device = device
-        self._reward_mode = reward_mode
         self._conduct = conduct
         self.instances = list(instances)
         self.size = len(instances)
@@ -109,6 +113,9 @@ class Episodes:
         )
         self.population = Population(plan, networks)
         self.governor = watching(self.population, conduct.governor, suite.classes)
+        self._scheme = Scheme(rewards or [OUTCOME] * self.size)
+        self._ledger = Ledger(suite, self.population)
+        self._ledger.restart(np.ones(self.size, np.bool_), self.instances)
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), suite.classes)
         self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
@@ -158,6 +165,7 @@ class Episodes:
         """
         running = ~self.finished
         actions = np.where(running[:, None], actions, wait(self.size))
+        decided_on = self.population.table
         decided = self.population.decide(actions).transitions
         # A network that lost a seed, or whose problem is another one now, may well do worse.
         self.governor.expect_change(self._drift(running) | _pruned(decided, self.size))
@@ -169,11 +177,12 @@ class Episodes:
         self.history.record(actions, self.population.table, training, evaluation)
         self.step_index = self.step_index + running
         self.finished = self.finished | self._ended(intervention)
-        before, self.potential = self.potential, np.where(running, self._potential_now(evaluation), self.potential)
-        earned = self._reward_mode(Outcome(self.potential, before, self.finished))
-        reward = np.where(running, earned - self.governor.penalty * intervention.rows, 0.0)
+        commitment = committed_networks(self.population, self._validation) if self.finished.any() else None
+        self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
+        facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
+        reward = np.where(running, self._scheme.pay(facts) - self.governor.penalty * intervention.rows, 0.0)
         changes = joined([decided, intervention.transitions])
-        return StepResult(reward, self.finished, running, changes, evaluation, self.potential, happened)
+        return StepResult(reward, self.finished, running, changes, evaluation, self.potential, happened, facts)
 
     def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
@@ -207,11 +216,12 @@ class Episodes:
             self.instances[row] = instance
             self._stream.replace(row, self.suite.data(instance, "train"), self._order(instance))
             self._set_validation(row, self.suite.data(instance, "validation"))
+        self._ledger.restart(everyone, self.instances)
 
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
-        accuracy = committed_accuracy(self.population, stacked(data, self.device))
+        accuracy = committed_networks(self.population, stacked(data, self.device)).accuracy
         added = self.population.parameters_in(self._fossils)
         return FinalScore(self._score(accuracy, added), accuracy, added)
 
@@ -219,17 +229,18 @@ class Episodes:
     def _fossils(self) -> Bools:
         return self.population.table.stage == Stage.FOSSILIZED
 
-    def _potential_now(self, evaluation: Evaluation) -> Floats:
+    def _potential_now(self, evaluation: Evaluation, commitment: Commitment | None) -> Floats:
         """J on validation data of the whole networks, and of the committed ones where the episode has ended."""
         now = self._score(evaluation.accuracy, self.population.parameters_in(self.population.table.blended))
-        if not self.finished.any():
+        if commitment is None:
             return now
-        accuracy = committed_accuracy(self.population, self._validation)
-        return np.where(self.finished, self._score(accuracy, self.population.parameters_in(self._fossils)), now)
+        ended = self._score(commitment.accuracy, self.population.parameters_in(self._fossils))
+        return np.where(self.finished, ended, now)
 
     def _score(self, accuracy: Floats, added: NDArray[np.int64]) -> Floats:
+        """``accuracy - rent * log1p(added / host)``."""
         rent = np.array([instance.rent for instance in self.instances])
-        return potential(accuracy, added.astype(float), self.population.host_parameters.astype(float), rent)
+        return accuracy - rent_due(added.astype(float), self.population.host_parameters.astype(float), rent)
 
     def _phase(self, row: int) -> int:
         drift = self.instances[row].drift_step

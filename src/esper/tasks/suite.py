@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import TaskError
 from esper.tasks.data import Data, Part
@@ -89,6 +91,13 @@ class Suite(ABC):
     def parameters(self, instance: Instance) -> int:
         """Live parameters of the instance's host before any growth."""
         return sum(parameter.numel() for parameter in self.host(instance).parameters())
+
+    def flops(self, instance: Instance) -> int:
+        """FLOPs of one forward pass of the instance's host for one example; a multiply-add counts two."""
+        host = self.host(instance)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            host(torch.zeros(1, *self.input_shape))
+        return counter.get_total_flops()
 
     def check(self, instance: Instance) -> None:
         """Raise TaskError if the instance belongs to another suite."""

@@ -11,7 +11,6 @@ from esper.experiments.bench_population import RULES
 from esper.experiments.bench_work import Stopwatch, Work, advance
 from esper.experiments.workers import use_one_thread
 from esper.rl.episodes import Episodes
-from esper.rl.rewards import outcome
 from esper.tasks.registry import get_suite, suite_names
 from esper.training.plan import STRATEGIES, Strategy
 from esper.training.population import Population
@@ -56,7 +55,7 @@ def self_test(device: torch.device) -> SelfTest:
     use_one_thread()
     suite = get_suite(suite_names()[0])
     instances = suite.sample(NETWORKS, "train", np.random.default_rng(_SEED))
-    episodes = Episodes(suite, instances, RULES, outcome, device=device)
+    episodes = Episodes(suite, instances, RULES, device=device)
     work = Work.drawn(episodes, DECISIONS, _SEED)
     stacked, looped = (_trained(episodes, work, strategy) for strategy in STRATEGIES)
     difference = largest_difference(stacked, looped)

@@ -19,7 +19,8 @@ from esper.mistakes import first_mistake
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
-from esper.rl.rewards import get_reward_mode
+from esper.rl.rewards.scheme import in_turns
+from esper.rl.rewards.settings import OUTCOME, RewardSpec
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
@@ -53,8 +54,8 @@ class GrowthSettings(Settings):
     """What may happen to seeds; a mapping of its fields does too."""
     conduct: Conduct = DEFAULT_CONDUCT
     """The governor, caps on growth, and when episodes end early; a mapping of its fields does too."""
-    reward: str = "outcome"
-    """Name of a reward mode."""
+    reward: RewardSpec = (OUTCOME,)
+    """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
     strategy: StrategyChoice = "stacked"
     """How networks are run: stacked, looped, or auto for the faster of the two; the results are the same."""
     device: str = "cpu"
@@ -82,7 +83,7 @@ class Growth:
 
     Raises:
         TaskError: an unknown suite.
-        ConfigError: an unknown reward mode, or E below 1.
+        ConfigError: E below 1.
     """
 
     def __init__(self, size: int, settings: GrowthSettings) -> None:
@@ -91,7 +92,6 @@ class Growth:
         self.size = size
         self.suite = get_suite(settings.suite)
         self._settings = settings
-        self._reward_mode = get_reward_mode(settings.reward)
         self._episodes: Episodes | None = None
         self._masks: ActionMasks | None = None
 
@@ -120,8 +120,8 @@ class Growth:
                 self.suite,
                 instances,
                 settings.rules,
-                self._reward_mode,
                 settings.conduct,
+                rewards=in_turns(settings.reward, self.size),
                 strategy=settings.strategy,
                 device=torch.device(settings.device),
             )

@@ -1,0 +1,120 @@
+"""Reward modes, by name. J is score less rent of the whole network; at the end, of what was committed.
+
+Scores are in accuracy, or, where a mode allows the family `loss`, in the relative decrease of the loss. All modes but
+`escrow` pay J over an episode, less costs for what a controller does; they differ in when they pay it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.errors import ConfigError
+from esper.rl.rewards import terms
+from esper.rl.rewards.facts import Step
+from esper.rl.rewards.weights import Weights
+
+Floats = NDArray[np.float64]
+Pay = Callable[[Step, Weights], Floats]
+"""Rewards ``[E]`` of a step."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to pay, and the families of scores it can pay in."""
+
+    pay: Pay
+    families: tuple[str, ...]
+
+
+MODES: dict[str, Mode] = {}
+
+
+def _register(*families: str) -> Callable[[Pay], Pay]:
+    def registered(pay: Pay) -> Pay:
+        MODES[pay.__name__] = Mode(pay, families)
+        return pay
+
+    return registered
+
+
+def look_up(name: str) -> Mode:
+    """The mode of that name; raises ConfigError naming the known ones."""
+    if name not in MODES:
+        near = difflib.get_close_matches(name, MODES, n=1)
+        hint = f", did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)})")
+    return MODES[name]
+
+
+@_register("accuracy", "loss")
+def outcome(step: Step, _weights: Weights) -> Floats:
+    """``J' - J``: telescopes to J of the committed network, exactly.
+
+    Known failure: noise of single evaluations enters every step's reward, though not their sum. In loss, a controller
+    that moves alpha to and fro is not told apart from an honest one (docs/rewards.md).
+    """
+    return terms.objective(step.after) - terms.objective(step.before)
+
+
+@_register("accuracy")
+def sparse(step: Step, _weights: Weights) -> Floats:
+    """J of the committed network at the last step, 0 before.
+
+    Known failure: gives no hint which of the episode's decisions mattered.
+    """
+    return np.where(step.finished, terms.objective(step.after), 0.0)
+
+
+@_register("accuracy")
+def minimal(step: Step, weights: Weights) -> Floats:
+    """`sparse` less the cost of pruning before its time.
+
+    Known failure: that of `sparse`; and a seed that measurably harms is kept up to `early_age` all the same.
+    """
+    return sparse(step, weights) - weights.early_prune * terms.early_prune(step, weights)
+
+
+@_register("accuracy")
+def simplified(step: Step, weights: Weights) -> Floats:
+    """`sparse`, plus shaping by the progress of all slots, less the cost of interventions.
+
+    Known failure: progress says that a seed is there, not that it is any good; what it advances is pure noise to learn
+    from where most seeds are pruned. The cost of interventions can teach never to act before anything else is learned.
+    """
+    shaping = weights.progress * terms.progress(step)
+    return sparse(step, weights) + shaping - weights.intervention * terms.intervention(step)
+
+
+@_register("accuracy", "loss")
+def shaped(step: Step, weights: Weights) -> Floats:
+    """`outcome`, plus shaping by attribution and progress, less costs of interventions, alpha shocks, early pruning.
+
+    Known failure: every ramp of alpha costs, so growth that gains less than its shock (a third of the weight for three
+    steps) does not pay; and six terms with weights are six ways to be wrong.
+    """
+    advanced = weights.attribution * terms.attribution(step) + weights.progress * terms.progress(step)
+    costs = (
+        weights.intervention * terms.intervention(step)
+        + weights.shock * terms.shock(step)
+        + weights.early_prune * terms.early_prune(step, weights)
+    )
+    return outcome(step, weights) + advanced - costs
+
+
+@_register("accuracy", "loss")
+def escrow(step: Step, _weights: Weights) -> Floats:
+    """The change of what seeds contribute, less the change of rent.
+
+    Contributions are paid as they come and clawed back as they go; what is not fossilized by the end is taken back
+    whole. Adds up to the fossils' contributions less rent, and never pays for what the host learns by itself.
+
+    Known failure: contributions are not J. Of two seeds that do the same job neither contributes, so neither is paid;
+    two that only work together are both paid for all of it, which makes complements worth twice their gain.
+    """
+    held, owed = (standing.contribution.sum(axis=1) - standing.rent for standing in (step.after, step.before))
+    return held - owed

@@ -1,0 +1,41 @@
+"""Measure what would remain if the episode ended now: hosts with their fossils."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.training.evaluation import EVALUATION_CHUNK
+from esper.training.learning import Batch, as_array, network_accuracies, network_losses
+from esper.training.passes import committed, forward
+from esper.training.population import Population
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """How the committed networks do; both ``[E]``."""
+
+    accuracy: Floats
+    loss: Floats
+    """In nats."""
+
+
+@torch.inference_mode()
+def committed_networks(population: Population, batch: Batch) -> Commitment:
+    """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
+    population.execution.train(False)
+    inputs = torch.split(batch.inputs, EVALUATION_CHUNK, 1)
+    labels = torch.split(batch.labels, EVALUATION_CHUNK, 1)
+    accuracies: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []
+    for some, answers in zip(inputs, labels, strict=True):
+        logits = forward(population, committed(population), some)
+        accuracies.append(network_accuracies(logits, answers) * answers.shape[1])
+        losses.append(network_losses(logits, answers) * answers.shape[1])
+    count = batch.labels.shape[1]
+    return Commitment(as_array(torch.stack(accuracies).sum(0) / count), as_array(torch.stack(losses).sum(0) / count))
