@@ -43,6 +43,7 @@ COMMANDS = (
     Command("bench exploits", "esper.commands.bench_exploits:command", "Measure whether cheating a reward mode pays."),
     Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
+    Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )

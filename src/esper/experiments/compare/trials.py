@@ -1,0 +1,156 @@
+"""Train every arm with every seed, in turns, and let each policy play the same instances. Stopped, it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from esper.config import dump_settings, load_settings
+from esper.errors import ConfigError, RunError
+from esper.experiments.evaluate import load_policy
+from esper.experiments.evaluation_files import read_json
+from esper.experiments.iteration import Iteration
+from esper.experiments.play import Record, play, terms_of
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from esper.experiments.trainer import Trainer
+from esper.experiments.workers import LocalWorkers
+from esper.files import write_atomically
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.telemetry.store import RunStore
+
+_STREAM = 8
+"""Keeps the instances of comparisons apart from all others."""
+_WHAT = "esper compare"
+_RECORDS = TypeAdapter(list[Record])
+
+
+class Trial(NamedTuple):
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+
+
+Progress = Callable[[int, int, Trial, Iteration | None], None]
+"""Told how many trials are done, of how many, which one is under way, and its newest iteration, if it has one yet."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Arms that differ in their settings, on one suite."""
+
+    folder: Path
+    arms: Mapping[str, TrainSettings]
+    seeds: int
+    instances: int
+
+    def __post_init__(self) -> None:
+        suites = {settings.suite for settings in self.arms.values()}
+        if len(suites) > 1:
+            names = ", ".join(sorted(suites))
+            raise ConfigError(f"the arms train on different suites ({names}): they cannot be compared")
+
+    @property
+    def suite(self) -> str:
+        """The suite that all arms train on."""
+        return next(iter(self.arms.values())).suite
+
+    def trials(self) -> list[Trial]:
+        """Seed by seed, and within a seed arm by arm, each time another one first: no arm has the better hours."""
+        names = list(self.arms)
+        return [
+            Trial(names[(place + seed) % len(names)], seed) for seed in range(self.seeds) for place in range(len(names))
+        ]
+
+    def played(self) -> list[Instance]:
+        """The held-out instances that every policy plays."""
+        return get_suite(self.suite).sample(self.instances, "heldout", np.random.default_rng(_STREAM))
+
+    def settings(self, trial: Trial) -> TrainSettings:
+        """The arm's settings with the trial's seed."""
+        return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
+
+
+def run_contest(contest: Contest, progress: Progress) -> dict[str, NDArray[np.float64]]:
+    """Scores ``[N, M]`` of each arm's policies; trials that are done already are only read.
+
+    Raises:
+        ConfigError: the folder holds trials of other settings.
+        RunError: it cannot be written.
+    """
+    trials, instances = contest.trials(), contest.played()
+    scores = {name: np.zeros((contest.seeds, len(instances))) for name in contest.arms}
+    with LocalWorkers(max(settings.shards for settings in contest.arms.values())) as workers:
+        for done, trial in enumerate(trials):
+            progress(done, len(trials), trial, None)
+
+            def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
+                progress(done, len(trials), trial, iteration)
+
+            scores[trial.arm][trial.seed] = _score(contest, trial, instances, workers, show)
+    return scores
+
+
+def _score(
+    contest: Contest,
+    trial: Trial,
+    instances: list[Instance],
+    workers: LocalWorkers,
+    report: Callable[[Iteration], None],
+) -> NDArray[np.float64]:
+    """Of the trial's policy on each instance."""
+    settings, path = contest.settings(trial), contest.folder / trial.arm / f"seed-{trial.seed}"
+    run = _opened(path, settings)
+    with run.locked(_WHAT):
+        records = _known(run, instances)
+        if records is None:
+            _train(run, settings, workers, report)
+            policy = load_policy(run, settings).controller
+            records = play(workers, [policy], terms_of(settings), instances)[0].records
+            write_atomically(_file(run), json.dumps([asdict(record) for record in records]))
+    return np.array([record.score for record in records])
+
+
+def _opened(path: Path, settings: TrainSettings) -> RunDirectory:
+    """The trial's run directory, new or with the same settings."""
+    if not (path / "config.yaml").exists():
+        run = RunDirectory.create(path)
+        dump_settings(settings, run.config)
+        return run
+    run = RunDirectory(path)
+    if load_settings(TrainSettings, run.config) != settings:
+        raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this comparison")
+    return run
+
+
+def _train(
+    run: RunDirectory, settings: TrainSettings, workers: LocalWorkers, report: Callable[[Iteration], None]
+) -> None:
+    store = RunStore.open(run.store) if run.has_store else RunStore.create(run.store)
+    with store:
+        trainer = Trainer.opened(run, settings, store, workers)
+        if trainer.done < settings.iterations:
+            trainer.train(report)
+
+
+def _known(run: RunDirectory, instances: list[Instance]) -> list[Record] | None:
+    """The records of a trial that is done, if they are of these instances."""
+    try:
+        records: list[Record] = read_json(_file(run), _RECORDS)
+    except RunError:
+        return None
+    same = [record.instance for record in records] == [instance.name for instance in instances]
+    return records if same else None
+
+
+def _file(run: RunDirectory) -> Path:
+    return run.path / "contest.json"
