@@ -189,6 +189,15 @@ def test_rent_is_logarithmic() -> None:
     np.testing.assert_allclose(rent_due(added, host, rent), [0, 0.1 * np.log(3)])
 
 
+def test_the_cost_of_interventions_may_set_in_late() -> None:
+    settings = RewardSettings(mode="shaped", intervention=0.01, intervention_after=0.4)
+    costs = [settings.at(progress).intervention for progress in (0, 0.2, 0.4, 0.55, 0.7, 0.9, 1.0)]
+    np.testing.assert_allclose(costs, [0, 0, 0, 0.005, 0.01, 0.01, 0.01], atol=1e-12)
+    assert settings.at(0.2).shock == settings.shock
+    charged = RewardSettings(mode="shaped")
+    assert charged.at(0.0) == charged
+
+
 SPEC = TypeAdapter(RewardSpec)
 
 

@@ -77,7 +77,8 @@ def collect(task: ShardTask) -> ShardResult:
     size = settings.environments // settings.shards
     environments = range(task.shard * size, (task.shard + 1) * size)
     everyone = instances_of(settings, task.iteration)
-    rewards = in_turns(settings.reward, settings.environments, settings.ppo.group)
+    paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
+    rewards = in_turns(paid, settings.environments, settings.ppo.group)
     episodes = Episodes(
         suite,
         [everyone[environment] for environment in environments],

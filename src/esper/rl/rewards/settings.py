@@ -41,6 +41,15 @@ class RewardSettings(Weights):
         return self
 
 
+    def at(self, progress: float) -> RewardSettings:
+        """The settings at that share of the training, 0 to 1: the cost of interventions may not be whole yet."""
+        if self.intervention_after == 0:
+            return self
+        whole_after = (1 - self.intervention_after) / 2
+        share = min(max((progress - self.intervention_after) / whole_after, 0.0), 1.0)
+        return self.model_copy(update={"intervention": self.intervention * share})
+
+
 def _several(value: Any) -> Any:
     """One mode by its name, the settings of one, or a list of either."""
     entries = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]

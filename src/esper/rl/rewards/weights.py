@@ -19,6 +19,9 @@ class Weights(Settings):
     """Share of the seeds' contributions that is advanced, and taken back in the end."""
     intervention: float = Field(default=0.001, ge=0, allow_inf_nan=False)
     """Cost of every operation but wait."""
+    intervention_after: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the training after which that cost sets in. It then grows evenly, and is whole halfway from there to the
+    end: charged from the start, it can teach never to act before acting has ever paid."""
     shock: float = Field(default=0.002, ge=0, allow_inf_nan=False)
     """Cost of a seed's alpha moving by 1 in one step; it grows with the square of the change."""
     early_prune: float = Field(default=0.01, ge=0, allow_inf_nan=False)
