@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from esper.control.policy import PolicySettings
 from esper.lifecycle.actions import Curve, Op
 from esper.lifecycle.rules import Rules
+from esper.rl.cloning import CloningSettings
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.rewards.settings import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
@@ -64,6 +65,8 @@ class TrainSettings(Settings):
     """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes."""
+    cloning: CloningSettings | None = None
+    """A start by imitation of a baseline; null: from random weights."""
     ppo: PPOSettings = DEFAULT_PPO
     """How the policy learns."""
     probe_every: int = Field(default=20, ge=1)

@@ -40,7 +40,7 @@ def summarise(reader: RunReader) -> Summary:
     objective = [value for _, value in reader.series("objective")]
     probe = [value for _, value in reader.series("probe_score")]
     return Summary(
-        reader.last_iteration() or 0,
+        reader.last_iteration(),
         float(np.mean(objective[-RECENT:])) if objective else None,
         probe[-1] if probe else None,
         reader.metadata().get(LEVELS, {}),

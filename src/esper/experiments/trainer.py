@@ -15,12 +15,14 @@ from esper.control.policy import Policy
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import ShardTask, collect, joined, new_policy
+from esper.experiments.demonstrate import demonstrations
 from esper.experiments.interrupts import Interrupts
 from esper.experiments.iteration import Iteration, record, summarised
 from esper.experiments.play import mean_score, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
+from esper.rl.cloning import clone
 from esper.rl.ppo import Learner
 from esper.signals import Terminated
 from esper.tasks.registry import get_suite
@@ -57,13 +59,26 @@ class Trainer:
         """
         trainer = cls(run, settings, store, workers)
         # Whoever has figures had a checkpoint, which somebody removed: no reason to begin anew in silence.
-        if trainer._checkpoints.iterations() or store.last_iteration() is not None:
+        if trainer._checkpoints.iterations() or store.last_iteration():
             trainer._take_up()
         else:
             store.emit(RunStarted(0, __version__, settings.seed))
             store.flush()
+            trainer._imitate()
             trainer._checkpoint()
         return trainer
+
+    def _imitate(self) -> None:
+        """Begin with a clone of a baseline, where that is asked for."""
+        settings, cloning = self.settings, self.settings.cloning
+        if cloning is None:
+            return
+        shown = demonstrations(settings, cloning, self._workers)
+        found = clone(self.policy, shown, cloning, settings.ppo.gamma, settings.seed)
+        steps = float(shown.running.sum())
+        figures = {"cloning/loss_before": found.loss_before, "cloning/loss": found.loss_after}
+        self.store.scalars(0, {**figures, "environment_steps": steps})
+        self.store.flush()
 
     def _take_up(self) -> None:
         checkpoint = self._checkpoints.latest()

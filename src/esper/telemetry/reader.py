@@ -81,10 +81,10 @@ class RunReader:
         rows = self._query("SELECT name, value FROM scalars WHERE iteration = ?", iteration)
         return {name: _number(value) for name, value in rows}
 
-    def last_iteration(self) -> int | None:
-        """The highest iteration that has scalars."""
+    def last_iteration(self) -> int:
+        """The highest iteration that has scalars; 0 if there are none."""
         ((last,),) = self._query("SELECT max(iteration) FROM scalars")
-        return last
+        return last or 0
 
     def _query(self, sql: str, *parameters: int | str) -> list[Any]:
         with translated_errors(self.path):

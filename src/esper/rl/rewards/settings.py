@@ -40,7 +40,6 @@ class RewardSettings(Weights):
             )
         return self
 
-
     def at(self, progress: float) -> RewardSettings:
         """The settings at that share of the training, 0 to 1: the cost of interventions may not be whole yet."""
         if self.intervention_after == 0:
