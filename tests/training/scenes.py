@@ -10,14 +10,15 @@ import torch
 
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.masks import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.instance import Instance
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import Batch, train
-from esper.training.plan import PopulationPlan
+from esper.training.plan import PopulationPlan, Strategy
 from esper.training.population import Actions, Population
 from esper.training.reference import ReferencePopulation
 from esper.training.roster import Network
@@ -162,3 +163,23 @@ def assert_same_state(actual: State, expected: State, tolerance: float = 0.0) ->
             equal_nan=True,
             msg=lambda message, name=name: f"{name}: {message}",
         )
+
+
+def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, ReferencePopulation, Batch]:
+    """Networks with seeds in many stages, once fast and once as separate modules, and data to measure them on."""
+    chosen = instances(10)
+    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
+    draws = Draws(chosen)
+    for _ in range(7):
+        actions = draws.actions(fast.legal_actions())
+        slow.evidence = fast.evidence
+        fast.decide(actions)
+        slow.decide(actions)
+        batches = [draws.batch() for _ in range(2)]
+        report = train(fast, batches)
+        slow.train(batches)
+        batch = draws.batch(VALIDATION)
+        remember(fast, report, evaluate(fast, batch))
+    assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
+    return fast, slow, batch

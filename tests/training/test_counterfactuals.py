@@ -7,43 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.plan import PopulationPlan, Strategy
+from esper.training.plan import Strategy
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network
-from training.scenes import VALIDATION, Draws, both, good_evidence, instances, plan
+from training.scenes import good_evidence, grown
+from training.small_hosts import Chain, InputSkip, Residual, small
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
-COUNT = 10
-
-
-def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, ReferencePopulation, Batch]:
-    """Networks with seeds in many stages, once fast and once as separate modules, and data to measure them on."""
-    chosen = instances(COUNT)
-    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
-    fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
-    draws = Draws(chosen)
-    for _ in range(7):
-        actions = draws.actions(fast.legal_actions())
-        slow.evidence = fast.evidence
-        fast.decide(actions)
-        slow.decide(actions)
-        batches = [draws.batch() for _ in range(2)]
-        report = train(fast, batches)
-        slow.train(batches)
-        batch = draws.batch(VALIDATION)
-        remember(fast, report, evaluate(fast, batch))
-    assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
-    return fast, slow, batch
 
 
 def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Evaluation:
@@ -108,58 +86,7 @@ def test_evaluating_changes_nothing() -> None:
     assert all(torch.equal(block.values.detach(), values) for block, values in zip(fast.blocks, before, strict=True))
 
 
-class Layer(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.tanh(self.linear(features))
-
-
-class Chain(nn.Module):
-    """Nothing bypasses a slot."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = Layer(4), Layer(4), nn.Linear(4, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.second(self.first(inputs)))
-
-
-class Residual(Chain):
-    """What the first layer yields bypasses the second, whose slot therefore may not append to the batch."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.first(inputs)
-        return self.head(hidden + self.second(hidden))
-
-
-class InputSkip(Chain):
-    """The input bypasses everything."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.second(self.first(inputs)) * inputs)
-
-
 HOSTS = {Chain: True, Residual: False, InputSkip: False}
-
-
-def small(kind: type[Chain], count: int) -> tuple[PopulationPlan, list[Network]]:
-    torch_seed = torch.Generator().manual_seed(0)
-
-    def host() -> nn.Module:
-        model = kind()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(generator=torch_seed)
-        return model
-
-    shared = PopulationPlan(
-        kind(), ("first", "second"), ("mlp", "gate", "input_skip"), torch.zeros(2, 4), dtype=torch.float64
-    )
-    return shared, [Network(host(), (4, 4), 0.05, seed) for seed in range(count)]
 
 
 @pytest.mark.parametrize(("kind", "shares"), HOSTS.items())
@@ -211,3 +138,24 @@ def test_slots_without_seeds_are_not_a_number() -> None:
     remember(population, report, result)
     assert population.evidence.probed.tolist() == [[False, True], [False, False]]
     assert np.isfinite(population.evidence.contribution).tolist() == [[False, True], [False, False]]
+
+
+def test_slots_that_are_not_passed_in_their_order_share_nothing() -> None:
+    """A variant would else be taken for another slot's."""
+    shared, hosts = small(Chain, 2)
+    backwards = replace(shared, slots=("second", "first"))
+    fast, slow = Population(backwards, hosts), ReferencePopulation(backwards, hosts)
+    assert not fast.shares_prefixes
+    generator = torch.Generator().manual_seed(2)
+    batch = Batch(
+        torch.randn(2, 30, 4, generator=generator, dtype=torch.float64),
+        torch.randint(3, (2, 30), generator=generator),
+    )
+    plantings = [np.stack([action(Op.GERMINATE, slot, 0)] * 2) for slot in (0, 1)]
+    for actions in [*plantings, wait(2), wait(2)]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+        train(fast, [batch] * 5)
+        slow.train([batch] * 5)
+    assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
+from esper.experiments.earnings import Earnings
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Played, Record
 from esper.experiments.tallies import StageChange, Tally
@@ -75,6 +76,8 @@ class Behaviour:
     usage: tuple[Usage, ...]
     episodes: tuple[Episode, ...]
     """The first of each family."""
+    earnings: tuple[Earnings, ...] | None = None
+    """What was kept in each episode; None in files from before this was measured."""
 
 
 def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played]]) -> Behaviour:
@@ -85,7 +88,8 @@ def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played
         families = sorted({record.family for record in one.records})
         usage += [_usage(family, split, one.tallies) for family in families]
         episodes += [_first(family, split, one) for family in families]
-    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes))
+    earned = tuple(earnings for _, one in played for earnings in one.earnings)
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned)
 
 
 def write_behaviour(path: Path, found: Behaviour) -> None:
@@ -117,6 +121,12 @@ def _coherent(found: Behaviour) -> Behaviour:
             for change in episode.changes
         ):
             raise ValueError("an episode has an impossible change of stage")
+    for earned in found.earnings or ():
+        kept = [seed.slot for seed in earned.seeds]
+        if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
+            raise ValueError("an episode kept seeds that there cannot be")
+        if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in earned.pairs):
+            raise ValueError("an episode has an interaction of seeds that it did not keep")
     return found
 
 

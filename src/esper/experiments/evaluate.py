@@ -141,8 +141,9 @@ def evaluate(
 
 def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
     instances = instances_for(settings, split, count)
+    terms = terms_of(settings)
     return [
-        _Game(split, controller, cohorts([controller], terms_of(settings), instances)) for controller in controllers
+        _Game(split, one, cohorts([one], terms, instances, attributed=one.name == Learned.name)) for one in controllers
     ]
 
 

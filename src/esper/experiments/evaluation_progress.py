@@ -10,12 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from esper.errors import RunError
+from esper.experiments.earnings import Earnings
 from esper.experiments.play import Played, PlayTask, Record, play_cohort
 from esper.experiments.tally_json import tally_from_json, tally_to_json
 from esper.experiments.workers import LocalWorkers
 from esper.files import write_atomically
 from esper.tasks.registry import get_suite
+
+_EARNINGS = TypeAdapter(list[Earnings])
 
 
 class EvaluationProgress:
@@ -63,7 +68,7 @@ class EvaluationProgress:
 
     def _path(self, task: PlayTask) -> Path:
         parts = [[part.controller.name, [one.to_json() for one in part.instances]] for part in task.parts]
-        return self._folder / f"{_digest([self._circumstances, parts])}.json"
+        return self._folder / f"{_digest([self._circumstances, parts, task.attributed])}.json"
 
 
 def _digest(value: Any) -> str:
@@ -72,7 +77,11 @@ def _digest(value: Any) -> str:
 
 def _write(path: Path, played: Sequence[Played]) -> None:
     content = [
-        {"records": [asdict(one) for one in part.records], "tallies": [tally_to_json(one) for one in part.tallies]}
+        {
+            "records": [asdict(one) for one in part.records],
+            "tallies": [tally_to_json(one) for one in part.tallies],
+            "earnings": [asdict(one) for one in part.earnings],
+        }
         for part in played
     ]
     write_atomically(path, json.dumps({"sha256": _digest(content), "played": content}))
@@ -89,6 +98,7 @@ def _read(path: Path, task: PlayTask) -> list[Played] | None:
             Played(
                 [Record(**record) for record in one["records"]],
                 [tally_from_json(tally, suite, part.instances) for tally in one["tallies"]],
+                _EARNINGS.validate_python(one["earnings"]),
             )
             for part, one in zip(task.parts, file["played"], strict=True)
         ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.controller import Actions, Controller
 from esper.control.spaces import Observation
+from esper.experiments.earnings import Earnings, earnings
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import LocalWorkers
@@ -44,6 +45,8 @@ class Played:
 
     records: list[Record]
     tallies: list[Tally]
+    earnings: list[Earnings] = field(default_factory=list[Earnings])
+    """One per record if they were asked for, otherwise none."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class PlayTask:
 
     terms: Terms
     parts: Sequence[Part]
+    attributed: bool = False
+    """Whether to tell what the kept seeds earned."""
 
 
 def play_cohort(task: PlayTask) -> list[Played]:
@@ -96,8 +101,9 @@ def play_cohort(task: PlayTask) -> list[Played]:
         tally.add(joint, episodes.step(joint))
     tally.finish(episodes)
     final = episodes.final_score()
+    earned = earnings(episodes) if task.attributed else []
     return [
-        Played(_records(part, final, episodes.population.host_parameters, place), [tally.part(place)])
+        Played(_records(part, final, episodes.population.host_parameters, place), [tally.part(place)], earned[place])
         for part, place in zip(task.parts, places, strict=True)
     ]
 
@@ -118,8 +124,10 @@ def _records(part: Part, final: FinalScore, hosts: NDArray[np.int64], place: sli
     ]
 
 
-def cohorts(controllers: Sequence[Controller], terms: Terms, instances: Sequence[Instance]) -> list[PlayTask]:
-    """Every controller on every instance, as tasks.
+def cohorts(
+    controllers: Sequence[Controller], terms: Terms, instances: Sequence[Instance], *, attributed: bool = False
+) -> list[PlayTask]:
+    """Every controller on every instance, as tasks, ``attributed`` or not.
 
     Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`.
     """
@@ -130,7 +138,7 @@ def cohorts(controllers: Sequence[Controller], terms: Terms, instances: Sequence
         for start in range(0, len(instances), size)
     ]
     together = max(COHORT // size, 1)
-    return [PlayTask(terms, parts[start : start + together]) for start in range(0, len(parts), together)]
+    return [PlayTask(terms, parts[start : start + together], attributed) for start in range(0, len(parts), together)]
 
 
 def by_controller(controllers: int, played: Sequence[Sequence[Played]]) -> list[Played]:
@@ -141,6 +149,7 @@ def by_controller(controllers: int, played: Sequence[Sequence[Played]]) -> list[
         Played(
             [record for one in own for record in one.records],
             [tally for one in own for tally in one.tallies],
+            [earned for one in own for earned in one.earnings],
         )
         for own in (parts[start : start + each] for start in range(0, len(parts), each))
     ]

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.training.learning import Batch, TrainingReport, as_array, network_accuracies, network_losses
-from esper.training.passes import committed, forward, forward_variants, toggling
+from esper.training.passes import committed, forward
 from esper.training.population import Population
+from esper.training.variants import forward_variants, toggling
 
 Floats = NDArray[np.float64]
 
@@ -49,25 +51,33 @@ def evaluate(population: Population, batch: Batch, *, shared: bool = True) -> Ev
     as it is. ``shared`` as in `forward_variants`.
     """
     population.execution.train(False)
-    variants = toggling(population)
-    logits = forward_variants(population, variants, batch.inputs, shared=shared and population.shares_prefixes)
-    losses = torch.stack([network_losses(variant, batch.labels) for variant in logits.unbind(1)])
-    accuracies = torch.stack([network_accuracies(variant, batch.labels) for variant in logits.unbind(1)])
-    return _evaluation(population, variants.slots, as_array(losses), as_array(accuracies))
+    slots = np.flatnonzero(population.table.owning.any(axis=0)).tolist()
+    logits = forward_variants(
+        population, toggling(population, slots), batch.inputs, shared=shared and population.shares_prefixes
+    )
+    losses, accuracies = variant_measures(logits, batch.labels)
+    return _evaluation(population, slots, as_array(losses), as_array(accuracies))
+
+
+def variant_measures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses in nats and accuracies, each ``[E, V]``, from logits ``[E, V, N, classes]`` and labels ``[E, N]``."""
+    shape = logits.shape[:2]
+    each, answers = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
+    return network_losses(each, answers).view(shape), network_accuracies(each, answers).view(shape)
 
 
 def _evaluation(population: Population, slots: list[int], losses: Floats, accuracies: Floats) -> Evaluation:
-    """From losses and accuracies ``[V, E]`` of the variants."""
+    """From losses and accuracies ``[E, V]`` of the variants."""
     table = population.table
     by_accuracy = np.full(table.stage.shape, np.nan)
     by_loss = np.full(table.stage.shape, np.nan)
     for variant, slot in enumerate(slots, start=1):
         sign = np.where(table.blended[:, slot], 1.0, -1.0)
-        by_accuracy[:, slot] = sign * (accuracies[0] - accuracies[variant])
-        by_loss[:, slot] = sign * (losses[variant] - losses[0])
+        by_accuracy[:, slot] = sign * (accuracies[:, 0] - accuracies[:, variant])
+        by_loss[:, slot] = sign * (losses[:, variant] - losses[:, 0])
     by_accuracy[~table.owning] = np.nan
     by_loss[~table.owning] = np.nan
-    return Evaluation(losses[0], accuracies[0], by_accuracy, by_loss)
+    return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss)
 
 
 @torch.inference_mode()

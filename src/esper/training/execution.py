@@ -96,25 +96,32 @@ class Execution:
         """Whether every slot may append variants to the batch: not so if a connection bypasses a slot.
 
         Every slot appends a copy of the first examples; the host must then return copies of its output, and a tensor
-        from before the slot no longer fits one from behind it.
+        from before the slot no longer fits one from behind it. The slots must also be passed in their order.
         """
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
+        passed: list[int] = []
 
-        def appending(features: Tensor, inputs: Tensor) -> Tensor:
-            return torch.cat([features, features[: len(inputs)]])
+        def appending(slot: int) -> Occupant:
+            def occupant(features: Tensor, inputs: Tensor) -> Tensor:
+                passed.append(slot)
+                return torch.cat([features, features[: len(inputs)]])
+
+            return occupant
 
         was_training = self._model.training
         self._model.eval()
         with torch.no_grad():
             self._occupy([None] * len(self._slots))
             expected = self._model(inputs)
-            self._occupy([appending] * len(self._slots))
+            self._occupy([appending(slot) for slot in range(len(self._slots))])
             try:
                 outputs = self._model(inputs)
             except RuntimeError:
                 return False
             finally:
                 self._model.train(was_training)
+        if passed != sorted(passed):
+            return False
         copies = expected.repeat(1 + len(self._slots), *[1] * (expected.dim() - 1))
         return outputs.shape == copies.shape and torch.allclose(outputs, copies)
 

@@ -83,53 +83,47 @@ class Blended:
 
 
 @dataclass(frozen=True)
-class Appending:
-    """As `Blended`, and appends to the batch one more variant of it in which this slot's alphas are others.
+class Forking:
+    """As `Blended` for a batch of several variants, some of which begin to differ at this slot.
 
-    The features hold V variants of N examples each, ``[E, V * N, ...]``, the unchanged network first; they leave with
-    V + 1. What lies before this slot is thus computed once for all variants that differ only here or later.
+    P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it. What lies before it, and the seeds'
+    contributions, are thus computed once for all variants that differ only here or later.
     """
 
     seeds: SlotSeeds
-    alpha: Tensor
-    """``[r]``."""
-    toggled_alpha: Tensor
-    """``[r]``."""
+    alphas: Tensor
+    """``[r, P + A]``: what the seeds count with in the blocks that leave."""
+    parents: Sequence[int]
+    """Of which block each of the A last ones is a copy, but for its alphas."""
     examples: int
     """N."""
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        variants = features.shape[1] // self.examples
-        contributions = self.seeds.contributions(features, _repeated(inputs, variants))
-        first = contributions[:, : self.examples]
-        environments = self.seeds.environments
-        kept = scatter_add(features, environments, _along(self.alpha, contributions) * contributions)
-        unchanged = features[:, : self.examples]
-        toggled = scatter_add(unchanged, environments, _along(self.toggled_alpha, first) * first)
-        return append(kept, toggled)
+        contributions = self.seeds.contributions(features, _repeated(inputs, features.shape[1] // inputs.shape[1]))
+        arriving = features.shape[1] // self.examples
+        staying = self._blended(features, self.alphas[:, :arriving], contributions)
+        if not self.parents:
+            return staying
+        own = blocks(contributions, self.parents, self.examples)
+        copies = blocks(features, self.parents, self.examples)
+        return append(staying, self._blended(copies, self.alphas[:, arriving:], own))
 
-
-@dataclass(frozen=True)
-class Replicated:
-    """The same variants in a batch that holds all of them from the start: the reference, and for hosts with skips.
-
-    The features are ``[E, V * N, ...]``; this slot's alphas are others in variant ``toggled_variant``.
-    """
-
-    seeds: SlotSeeds
-    alpha: Tensor
-    toggled_alpha: Tensor
-    examples: int
-    toggled_variant: int
-
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        variants = features.shape[1] // self.examples
-        contributions = self.seeds.contributions(features, inputs)
-        alphas = self.alpha.unsqueeze(1).repeat(1, variants)
-        alphas[:, self.toggled_variant] = self.toggled_alpha
+    def _blended(self, features: Tensor, alphas: Tensor, contributions: Tensor) -> Tensor:
+        """With alphas ``[r, k]`` for k blocks."""
         weights = alphas.repeat_interleave(self.examples, dim=1)
         weights = weights.view(*weights.shape, *[1] * (contributions.dim() - 2))
         return scatter_add(features, self.seeds.environments, weights * contributions)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A slot without seeds at which other networks' variants begin to differ; arguments as `Forking`."""
+
+    parents: Sequence[int]
+    examples: int
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        return append(features, blocks(features, self.parents, self.examples))
 
 
 def gather(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -151,6 +145,16 @@ def append(batch: Tensor, further: Tensor) -> Tensor:
     """Both concatenated along axis 1, laid out in memory as ``batch`` is."""
     order = _memory_order(batch)
     return _restored(torch.cat([batch.permute(order), further.permute(order)], dim=order.index(1)), order)
+
+
+def blocks(batch: Tensor, chosen: Sequence[int], examples: int) -> Tensor:
+    """The blocks ``chosen`` of ``examples`` entries each along axis 1, laid out in memory as ``batch`` is."""
+    first, last = chosen[0], chosen[-1]
+    if list(chosen) == list(range(first, last + 1)):
+        return batch[:, first * examples : (last + 1) * examples]
+    order = _memory_order(batch)
+    parts = [batch[:, block * examples : (block + 1) * examples].permute(order) for block in chosen]
+    return _restored(torch.cat(parts, dim=order.index(1)), order)
 
 
 def _memory_order(tensor: Tensor) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.lifecycle.stages import Stage
 from esper.training.bank import Bank
-from esper.training.grafts import Appending, BankCall, Blended, Graft, Replicated, SlotSeeds, append
+from esper.training.grafts import BankCall, Blended, Graft, SlotSeeds
 from esper.training.population import Population
 
 Bools = NDArray[np.bool_]
@@ -59,10 +59,13 @@ def prepared(population: Population, participation: Participation) -> Program:
     """The forward pass of the networks with these seeds."""
 
     def graft(slot: int, only: int | None) -> Graft | None:
-        found = _slot_seeds(population, participation, slot, only)
-        return Blended(*found) if found else None
+        seeds = slot_seeds(population, participation, slot, only)
+        if seeds is None:
+            return None
+        alpha = torch.from_numpy(participation.alpha[seeds.owners, slot]).to(population.host.values)
+        return Blended(seeds, alpha)
 
-    return _program(population, graft)
+    return program(population, graft)
 
 
 def forward(population: Population, participation: Participation, inputs: Tensor) -> Tensor:
@@ -70,61 +73,10 @@ def forward(population: Population, participation: Participation, inputs: Tensor
     return prepared(population, participation)(inputs, population.host.values)
 
 
-@dataclass(frozen=True)
-class Toggling:
-    """One variant of the networks for every slot that has seeds: its blended seeds off, its isolated ones fully on."""
-
-    participation: Participation
-    toggled_alpha: Floats
-    """``[E, S]``."""
-    slots: list[int]
-    """The slots that get a variant, in order; variant 0 is the unchanged network."""
-
-
-def toggling(population: Population) -> Toggling:
-    """The leave-one-out variants of all seeds; a seed that is not blended in is put in instead of left out."""
-    table = population.table
-    alpha = np.where(table.blended, table.alpha, np.float32(0))
-    toggled = np.where(table.owning & ~table.blended, np.float32(1), np.float32(0))
-    slots = [slot for slot in range(table.slots) if table.owning[:, slot].any()]
-    return Toggling(Participation(table.owning, alpha), toggled, slots)
-
-
-def forward_variants(population: Population, variants: Toggling, inputs: Tensor, *, shared: bool) -> Tensor:
-    """Outputs ``[E, V, N, ...]`` of all V variants on ``inputs`` ``[E, N, ...]``.
-
-    ``shared``: layers before a slot are computed once for the variants that differ only from there on. Not possible for
-    hosts with a skip connection across a slot; there, and as the reference, the whole batch is replicated.
-    """
-    examples = inputs.shape[1]
-    count = 1 + len(variants.slots)
-
-    def graft(slot: int, only: int | None) -> Graft | None:
-        found = _slot_seeds(population, variants.participation, slot, only)
-        if found is None:
-            return _appended_nothing(examples) if shared and only is not None and slot in variants.slots else None
-        seeds, alpha = found
-        toggled = torch.from_numpy(variants.toggled_alpha[seeds.owners, slot]).to(alpha)
-        if shared:
-            return Appending(seeds, alpha, toggled, examples)
-        return Replicated(seeds, alpha, toggled, examples, 1 + variants.slots.index(slot))
-
-    batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
-    outputs = _program(population, graft)(batch, population.host.values)
-    return outputs.view(len(outputs), count, examples, *outputs.shape[2:])
-
-
-def _appended_nothing(examples: int) -> Graft:
-    def graft(features: Tensor, inputs: Tensor) -> Tensor:  # noqa: ARG001 - a graft is given both
-        return append(features, features[:, :examples])
-
-    return graft
-
-
-def _slot_seeds(
-    population: Population, participation: Participation, slot: int, only: int | None
-) -> tuple[SlotSeeds, Tensor] | None:
-    """The slot's seeds in this pass and their alphas ``[r]``; of network ``only``, seen as the single one, if given."""
+def slot_seeds(
+    population: Population, participation: Participation, slot: int, only: int | None = None
+) -> SlotSeeds | None:
+    """The slot's seeds in this pass, if any; those of network ``only``, seen as the single one, if given."""
     calls: list[BankCall] = []
     for (bank_slot, _), bank in population.banks.items():
         if bank_slot != slot:
@@ -139,8 +91,7 @@ def _slot_seeds(
         return None
     owners = np.concatenate([call.owners for call in calls])
     environments = np.zeros_like(owners) if only is not None else owners
-    seeds = SlotSeeds(calls, torch.from_numpy(environments).to(population.plan.device))
-    return seeds, torch.from_numpy(participation.alpha[owners, slot]).to(population.host.values)
+    return SlotSeeds(calls, torch.from_numpy(environments).to(population.plan.device))
 
 
 def _bank_call(
@@ -154,7 +105,8 @@ def _bank_call(
     return BankCall(bank, owners, chosen, learning)
 
 
-def _program(population: Population, graft: Callable[[int, int | None], Graft | None]) -> Program:
+def program(population: Population, graft: Callable[[int, int | None], Graft | None]) -> Program:
+    """The forward pass with what ``graft`` has for a slot: of all networks together (None), or of one by itself."""
     execution, shape, buffers = population.execution, population.host.shape, population.host_buffers
     slots = range(population.table.slots)
     if population.strategy == "stacked":

@@ -12,6 +12,7 @@ import pytest
 from esper.config import dump_settings
 from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Episode, Plant, Usage, write_behaviour
+from esper.experiments.earnings import Earnings, KeptPair, KeptSeed
 from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
@@ -19,6 +20,7 @@ from esper.experiments.tallies import StageChange
 from esper.experiments.trainer import LEVELS
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.store import RunStore
+from esper.ui.formats import MINUS
 from esper.ui.report import write_report
 from experiments.results_cases import planted
 from ui import planted as training
@@ -49,6 +51,17 @@ BEHAVIOUR = Behaviour(
         Usage("pointer", "transfer", 8, {"wait": 1.0, "germinate": 0.0}, ()),
     ),
     episodes=(EPISODE, replace(EPISODE, family="pointer", split="transfer", drift_step=None, changes=())),
+)
+
+
+EARNINGS = tuple(
+    Earnings(
+        f"order/far/{number}",
+        "order",
+        (KeptSeed(0, "token_mix", 0.2 + number / 100, 0.0), KeptSeed(1, "norm", -0.05, 0.0)),
+        (KeptPair(0, 1, 0.01),),
+    )
+    for number in range(8)
 )
 
 
@@ -186,6 +199,31 @@ def test_habits_by_family(evaluated: RunDirectory):
     text = page_of(evaluated).text
     assert "token_mix 85%" in text
     assert "0.85of 1.20" in text
+
+
+def test_what_kept_seeds_earned(evaluated: RunDirectory):
+    write_behaviour(
+        evaluated.behaviour, replace(BEHAVIOUR, earnings=(*EARNINGS, replace(EARNINGS[0], seeds=(), pairs=())))
+    )
+    page = page_of(evaluated)
+    assert "What the kept seeds earned" in page.text
+    assert re.search(r"token_mix8in 89%\+0\.235\+0\.2\d\d to \+0\.2\d\d0%", page.text)
+    assert "norm8in 89%-0.050-0.050 to -0.050100%" in page.text.replace(MINUS, "-")
+    assert "layer0, layer18+0.010+0.010 to +0.010" in page.text
+    assert page.classed("b", "below") == 1
+
+
+def test_a_few_earnings_have_no_interval(evaluated: RunDirectory):
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=EARNINGS[:1]))
+    text = page_of(evaluated).text
+    assert "token_mix1in 100%+0.200too few to say0%" in text
+    assert "layer0, layer11+0.010too few to say" in text
+
+
+def test_earnings_that_there_are_not(evaluated: RunDirectory):
+    assert "What the kept seeds earned" not in page_of(evaluated).text  # an old file
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=()))
+    assert "The policy kept no seed." in page_of(evaluated).text
 
 
 def test_health_shows_anomalies_and_their_number(run: RunDirectory):

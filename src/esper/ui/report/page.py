@@ -10,6 +10,7 @@ from esper.files import write_atomically
 from esper.ui.formats import duration, score
 from esper.ui.report.comparison import comparison_section
 from esper.ui.report.data import ReportData, load_report_data
+from esper.ui.report.earnings import earnings_section
 from esper.ui.report.episodes import episodes_section
 from esper.ui.report.habits import habits_section
 from esper.ui.report.layout import section
@@ -57,7 +58,7 @@ def _content(data: ReportData) -> list[Node]:
         *(comparison_section(_TITLES[split], found, _PLACES[split]) for split, found in data.comparisons.items()),
     ]
     if data.behaviour is not None:
-        parts += [habits_section(data.behaviour), episodes_section(data.behaviour)]
+        parts += [habits_section(data.behaviour), earnings_section(data.behaviour), episodes_section(data.behaviour)]
     parts += [health_section(data), _reproduce(data)]
     return [part for part in parts if part is not None]
 

@@ -1,0 +1,77 @@
+"""Several variants of every network in one pass: the same seeds with other alphas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.training.forks import Fork, replicated
+from esper.training.forks import shared as shared_forks
+from esper.training.grafts import Copied, Forking, Graft, SlotSeeds
+from esper.training.passes import Participation, program, slot_seeds
+from esper.training.population import Population
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Variants:
+    """V variants of E networks: in each some of the seeds have another alpha than usual."""
+
+    participation: Participation
+    """The seeds, and their usual alphas."""
+    toggled_alpha: Floats
+    """Their other alphas, ``[E, S]``."""
+    toggled: Bools
+    """Which have those, ``[V, E, S]``; what it says of slots without a seed changes nothing."""
+
+
+def toggling(population: Population, slots: Sequence[int]) -> Variants:
+    """The networks as they are, and then, for each of ``slots``, with that slot's seeds toggled.
+
+    A blended seed is left out; one that is not blended in is put in instead, at full alpha.
+    """
+    table = population.table
+    alpha = np.where(table.blended, table.alpha, np.float32(0))
+    other = np.where(table.owning & ~table.blended, np.float32(1), np.float32(0))
+    toggled = np.zeros((1 + len(slots), *table.stage.shape), np.bool_)
+    for variant, slot in enumerate(slots, start=1):
+        toggled[variant, :, slot] = True
+    return Variants(Participation(table.owning, alpha), other, toggled)
+
+
+def forward_variants(population: Population, variants: Variants, inputs: Tensor, *, shared: bool) -> Tensor:
+    """Outputs ``[E, V, N, ...]`` of all V variants on ``inputs`` ``[E, N, ...]``.
+
+    ``shared``: layers before a slot are computed once for the variants that differ only from there on. Not possible for
+    hosts with a skip connection across a slot; there, and as the reference, the whole batch is replicated.
+    """
+    examples, count = inputs.shape[1], len(variants.toggled)
+    forks = shared_forks(variants.toggled) if shared else replicated(variants.toggled)
+
+    def graft(slot: int, only: int | None) -> Graft | None:
+        fork = forks.slots[slot]
+        seeds = slot_seeds(population, variants.participation, slot, only)
+        if seeds is None:
+            return Copied(fork.parents, examples) if fork.parents else None
+        alphas = torch.from_numpy(_alphas(variants, fork, seeds, slot)).to(population.host.values)
+        return Forking(seeds, alphas, fork.parents, examples)
+
+    batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
+    outputs = program(population, graft)(batch, population.host.values)
+    outputs = outputs.view(len(outputs), forks.blocks, examples, *outputs.shape[2:])
+    in_order = list(forks.places) == list(range(count))
+    return outputs if in_order else outputs[:, torch.tensor(forks.places, device=outputs.device)]
+
+
+def _alphas(variants: Variants, fork: Fork, seeds: SlotSeeds, slot: int) -> Floats:
+    """``[r, P + A]``: what each seed counts with in each block that leaves the slot."""
+    owners = seeds.owners
+    usual, other = variants.participation.alpha[owners, slot], variants.toggled_alpha[owners, slot]
+    return np.where(fork.toggled[:, owners].T, other[:, None], usual[:, None])
