@@ -13,7 +13,8 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.training.evaluation import Evaluation, committed_accuracy, evaluate, remember
+from esper.training.commitment import committed_networks
+from esper.training.evaluation import Evaluation, evaluate, remember
 from esper.training.learning import Batch, network_accuracies, network_losses, train
 from esper.training.plan import Strategy
 from esper.training.population import Population
@@ -68,14 +69,14 @@ def test_committed_networks_have_fossils_only() -> None:
     assert (fast.table.blended & ~fossils).any()
     off = {where: 0.0 for where in slow.seeds if not fossils[where]}
     expected = network_accuracies(slow.logits(batch.inputs, off), batch.labels)
-    np.testing.assert_allclose(committed_accuracy(fast, batch), expected.numpy(), **TOLERANCE)
+    np.testing.assert_allclose(committed_networks(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
 
 
 def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
-    whole = committed_accuracy(fast, batch)
-    monkeypatch.setattr("esper.training.evaluation.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
-    np.testing.assert_allclose(committed_accuracy(fast, batch), whole, **TOLERANCE)
+    whole = committed_networks(fast, batch).accuracy
+    monkeypatch.setattr("esper.training.commitment.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
+    np.testing.assert_allclose(committed_networks(fast, batch).accuracy, whole, **TOLERANCE)
 
 
 def test_evaluating_changes_nothing() -> None:

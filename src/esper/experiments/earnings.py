@@ -8,10 +8,8 @@ from itertools import combinations
 import numpy as np
 
 from esper.rl.episodes import Episodes
-from esper.tasks.data import Data
 from esper.training.attribution.networks import ACCURACY, Attribution, attribute_networks
 from esper.training.passes import committed
-from esper.training.streams import stacked
 
 _ORDERS = 0
 """Seed of the orders that are drawn where a network has kept too many seeds for all coalitions."""
@@ -53,17 +51,10 @@ class Earnings:
 
 def earnings(episodes: Episodes) -> list[Earnings]:
     """Of finished episodes, each on the validation data of its last phase: what is only reported needs no test data."""
-    validation = stacked([_validation(episodes, row) for row in range(episodes.size)], episodes.device)
     population = episodes.population
     rng = np.random.default_rng(_ORDERS)
-    found = attribute_networks(population, validation, rng, committed(population))
+    found = attribute_networks(population, episodes.validation, rng, committed(population))
     return [_earnings(episodes, found, row) for row in range(episodes.size)]
-
-
-def _validation(episodes: Episodes, row: int) -> Data:
-    instance = episodes.instances[row]
-    drifted = instance.drift_step is not None and episodes.step_index[row] >= instance.drift_step
-    return episodes.suite.data(instance, "validation", int(drifted))
 
 
 def _earnings(episodes: Episodes, found: Attribution, row: int) -> Earnings:

@@ -131,9 +131,10 @@ class Episodes:
             capacity,
             device,
         )
-        self._validation = stacked([suite.data(instance, "validation") for instance in instances], device)
+        self.validation = stacked([suite.data(instance, "validation") for instance in instances], device)
+        """What every network is measured on now, ``[E, N, ...]``."""
         if strategy == "auto":
-            self.population.strategy = fastest_strategy(self.population, self._validation.inputs)
+            self.population.strategy = fastest_strategy(self.population, self.validation.inputs)
 
     def observe(self) -> Observation:
         """What the controllers see now."""
@@ -177,7 +178,7 @@ class Episodes:
         self.history.record(actions, self.population.table, training, evaluation)
         self.step_index = self.step_index + running
         self.finished = self.finished | self._ended(intervention)
-        commitment = committed_networks(self.population, self._validation) if self.finished.any() else None
+        commitment = committed_networks(self.population, self.validation) if self.finished.any() else None
         self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
         facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
         reward = np.where(running, self._scheme.pay(facts) - self.governor.penalty * intervention.rows, 0.0)
@@ -186,11 +187,11 @@ class Episodes:
 
     def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
-        evaluation = evaluate(self.population, self._validation)
+        evaluation = evaluate(self.population, self.validation)
         intervention = self.governor.check(training, evaluation, running)
         if not intervention.rows.any():
             return evaluation, intervention, []
-        restored = evaluation.updated(intervention.rows, evaluate(self.population, self._validation))
+        restored = evaluation.updated(intervention.rows, evaluate(self.population, self.validation))
         return restored, intervention, incidents(intervention, evaluation, restored)
 
     def _ended(self, intervention: Intervention) -> Bools:
@@ -257,10 +258,10 @@ class Episodes:
         return drifting
 
     def _set_validation(self, row: int, data: Data) -> None:
-        inputs, labels = self._validation
+        inputs, labels = self.validation
         inputs[row] = data.inputs.to(inputs)
         labels[row] = data.labels.to(labels)
-        self._validation = Batch(inputs, labels)
+        self.validation = Batch(inputs, labels)
 
     def _order(self, instance: Instance) -> NDArray[np.int64]:
         rng = np.random.default_rng((instance.seed, _ORDER_STREAM))

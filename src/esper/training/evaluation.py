@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.training.learning import Batch, TrainingReport, as_array, network_accuracies, network_losses
-from esper.training.passes import committed, forward
 from esper.training.population import Population
 from esper.training.variants import forward_variants, toggling
 
@@ -78,19 +77,6 @@ def _evaluation(population: Population, slots: list[int], losses: Floats, accura
     by_accuracy[~table.owning] = np.nan
     by_loss[~table.owning] = np.nan
     return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss)
-
-
-@torch.inference_mode()
-def committed_accuracy(population: Population, batch: Batch) -> Floats:
-    """``[E]``: accuracy of what would remain if the episode ended now, hosts with their fossils."""
-    population.execution.train(False)
-    inputs = torch.split(batch.inputs, EVALUATION_CHUNK, 1)
-    labels = torch.split(batch.labels, EVALUATION_CHUNK, 1)
-    correct = [
-        network_accuracies(forward(population, committed(population), some), answers) * answers.shape[1]
-        for some, answers in zip(inputs, labels, strict=True)
-    ]
-    return as_array(torch.stack(correct).sum(0) / batch.labels.shape[1])
 
 
 def remember(population: Population, training: TrainingReport, evaluation: Evaluation) -> None:
