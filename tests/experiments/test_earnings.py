@@ -82,20 +82,6 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
         assert right == pytest.approx(round(right), abs=1e-4)
 
 
-def test_the_last_phase_is_what_counts(episodes: Episodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str, int]] = []
-    data = episodes.suite.data
-
-    def watched(instance: Instance, part: str, phase: int = 0) -> object:
-        asked.append((instance.family, part, phase))
-        return data(instance, part, phase)
-
-    monkeypatch.setattr(episodes.suite, "data", watched)
-    earnings(episodes)
-    expected = [(one.family, "validation", int(one.drift_step is not None)) for one in episodes.instances]
-    assert asked == expected
-
-
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
     terms = Terms("short", DEFAULT_RULES)
     (plain,) = cohorts([keeper()], terms, instances())

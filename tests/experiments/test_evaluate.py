@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from esper.control.learned import Learned
+from esper.control.rules.replay import SHUFFLED, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.evaluate import Evaluation, evaluate, instances_for
+from esper.experiments.evaluate import Evaluation, evaluate, instances_for, load_policy
 from esper.experiments.play import play, terms_of
 from esper.experiments.results import of_split, read_results
 from esper.experiments.run_directory import RunDirectory
@@ -51,7 +52,7 @@ def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> Evaluation
 
 
 def test_everyone_plays_the_same_instances_of_each_split(found: Evaluation):
-    names = ["policy", *(controller.name for controller in baselines(get_suite("short")))]
+    names = ["policy", *(controller.name for controller in baselines(get_suite("short"))), SHUFFLED]
     for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
         results = of_split(found.results, split)
         played = {name: [one.instance for one in results if one.controller == name] for name in names}
@@ -76,7 +77,7 @@ def test_instances_follow_from_the_runs_seed_and_are_new():
 
 def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: Evaluation):
     records = json.loads(run.evaluation.read_text())
-    assert len(records) == (HELDOUT + TRANSFER) * (1 + len(baselines(get_suite("short"))))
+    assert len(records) == (HELDOUT + TRANSFER) * (2 + len(baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
     assert read_results(run.evaluation) == found.results
 
@@ -87,6 +88,28 @@ def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: Evaluation
     grown = [one for one in found.results if one.added_parameters]
     assert grown
     assert all(one.score < one.test_accuracy for one in grown)
+
+
+def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: Evaluation):
+    """By hand: the policy is played once more, and its actions are handed on."""
+    settings, policy = tiny(), load_policy(run, tiny()).controller
+    chosen = instances_for(settings, "heldout", HELDOUT)
+    with LocalWorkers(1) as workers:
+        actions = play(workers, [policy], terms_of(settings), chosen)[0].tallies[0].actions
+        scores = {
+            donor: play(
+                workers,
+                [Replay({one.seed: actions[:, donor] for one in chosen})],
+                terms_of(settings),
+                chosen,
+            )[0].records
+            for donor in range(HELDOUT)
+        }
+    results = [one for one in of_split(found.results, "heldout") if one.controller == SHUFFLED]
+    assert [one.instance for one in results] == [one.name for one in chosen]
+    for place, one in enumerate(results):
+        possible = [records[place].score for donor, records in scores.items() if donor != place]
+        assert any(one.score == pytest.approx(score, abs=1e-6) for score in possible)
 
 
 def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Evaluation):
@@ -128,7 +151,7 @@ def test_an_episode_of_each_family_is_kept(found: Evaluation):
 
 
 def test_progress_is_told(found: Evaluation, progress: list[tuple[int, int, str]]):
-    total = 2 * (1 + len(baselines(get_suite("short"))))
+    total = 2 * (2 + len(baselines(get_suite("short"))))
     assert [done for done, _, _ in progress] == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}
     assert progress[0][2] == "policy, heldout instances"

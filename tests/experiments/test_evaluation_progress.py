@@ -181,5 +181,5 @@ def test_another_policy_takes_nothing_over(tmp_path: Path):
                 evaluate(trainer.run, workers, 2, 0, stop, tell)
         trainer.train(ignore)
         evaluate(trainer.run, workers, 2, 0, taken_over=tell)
-    assert told == [(0, 7), (2, 7), (0, 7)]
+    assert told == [(0, 8), (2, 8), (0, 8)]
     assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()

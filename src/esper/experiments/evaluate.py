@@ -13,6 +13,7 @@ from esper import __version__
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import Learned
+from esper.control.rules.replay import SHUFFLED, Replay, shuffled
 from esper.errors import ConfigError
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.behaviour import Behaviour, behaviour, write_behaviour
@@ -35,6 +36,7 @@ SPLITS: tuple[Split, ...] = ("heldout", "transfer")
 _STREAMS: dict[Split, int] = {"heldout": 4, "transfer": 5}
 """Keeps the instances of evaluations apart from those of training and from each other."""
 
+_SHUFFLE_STREAM = 1
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
@@ -101,6 +103,9 @@ def evaluate(
 ) -> Evaluation:
     """Let the policy and all baselines play the same instances, and write the results into the run.
 
+    So does ``shuffled``: the policy's own actions, each instance's played on another one. What the policy scores above
+    it, it owes to looking.
+
     ``heldout`` counts instances of the families trained on, ``transfer`` those of others; 0 leaves transfer out. What
     the same evaluation finished before it was stopped is not played again.
 
@@ -113,7 +118,7 @@ def evaluate(
     settings = load_settings(TrainSettings, run.config)
     suite = get_suite(settings.suite)
     policy = load_policy(run, settings)
-    controllers = [policy.controller, *baselines(suite)]
+    controllers = [policy.controller, *baselines(suite), Replay({}, SHUFFLED)]
     games = [
         game
         for split, count in zip(SPLITS, (heldout, transfer), strict=True)
@@ -127,6 +132,8 @@ def evaluate(
     own: list[tuple[Split, Played]] = []
     for done, game in enumerate(games):
         progress(done, len(games), f"{game.controller.name}, {game.split} instances")
+        if game.controller.name == SHUFFLED:
+            game = _shuffled(game, settings, own[-1][1])
         played = by_controller(1, finished.play(workers, game.cohorts))[0]
         results += [Result(**asdict(record), split=game.split) for record in played.records]
         if game.controller is policy.controller:
@@ -145,6 +152,15 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
     return [
         _Game(split, one, cohorts([one], terms, instances, attributed=one.name == Learned.name)) for one in controllers
     ]
+
+
+def _shuffled(game: _Game, settings: TrainSettings, played: Played) -> _Game:
+    """The game in which the policy's own actions are played again, each instance's on another one of the split."""
+    instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
+    actions = np.concatenate([tally.actions for tally in played.tallies], axis=1)
+    rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))
+    controller = shuffled(actions, [instance.seed for instance in instances], rng)
+    return _Game(game.split, controller, cohorts([controller], terms_of(settings), instances))
 
 
 def _circumstances(settings: TrainSettings, policy: LoadedPolicy) -> dict[str, Any]:

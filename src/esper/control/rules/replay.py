@@ -14,6 +14,8 @@ from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 
+SHUFFLED = "shuffled"
+
 
 class Replay:
     """Plays a sequence of actions for each network; what is not legal there becomes WAIT, and after its end it waits.
@@ -67,4 +69,4 @@ def shuffled(actions: Actions, seeds: Sequence[int], rng: np.random.Generator) -
     order = rng.permutation(len(seeds))
     donors = np.empty_like(order)
     donors[order] = np.roll(order, 1)
-    return Replay({seed: actions[:, donor] for seed, donor in zip(seeds, donors.tolist(), strict=True)}, "shuffled")
+    return Replay({seed: actions[:, donor] for seed, donor in zip(seeds, donors.tolist(), strict=True)}, SHUFFLED)
