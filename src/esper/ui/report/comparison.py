@@ -168,4 +168,4 @@ def _families(comparison: Comparison) -> Element:
         best = max(means.values())
         cells = [element("b" if means[name] == best else "span", score(means[name])) for name in names]
         rows.append([element("th", family, scope="row"), *cells])
-    return table(["family", *map(upright, names)], rows, "numbers")
+    return table(["family", *map(upright, names)], rows, "numbers dense")

@@ -65,6 +65,7 @@ th,td{padding:5px 10px;text-align:left;border-bottom:1px solid var(--line)}
 thead th{vertical-align:bottom}
 th{font-weight:600}td small{color:var(--soft)}
 .numbers td{white-space:nowrap}.numbers td small{display:block}
+.dense th,.dense td{padding:5px 6px}
 .heat td{text-align:center;background:rgba(var(--heat-rgb),var(--heat));padding:4px 8px;
 line-height:1.25;white-space:nowrap}
 .heat td small{display:block;font-size:.72rem;color:inherit;opacity:.75}
