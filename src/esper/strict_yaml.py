@@ -46,13 +46,15 @@ class _StrictLoader(yaml.SafeLoader):
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
         if self.flow_level >= DEEPEST:
-            raise ScannerError(None, None, "brackets are nested too deeply", self.get_mark())
+            mark: Any = self.get_mark()
+            raise ScannerError(None, None, "brackets are nested too deeply", mark)
         super().fetch_flow_collection_start(TokenClass)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBERS and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
             raise _refusal(f"a number of {len(node.value)} characters is too long", node)
-        return super().construct_object(node, deep)
+        value: Any = super().construct_object(node, deep)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
