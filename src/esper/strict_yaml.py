@@ -1,6 +1,6 @@
 """YAML for settings: plain data only, and nothing that takes long or grows beyond its text."""
 
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from yaml.scanner import ScannerError
@@ -46,15 +46,13 @@ class _StrictLoader(yaml.SafeLoader):
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
         if self.flow_level >= DEEPEST:
-            mark: Any = self.get_mark()
-            raise ScannerError(None, None, "brackets are nested too deeply", mark)
+            raise ScannerError(None, None, "brackets are nested too deeply", cast("yaml.Mark", self.get_mark()))
         super().fetch_flow_collection_start(TokenClass)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBERS and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
             raise _refusal(f"a number of {len(node.value)} characters is too long", node)
-        value: Any = super().construct_object(node, deep)
-        return value
+        return cast("Any", super().construct_object(node, deep))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
