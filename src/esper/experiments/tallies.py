@@ -16,6 +16,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.rl.episodes import Episodes, StepResult
+from esper.rl.incidents import Incident
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 
@@ -35,18 +36,11 @@ class StageChange:
 
 
 @dataclass(frozen=True)
-class Rollback:
-    """A rollback by the governor; ``step`` counts decisions from 0, the other fields are those of an `Incident`."""
+class Rollback(Incident):
+    """A rollback by the governor."""
 
-    environment: int
     step: int
-    trouble: str
-    loss_before: float
-    accuracy_before: float
-    loss_after: float
-    accuracy_after: float
-    pruned: Sequence[int]
-    ended: bool
+    """Decisions are counted from 0."""
 
 
 class Tally:
