@@ -86,7 +86,7 @@ def record(store: RunStore, iteration: Iteration, tallies: Sequence[Tally]) -> N
     for shard, tally in enumerate(tallies):
         first = shard * len(tally.instances)
         for rollback in tally.rollbacks:
-            numbered = replace(rollback, environment=first + rollback.environment, pruned=tuple(rollback.pruned))
+            numbered = replace(rollback, environment=first + rollback.environment)
             store.emit(RolledBack(number, **vars(numbered)))
     store.flush()
 

@@ -56,6 +56,9 @@ def _decoded(value: Any) -> Any:
         case {"dtype": dtype, "array": array}:
             return np.array(array, np.dtype(dtype))
         case {"kind": kind, "fields": fields}:
-            return _RECORDS[kind](**fields)
+            # JSON has no tuples, and records, being immutable, no lists.
+            return _RECORDS[kind](
+                **{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()}
+            )
         case _:
             return value
