@@ -56,9 +56,11 @@ def _decoded(value: Any) -> Any:
         case {"dtype": dtype, "array": array}:
             return np.array(array, np.dtype(dtype))
         case {"kind": kind, "fields": fields}:
-            # JSON has no tuples, and records, being immutable, no lists.
-            return _RECORDS[kind](
-                **{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()}
-            )
+            return _RECORDS[kind](**{name: _frozen(one) for name, one in fields.items()})
         case _:
             return value
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has no tuples, and records, being immutable, no lists."""
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
