@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,19 @@ def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
         assert [event.iteration for event in reader.events(CheckpointWritten)] == [0, 2, 4]
         assert len(reader.events(RunEnded)) == 1
         assert reader.events(RunResumed) == []
+
+
+def test_a_checkpoint_whose_record_a_kill_swallowed_is_recorded_when_the_run_goes_on(tmp_path: Path):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        told = trainer.store.events(CheckpointWritten)
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection, connection:
+        connection.execute("DELETE FROM events WHERE type = ?", (CheckpointWritten.name,))
+    with resumed(tmp_path / "run") as trainer:
+        trainer.store.flush()
+        assert trainer.store.events(CheckpointWritten) == told
+    with resumed(tmp_path / "run") as trainer:
+        trainer.store.flush()
+        assert trainer.store.events(CheckpointWritten) == told, "once"
 
 
 def test_learning_changes_the_policy(tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]):

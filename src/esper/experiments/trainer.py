@@ -13,7 +13,7 @@ from esper import __version__
 from esper.control.learned import Learned
 from esper.control.policy import Policy
 from esper.experiments.baselines import baselines
-from esper.experiments.checkpoints import Checkpoints
+from esper.experiments.checkpoints import Checkpoint, Checkpoints
 from esper.experiments.collect import ShardTask, collect, joined, new_policy
 from esper.experiments.demonstrate import demonstrations
 from esper.experiments.interrupts import Interrupts
@@ -85,6 +85,9 @@ class Trainer:
         self.learner.load_state_tensors(checkpoint.tensors)
         self.done = self._saved = checkpoint.iteration
         self.store.rewind(self.done)
+        # A kill between the file and the store may have left the checkpoint without its record.
+        if all(event.iteration != self.done for event in self.store.events(CheckpointWritten)):
+            self._tell_of(checkpoint)
         self.store.emit(RunResumed(self.done, __version__))
 
     def baseline_levels(self) -> dict[str, float]:
@@ -162,6 +165,9 @@ class Trainer:
     def _checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), {})
         self._saved = self.done
-        file = str(saved.path.relative_to(self.run.path))
-        self.store.emit(CheckpointWritten(self.done, file, saved.sha256))
+        self._tell_of(saved)
         self.store.flush()
+
+    def _tell_of(self, checkpoint: Checkpoint) -> None:
+        file = str(checkpoint.path.relative_to(self.run.path))
+        self.store.emit(CheckpointWritten(checkpoint.iteration, file, checkpoint.sha256))
