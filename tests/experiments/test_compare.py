@@ -161,6 +161,12 @@ def test_other_settings_in_the_same_place_are_refused(tmp_path: Path) -> None:
         run_contest(changed, unseen)
 
 
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
+def test_an_arm_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="an arm cannot be called"):
+        Contest(tmp_path, {name: tiny("suite=tokens"), "b": tiny("suite=tokens")}, 1, 6)
+
+
 def test_suites_do_not_mix(tmp_path: Path) -> None:
     arms = {"a": tiny("suite=tokens"), "b": tiny("suite=digits")}
     with pytest.raises(ConfigError, match=r"different suites \(digits, tokens\)"):

@@ -52,7 +52,9 @@ def test_a_run_that_was_killed_before_it_had_a_store_is_opened(tmp_path: Path):
     with pytest.raises(RunError, match="has no run.db"):
         RunDirectory.open(tmp_path)
     run.lock.touch()
-    assert not RunDirectory.open(tmp_path).has_store
+    with RunDirectory.open(tmp_path).open_store() as store:
+        assert store.metadata() == {}
+    run.store.unlink()
     (run.checkpoints / "iteration-00000000.json").touch()
     with pytest.raises(RunError, match="has no run.db"):
         RunDirectory.open(tmp_path)

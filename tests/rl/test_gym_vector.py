@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
@@ -398,31 +397,3 @@ gymnasium.spec("esper/Growth-v0")
 """
     result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-
-
-def test_an_episode_may_end_on_a_plateau() -> None:
-    env = make(conduct={"plateau": 1, "governor": None})
-    _, info = env.reset(seed=0)
-    ended = np.zeros(E, np.bool_)
-    for _ in range(STEPS):
-        _, _, terminated, truncated, info = env.step(wait(E))
-        assert not truncated.any()
-        ended |= terminated
-        if terminated.any():
-            break
-    assert ended.any()
-    assert not info["rolled_back"].any()
-    assert (env.growth.ended == ended).all()
-    _, info = env.reset(options={"reset_mask": ended})
-    assert not env.growth.ended.any()
-
-
-def test_a_rollback_is_told() -> None:
-    env = make(conduct={"governor": {"max_rollbacks": 0}})
-    env.reset(seed=0)
-    episodes = env.growth._running
-    with torch.no_grad():
-        episodes.population.host.values[1] = torch.nan
-    _, rewards, terminated, _, info = env.step(wait(E))
-    assert info["rolled_back"].tolist() == terminated.tolist() == [False, True, False]
-    assert rewards[1] < rewards[[0, 2]].min()

@@ -18,7 +18,6 @@ from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LocalWorkers
 from esper.signals import Terminated
-from esper.telemetry.store import RunStore
 from esper.ui.course import Course
 from esper.ui.formats import duration, score
 from esper.ui.live import training_view
@@ -78,8 +77,7 @@ def _train(run: RunDirectory, console: Console) -> Summary:
 
 def _go_on(run: RunDirectory, console: Console) -> Summary:
     settings = load_settings(TrainSettings, run.config)
-    store = RunStore.open(run.store) if run.has_store else RunStore.create(run.store)
-    with store, LocalWorkers(settings.shards) as workers:
+    with run.open_store() as store, LocalWorkers(settings.shards) as workers:
         trainer = Trainer.opened(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         course = Course(settings.iterations, past, levels={})

@@ -9,6 +9,7 @@ from typing import Self
 from esper.errors import RunError
 from esper.experiments.lock import locked
 from esper.files import TEMPORARY_SUFFIX
+from esper.telemetry.store import RunStore
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,14 @@ class RunDirectory:
         """
         return locked(self.lock, what)
 
-    @property
-    def has_store(self) -> bool:
-        """Whether the store was made; it holds the run's history, be it empty."""
-        return self.store.is_file() and self.store.stat().st_size > 0
+    def open_store(self) -> RunStore:
+        """The run store for writing; made now if the run was killed before it was.
+
+        Raises:
+            RunError: it is damaged, held by somebody, or cannot be written.
+        """
+        made = self.store.is_file() and self.store.stat().st_size > 0
+        return RunStore.open(self.store) if made else RunStore.create(self.store)
 
     @property
     def lock(self) -> Path:

@@ -177,8 +177,9 @@ class Episodes:
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
         self.step_index = self.step_index + running
-        self.finished = self.finished | self._ended(intervention)
-        commitment = committed_networks(self.population, self.validation) if self.finished.any() else None
+        ending = running & self._ended(intervention)
+        self.finished = self.finished | ending
+        commitment = committed_networks(self.population, self.validation) if ending.any() else None
         self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
         facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
         reward = np.where(running, self._scheme.pay(facts) - self.governor.penalty * intervention.rows, 0.0)

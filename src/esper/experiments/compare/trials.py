@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +26,11 @@ from esper.experiments.workers import LocalWorkers
 from esper.files import write_atomically
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.telemetry.store import RunStore
 
 _STREAM = 8
 """Keeps the instances of comparisons apart from all others."""
 _WHAT = "esper compare"
+_NAME = re.compile(r"\w[\w.+-]*")
 _RECORDS = TypeAdapter(list[Record])
 
 
@@ -54,6 +55,9 @@ class Contest:
     instances: int
 
     def __post_init__(self) -> None:
+        for name in self.arms:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"an arm cannot be called {name!r}, which names its folder: use letters and digits")
         suites = {settings.suite for settings in self.arms.values()}
         if len(suites) > 1:
             names = ", ".join(sorted(suites))
@@ -109,8 +113,10 @@ def _score(
 ) -> NDArray[np.float64]:
     """Of the trial's policy on each instance."""
     settings, path = contest.settings(trial), contest.folder / trial.arm / f"seed-{trial.seed}"
-    run = _opened(path, settings)
+    new = not (path / "config.yaml").exists()
+    run = RunDirectory.create(path) if new else RunDirectory(path)
     with run.locked(_WHAT):
+        _settle(run, settings, new)
         records = _known(run, instances)
         if records is None:
             _train(run, settings, workers, report)
@@ -120,23 +126,19 @@ def _score(
     return np.array([record.score for record in records])
 
 
-def _opened(path: Path, settings: TrainSettings) -> RunDirectory:
-    """The trial's run directory, new or with the same settings."""
-    if not (path / "config.yaml").exists():
-        run = RunDirectory.create(path)
+def _settle(run: RunDirectory, settings: TrainSettings, new: bool) -> None:
+    """Write a new run's settings; those of one that is there already must be the same."""
+    if new:
+        run.require_new()
         dump_settings(settings, run.config)
-        return run
-    run = RunDirectory(path)
-    if load_settings(TrainSettings, run.config) != settings:
-        raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this comparison")
-    return run
+    elif load_settings(TrainSettings, run.config) != settings:
+        raise ConfigError(f"{run.path} was trained with other settings: choose another --run-dir for this comparison")
 
 
 def _train(
     run: RunDirectory, settings: TrainSettings, workers: LocalWorkers, report: Callable[[Iteration], None]
 ) -> None:
-    store = RunStore.open(run.store) if run.has_store else RunStore.create(run.store)
-    with store:
+    with run.open_store() as store:
         trainer = Trainer.opened(run, settings, store, workers)
         if trainer.done < settings.iterations:
             trainer.train(report)

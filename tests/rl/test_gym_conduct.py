@@ -1,0 +1,50 @@
+"""Early ends and rollbacks as the Gymnasium face tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.lifecycle.actions import wait
+from esper.rl.gym.vector import GrowthVectorEnv, make_vector
+from rl.gym_support import RULES, STEPS, short_episodes
+
+__all__ = ["short_episodes"]
+
+E = 3
+pytestmark = pytest.mark.usefixtures("short_episodes")
+
+
+def make(**settings: Any) -> GrowthVectorEnv:
+    return make_vector(E, **{"rules": RULES, **settings})
+
+
+def test_an_episode_may_end_on_a_plateau() -> None:
+    env = make(conduct={"plateau": 1, "governor": None})
+    _, info = env.reset(seed=0)
+    ended = np.zeros(E, np.bool_)
+    for _ in range(STEPS):
+        _, _, terminated, truncated, info = env.step(wait(E))
+        assert not truncated.any()
+        ended |= terminated
+        if terminated.any():
+            break
+    assert ended.any()
+    assert not info["rolled_back"].any()
+    assert (env.growth.ended == ended).all()
+    _, info = env.reset(options={"reset_mask": ended})
+    assert not env.growth.ended.any()
+
+
+def test_a_rollback_is_told() -> None:
+    env = make(conduct={"governor": {"max_rollbacks": 0}})
+    env.reset(seed=0)
+    episodes = env.growth._running
+    with torch.no_grad():
+        episodes.population.host.values[1] = torch.nan
+    _, rewards, terminated, _, info = env.step(wait(E))
+    assert info["rolled_back"].tolist() == terminated.tolist() == [False, True, False]
+    assert rewards[1] < rewards[[0, 2]].min()
