@@ -14,6 +14,7 @@ from esper.errors import ConfigError
 from esper.experiments.compare.judgement import Verdict, judge
 from esper.experiments.compare.trials import Contest, Trial, run_contest
 from esper.experiments.iteration import Iteration
+from esper.experiments.play import play
 from experiments.runs import TINY, tiny
 from experiments.short_suite import short_suite
 
@@ -64,6 +65,17 @@ def test_the_interval_covers_the_truth() -> None:
         difference = judge(drawn(rng, 6, {"a": 0.05, "b": 0.0}), FAMILIES)[0].difference
         covered += difference.low <= 0.05 <= difference.high
     assert covered >= 178
+
+
+def test_the_interval_is_as_wide_with_few_seeds_as_it_must_be() -> None:
+    """Resampling four seeds as they are would understate their variance by a quarter."""
+    rng, ratios = np.random.default_rng(5), list[float]()
+    for _ in range(60):
+        by_seed = rng.normal(0, 0.02, (2, 4, 1)) + np.zeros(14)
+        difference = judge({"a": by_seed[0], "b": by_seed[1]}, ["x"] * 14)[0].difference
+        error = np.sqrt(by_seed[:, :, 0].var(axis=1, ddof=1).sum() / 4)
+        ratios.append((difference.high - difference.low) / (2 * 1.96 * error))
+    assert 0.95 < np.mean(ratios) < 1.05
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
@@ -147,7 +159,10 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
 
     with pytest.raises(KeyboardInterrupt):
         run_contest(stopped, stop)
+    plays = list[int]()
+    monkeypatch.setattr("esper.experiments.compare.trials.play", lambda *given: (plays.append(1), play(*given))[1])
     again = run_contest(stopped, watch)
+    assert len(plays) == 2, "of the third, whose policy had not played, and the last"
     assert seen == [Trial("plain", 1)], "the third had its checkpoint, the first two their scores"
     for name, scores in whole.items():
         np.testing.assert_array_equal(again[name], scores)

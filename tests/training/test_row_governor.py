@@ -267,6 +267,15 @@ def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> Non
         assert not torch.equal(buffer[0], kept[name][0]), "the others went on"
 
 
+def test_resting_networks_keep_their_running_statistics() -> None:
+    population = normed((1, 2, 3), "stacked")
+    train(population, [some(10)])
+    before = {name: buffer.clone() for name, buffer in population.host_buffers.items()}
+    train(population, [some(11), some(12)], resting=np.array([True, False, True]))
+    for name, buffer in population.host_buffers.items():
+        assert [torch.equal(buffer[row], before[name][row]) for row in range(3)] == [True, False, True], name
+
+
 def test_rollbacks_are_counted_and_bounded() -> None:
     population, draws = grown()
     governor = governor_of(population, max_rollbacks=2)
