@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +57,9 @@ class Pair:
 
 
 def judge(scores: Mapping[str, Floats], families: Sequence[str]) -> list[Pair]:
-    """Compare every two arms; ``families`` are those of the M instances.
+    """Compare the first arm with every other; ``families`` are those of the M instances.
+
+    Each question asked costs power, so only those are declared that a reference answers.
 
     Raises:
         ValueError: the arms differ in seeds or instances, or there are none.
@@ -66,7 +67,8 @@ def judge(scores: Mapping[str, Floats], families: Sequence[str]) -> list[Pair]:
     shapes = {values.shape for values in scores.values()}
     if len(shapes) != 1 or len(families) != next(iter(shapes))[1]:
         raise ValueError(f"scores {sorted(shapes)} with {len(families)} families: all arms play the same instances")
-    couples = list(combinations(scores, 2))
+    reference, *others = scores
+    couples = [(reference, other) for other in others]
     raw = [_permutation_p(scores[one].mean(1), scores[other].mean(1)) for one, other in couples]
     seeds = next(iter(shapes))[0]
     attainable = _smallest_p(seeds) * len(couples)
