@@ -37,7 +37,7 @@ def inputs(count: int = 3) -> Tensor:
 
 def stir(model: GrowingModel, slot: str, blueprint: str = "mlp", alpha: float = 0.7) -> None:
     """Plant a seed that has something to say."""
-    seed = model.germinate(slot, blueprint, generator(2))
+    seed = model.slots[slot].germinate(blueprint, generator(2))
     with torch.no_grad():
         for parameter in seed.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator(3)) / 4)
@@ -56,7 +56,7 @@ def test_the_host_keeps_its_keys_and_its_outputs() -> None:
     assert model.host.state_dict().keys() == alone.state_dict().keys()
     grown = model.state_dict().keys() - {f"host.{name}" for name in alone.state_dict()}
     assert grown
-    assert all(key.startswith("slots.layer1-linear.") for key in grown)
+    assert all(key.startswith("slots.layer1/linear.") for key in grown)
 
 
 def test_the_host_called_directly_grows_too() -> None:
@@ -67,7 +67,7 @@ def test_the_host_called_directly_grows_too() -> None:
 
 
 def test_a_dormant_slot_passes_the_very_tensor() -> None:
-    slot, features = growing().slot("layer0"), inputs()
+    slot, features = growing().slots["layer0"], inputs()
     assert slot(slot, (), features) is features
 
 
@@ -75,9 +75,9 @@ def test_a_dormant_slot_passes_the_very_tensor() -> None:
 def test_a_seed_is_the_identity_at_birth_and_at_alpha_zero(blueprint: str) -> None:
     model = growing()
     expected = model(inputs())
-    model.germinate("layer1.linear", blueprint, generator()).alpha.fill_(1.0)
+    model.slots["layer1.linear"].germinate(blueprint, generator()).alpha.fill_(1.0)
     assert torch.equal(model(inputs()), expected)
-    model.prune("layer1.linear")
+    model.slots["layer1.linear"].prune()
     stir(model, "layer1.linear", blueprint, alpha=0.0)
     assert torch.equal(model(inputs()), expected)
 
@@ -85,7 +85,7 @@ def test_a_seed_is_the_identity_at_birth_and_at_alpha_zero(blueprint: str) -> No
 def test_a_seed_adds_alpha_times_its_contribution() -> None:
     model, features = growing(), inputs()
     stir(model, "layer1.linear", "input_skip", alpha=0.25)
-    slot = model.slot("layer1.linear")
+    slot = model.slots["layer1.linear"]
     seed = slot.occupant
     first = model.host.layer0(features)
     expected = model.host.layer1.linear.forward(first)  # not called, so not hooked
@@ -107,10 +107,10 @@ def test_pruning_leaves_nothing_behind() -> None:
     before = model(inputs())
     stir(model, "layer2")
     assert not torch.equal(model(inputs()), before)
-    model.prune("layer2")
+    model.slots["layer2"].prune()
     assert torch.equal(model(inputs()), before)
     assert model.state_dict().keys() == growing().state_dict().keys()
-    model.germinate("layer2", "norm", generator())  # the slot is free again
+    model.slots["layer2"].germinate("norm", generator())  # the slot is free again
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, by_pickle], ids=["deepcopy", "pickle"])
@@ -124,8 +124,8 @@ def test_duplicates_have_working_slots_of_their_own(duplicate: Duplicate) -> Non
     changed = other(inputs())
     assert not torch.equal(changed, expected)
     assert torch.equal(model(inputs()), expected)
-    other.prune("layer2")
-    other.prune("layer0")
+    other.slots["layer2"].prune()
+    other.slots["layer0"].prune()
     assert torch.equal(other(inputs()), host()(inputs()))
     assert torch.equal(model(inputs()), expected)
 
@@ -145,11 +145,11 @@ def test_duplicates_do_not_carry_the_last_batch(duplicate: Duplicate) -> None:
 
 def test_slots_are_found_by_the_name_of_their_submodule() -> None:
     model = growing()
-    assert model.slot_names == SLOTS
-    assert model.slot("layer1.linear").site.layout is Layout.TOKENS
-    assert [model.slot(name).site.width for name in SLOTS] == [6, 5, 4]
+    assert tuple(model.slots) == SLOTS
+    assert model.slots["layer1.linear"].site.layout is Layout.TOKENS
+    assert [model.slots[name].site.width for name in SLOTS] == [6, 5, 4]
     with pytest.raises(SlotError, match=r"no slot 'layer1'; this model has layer0, layer1\.linear, layer2"):
-        model.slot("layer1")
+        model.slots["layer1"]
 
 
 def test_what_cannot_germinate_is_refused_and_changes_nothing() -> None:
@@ -157,11 +157,11 @@ def test_what_cannot_germinate_is_refused_and_changes_nothing() -> None:
     stir(model, "layer0")
     expected = model(inputs())
     with pytest.raises(SlotError, match="slot 'layer0' is taken"):
-        model.germinate("layer0", "mlp", generator())
+        model.slots["layer0"].germinate("mlp", generator())
     with pytest.raises(UnknownBlueprintError, match="did you mean 'mlp'"):
-        model.germinate("layer2", "mpl", generator())
+        model.slots["layer2"].germinate("mpl", generator())
     with pytest.raises(SlotError, match="'conv3x3' does not serve tokens"):
-        model.germinate("layer2", "conv3x3", generator())
+        model.slots["layer2"].germinate("conv3x3", generator())
     with pytest.raises(SlotError, match="no slot 'layer9'"):
-        model.germinate("layer9", "mlp", generator())
+        model.slots["layer9"].germinate("mlp", generator())
     assert torch.equal(model(inputs()), expected)

@@ -49,8 +49,8 @@ class Awkward(nn.Module):
     ("host", "name", "shape", "site"),
     [
         (nn.Sequential(nn.Linear(5, 7)), "0", (5,), Site(Layout.FEATURES, 7, (), (5,))),
-        (nn.Sequential(nn.Linear(5, 7)), "0", (9, 5), Site(Layout.TOKENS, 7, (9,), (9, 5))),
-        (nn.Sequential(nn.LayerNorm(5)), "0", (9, 5), Site(Layout.TOKENS, 5, (9,), (9, 5))),
+        (nn.Sequential(nn.Linear(5, 7)), "0", (9, 5), Site(Layout.TOKENS, 7, (9,), (9, 5), causal=True)),
+        (nn.Sequential(nn.LayerNorm(5)), "0", (9, 5), Site(Layout.TOKENS, 5, (9,), (9, 5), causal=True)),
         (nn.Sequential(nn.Conv1d(2, 7, 3)), "0", (2, 9), Site(Layout.SEQUENCE, 7, (7,), (2, 9))),
         (nn.Sequential(nn.Conv2d(3, 7, 3)), "0", (3, 8, 6), Site(Layout.IMAGE, 7, (6, 4), (3, 8, 6))),
         (Stem(), "conv", (1, 10), Site(Layout.SEQUENCE, 6, (10,), (1, 10))),

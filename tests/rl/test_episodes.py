@@ -35,7 +35,7 @@ def committed(running: Episodes, row: int) -> GrowingModel:
         for place in (bank.block.owners == row).nonzero().flatten().tolist():
             if population.table.stage[row, slot] != Stage.FOSSILIZED:
                 continue
-            seed = model.germinate(SUITE.sites[slot], SUITE.blueprints[blueprint], torch.Generator())
+            seed = model.slots[SUITE.sites[slot]].germinate(SUITE.blueprints[blueprint], torch.Generator())
             seed.alpha.fill_(float(population.table.alpha[row, slot]))
             _fill(seed.blueprint, bank.block.shape, bank.block.values.detach()[place])
     return model.eval()

@@ -22,7 +22,7 @@ def growing(alphas: dict[str, float]) -> GrowingModel:
     generator = torch.Generator().manual_seed(0)
     model = GrowingModel(stirred(Chain(), generator), ("first", "second"), torch.zeros(2, 4))
     for name, alpha in alphas.items():
-        seed = model.germinate(name, "mlp", generator)
+        seed = model.slots[name].germinate("mlp", generator)
         seed.alpha.fill_(alpha)
         stirred(seed, generator)
     return model
@@ -58,7 +58,7 @@ def measured(**alphas: float) -> float:
 
 def test_values_are_those_of_models_with_their_seeds_taken_out() -> None:
     model = growing({"first": 0.5, "second": 1.0})
-    model.fossilize("second")
+    model.slots["second"].fossilize()
     found = attribute_model(model, spread, rng())
     none, first, second, both = measured(), measured(first=0.5), measured(second=1.0), measured(first=0.5, second=1.0)
     synergy = both - first - second + none
@@ -119,7 +119,7 @@ def test_many_seeds_are_estimated_and_no_coalition_is_measured_twice() -> None:
     names = [f"layers.{number}" for number in range(8)]
     model = GrowingModel(Eight(), names, torch.zeros(2, 4))
     for name in names:
-        model.germinate(name, "mlp", torch.Generator()).alpha.fill_(1.0)
+        model.slots[name].germinate("mlp", torch.Generator()).alpha.fill_(1.0)
     seen: list[tuple[float, ...]] = []
 
     def weighted(model: GrowingModel) -> float:

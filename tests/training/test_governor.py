@@ -181,7 +181,7 @@ class Growing:
         self.governor = Governor(self.model, self.optimizer)
 
     def germinate(self, slot: str, alpha: float = 1.0) -> None:
-        seed = self.model.germinate(slot, "mlp", torch.Generator().manual_seed(3))
+        seed = self.model.slots[slot].germinate("mlp", torch.Generator().manual_seed(3))
         seed.alpha.fill_(alpha)
         self.optimizer.add_param_group({"params": list(seed.parameters())})
 
@@ -196,7 +196,7 @@ def test_live_seeds_are_pruned_and_fossils_restored() -> None:
     grown = Growing()
     grown.germinate("first")
     grown.germinate("norm")
-    grown.model.fossilize("first")
+    grown.model.slots["first"].fossilize()
     grown.learn(0)
     kept = copy.deepcopy(grown.model.seeds["first"].state_dict())
     assert grown.learn(1, math.nan)
@@ -215,7 +215,7 @@ def test_a_seed_fossilized_since_the_snapshot_stays_at_its_alpha() -> None:
     seed = grown.model.seeds["first"]
     kept = copy.deepcopy(seed.blueprint.state_dict())
     seed.alpha.fill_(1.0)
-    grown.model.fossilize("first")
+    grown.model.slots["first"].fossilize()
     grown.learn(1, math.nan)
     assert grown.governor.rollback().pruned == ()
     assert seed.alpha == 1.0
@@ -227,7 +227,7 @@ def test_a_fossil_that_the_snapshot_lacks_goes() -> None:
     grown = Growing()
     grown.learn(0)
     grown.germinate("first")
-    grown.model.fossilize("first")
+    grown.model.slots["first"].fossilize()
     grown.learn(1, math.nan)
     assert grown.governor.rollback().pruned == ("first",)
     assert grown.owned() == {id(parameter) for parameter in grown.model.parameters()}

@@ -2,100 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.probe import probe_sites
+from esper.growth.ownership import SLOT_KEY, Ownership
+from esper.growth.probe import Arguments, probe_sites
+from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot
 
 
-class Seed(nn.Module):
-    """A blueprint's module in a slot, blended in by addition: ``features + alpha * s(features)``."""
+class Slots(nn.Module):
+    """The slots of a model by the names of the submodules that they hook, in the order of the forward pass."""
 
-    alpha: Tensor
-
-    def __init__(self, blueprint: Blueprint) -> None:
+    def __init__(self, slots: Mapping[str, Slot]) -> None:
         super().__init__()
-        self.blueprint = blueprint
-        self.fossilized = False
-        self.register_buffer("alpha", torch.zeros(()))
+        self._names = tuple(slots)
+        for name, slot in slots.items():
+            self.add_module(_key(name), slot)
 
-    def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
-        return features + self.alpha * self.blueprint(features, inputs)
-
-
-class GrowingModel(nn.Module):
-    """A host and its growth slots. ``host`` keeps its own state-dict keys; what grows lives under ``slots``.
-
-    Slots are named after the submodules they hook; a dot in a name becomes a dash in the state-dict keys, where a dot
-    means nesting.
-
-    Raises:
-        SlotError: as `esper.growth.probe.probe_sites`.
-    """
-
-    def __init__(self, host: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
-        super().__init__()
-        sites = probe_sites(host, slots, example_input)
-        self.host = host
-        self.tap = InputTap()
-        host.register_forward_pre_hook(self.tap)
-        self.slots = nn.ModuleDict()
-        for name, site in sites.items():
-            slot = Slot(name, site, self.tap)
-            host.get_submodule(name).register_forward_hook(slot)
-            self.slots[name.replace(".", "-")] = slot
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.host(inputs)
-
-    def slot(self, name: str) -> Slot:
-        """The slot on submodule ``name``; raises SlotError if there is none."""
-        key = name.replace(".", "-")
-        if key not in self.slots:
-            raise SlotError(f"no slot {name!r}; this model has {', '.join(self.slot_names)}")
-        slot = self.slots[key]
+    def __getitem__(self, name: str) -> Slot:
+        if name not in self._names:
+            raise SlotError(f"no slot {name!r}; this model has {', '.join(self._names)}")
+        slot = self.get_submodule(_key(name))
         assert isinstance(slot, Slot)
         return slot
 
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """Names of the hooked submodules, in the order given."""
-        return tuple(slot.name for slot in self.slots.children() if isinstance(slot, Slot))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
-    def germinate(self, name: str, blueprint: str, generator: torch.Generator) -> Seed:
-        """Put a fresh seed with alpha 0 into slot ``name`` and return it.
+    def __len__(self) -> int:
+        return len(self._names)
 
-        Raises:
-            UnknownBlueprintError: no such blueprint.
-            SlotError: no such slot, the slot is taken, or the blueprint does not serve the slot's layout.
-        """
-        slot = self.slot(name)
-        kind = get(blueprint)
-        if slot.occupant is not None:
-            raise SlotError(f"slot {name!r} is taken; prune its seed first")
-        if not kind.serves(slot.site):
-            raise SlotError(f"blueprint {blueprint!r} does not serve {slot.site.layout} features at slot {name!r}")
-        seed = Seed(kind(slot.site, generator))
-        slot.occupant = seed
-        return seed
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
-    def fossilize(self, name: str) -> None:
-        """Make the seed in slot ``name`` part of the model for good; raises SlotError if there is none."""
-        if name not in self.seeds:
-            raise SlotError(f"slot {name!r} holds no seed to fossilize; germinate one first")
-        self.seeds[name].fossilized = True
+    def values(self) -> list[Slot]:
+        """The slots."""
+        return [self[name] for name in self._names]
 
-    def prune(self, name: str) -> None:
-        """Empty slot ``name``."""
-        self.slot(name).occupant = None
+
+def _key(name: str) -> str:
+    """A dot would mean nesting in state-dict keys; a slash occurs in no module's name."""
+    return name.replace(".", "/")
+
+
+class GrowingModel(nn.Module):
+    """A host and its growth slots; called as the host is. Make it with `esper.attach`.
+
+    ``host`` is the very module that was given, with its own state-dict keys; what grows lives under ``slots``.
+
+    Args:
+        host: Any module.
+        slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
+        example_input: What the host takes: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
+        causal: As in `esper.growth.probe.probe_sites`.
+
+    Raises:
+        SlotError: as `esper.growth.probe.probe_sites` and `Slot`.
+    """
+
+    def __init__(
+        self,
+        host: nn.Module,
+        slots: Sequence[str] | Mapping[str, Sequence[str] | None],
+        example_input: Arguments,
+        *,
+        causal: bool | None = None,
+    ) -> None:
+        super().__init__()
+        offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
+        sites = probe_sites(host, list(slots), example_input, causal=causal)
+        self.host = host
+        self.tap = InputTap()
+        self.ownership = Ownership()
+        made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in sites.items()}
+        host.register_forward_pre_hook(self.tap, with_kwargs=True)
+        for name, slot in made.items():
+            host.get_submodule(name).register_forward_hook(slot)
+        self.slots = Slots(made)
+        self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
+        """Parameters before any growth."""
+        like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
+        if like is not None:
+            self.slots.to(device=like.device, dtype=like.dtype)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the host returns, with what grew in it."""
+        return self.host(*arguments, **keywords)
 
     @property
     def seeds(self) -> dict[str, Seed]:
         """The seeds by slot, live and fossilized."""
-        occupants = {name: self.slot(name).occupant for name in self.slot_names}
-        return {name: seed for name, seed in occupants.items() if isinstance(seed, Seed)}
+        return {slot.name: slot.seed for slot in self.slots.values() if slot.seed is not None}
+
+    def parameter_groups(self, **options: Any) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer: the host's, and one per slot, empty where nothing has grown yet.
+
+        Groups that are there from the start are filled and emptied as seeds come and go, so that any scheduler survives
+        growth; adding groups later would not do. ``options`` (``lr``, ``weight_decay``, ...) hold for all of them.
+        Parameters that do not require a gradient are left out.
+        """
+        learning = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": learning, **options}]
+        for slot in self.slots.values():
+            own = [] if slot.seed is None else list(slot.seed.parameters())
+            groups.append({"params": own, SLOT_KEY: slot.name, **options})
+        return groups
+
+    def link(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
+
+        Raises:
+            SlotError: the optimizer was not made from `parameter_groups`.
+        """
+        self.ownership.link(optimizer, self.slots, self.named_parameters)
+
+    def disable(self, slot: str) -> None:
+        """Let nothing germinate in ``slot`` from now on; a seed that lives there stays.
+
+        Raises:
+            SlotError: no such slot.
+        """
+        self.slots[slot].enabled = False
+
+    def enable(self, slot: str) -> None:
+        """Undo `disable`."""
+        self.slots[slot].enabled = True

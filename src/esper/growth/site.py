@@ -20,18 +20,30 @@ class Layout(StrEnum):
     """``[B, C, H, W]``."""
 
 
+CHANNELS_LAST = frozenset({Layout.FEATURES, Layout.TOKENS})
+"""Layouts whose channels are the last axis; in the others they follow the batch."""
+
+
 @dataclass(frozen=True)
 class Site:
     """The features at one slot, as a probe forward saw them.
 
     ``width`` counts channels (the last axis of features and tokens, axis 1 of sequences and images), ``extent`` is
-    what remains of the shape without batch and channels, ``input_shape`` the shape of one network input, without batch.
+    what remains of the shape without batch and channels, ``input_shape`` the shape of one network input, without batch;
+    empty if the network reads indices.
     """
 
     layout: Layout
     width: int
     extent: tuple[int, ...]
     input_shape: tuple[int, ...]
+    causal: bool = False
+    """Whether no position may learn of later ones, as in a language model."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's features."""
+        return (*self.extent, self.width) if self.layout in CHANNELS_LAST else (self.width, *self.extent)
 
     @property
     def positions(self) -> int:

@@ -5,11 +5,18 @@ A module instance, not a closure: it deep-copies, pickles and compiles with the 
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from esper.errors import SlotError
+from esper.growth.blueprints.registry import for_site, get
+from esper.growth.ownership import Ownership
+from esper.growth.seed import Seed
 from esper.growth.site import Site
+from esper.lifecycle.actions import Blend
 
 
 class Occupant(Protocol):
@@ -21,15 +28,19 @@ class Occupant(Protocol):
 class InputTap(nn.Module):
     """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
 
-    The input is held from one host forward to the next; `clear` lets go of it, and copies do not carry it.
+    The input is the first tensor among the host's arguments, positional ones first. It is held from one host forward
+    to the next; `clear` lets go of it, and copies do not carry it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._inputs: Tensor | None = None
 
-    def forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self._inputs = cast(Tensor, arguments[0])
+    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        for argument in (*arguments, *keywords.values()):
+            if isinstance(argument, Tensor):
+                self._inputs = argument
+                return
 
     @property
     def inputs(self) -> Tensor:
@@ -47,16 +58,134 @@ class InputTap(nn.Module):
 
 
 class Slot(nn.Module):
-    """One place where a host may grow. Dormant (no occupant) it returns the host's features as they are."""
+    """One place where a host may grow. Dormant (no occupant) it returns the host's features as they are.
 
-    def __init__(self, name: str, site: Site, tap: InputTap) -> None:
+    Args:
+        name: Of the submodule that it hooks.
+        site: The features that pass there.
+        tap: Where the network's input is to be had.
+        ownership: Which optimizer gets the parameters of seeds.
+        blueprints: Names of those that may germinate here; None: all that serve the site.
+
+    Raises:
+        UnknownBlueprintError: nobody registered a name.
+        SlotError: a blueprint does not serve the site, or the list is empty.
+    """
+
+    anchor: Tensor
+
+    def __init__(
+        self, name: str, site: Site, tap: InputTap, ownership: Ownership, blueprints: Sequence[str] | None = None
+    ) -> None:
         super().__init__()
         self.name = name
         self.site = site
         self.tap = tap
+        self.ownership = ownership
+        self.blueprints = _offered(name, site, blueprints)
+        """Names of the blueprints that may germinate here."""
+        self.enabled = True
+        """Whether anything may germinate here."""
+        # Not persistent: it only tells, after any `.to()`, where new seeds belong.
+        self.register_buffer("anchor", torch.zeros(()), persistent=False)
         self.occupant: Occupant | None = None
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         if self.occupant is None:
             return output
         return self.occupant(output, self.tap.inputs)
+
+    @property
+    def seed(self) -> Seed | None:
+        """The seed that lives here, live or fossilized."""
+        return self.occupant if isinstance(self.occupant, Seed) else None
+
+    def germinate(
+        self, blueprint: str, generator: torch.Generator | None = None, *, blend: Blend = Blend.ADD, alpha: float = 0.0
+    ) -> Seed:
+        """Plant a fresh seed and hand its parameters to the optimizer; returns the seed.
+
+        Args:
+            blueprint: Its name.
+            generator: Source of the initial values; None: one that is seeded from torch's global generator.
+            blend: How its output joins the features.
+            alpha: Its weight. A seed that is planted by hand counts for nothing until `set_alpha` gives it weight.
+
+        Raises:
+            UnknownBlueprintError: no such blueprint.
+            SlotError: the slot is taken or disabled, or the blueprint is not on offer here.
+        """
+        kind = get(blueprint)
+        if self.occupant is not None:
+            raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
+        if not self.enabled:
+            raise SlotError(f"slot {self.name!r} is disabled; enable it first")
+        if not kind.serves(self.site):
+            raise SlotError(f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}")
+        if blueprint not in self.blueprints:
+            offered = ", ".join(self.blueprints)
+            raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        seed = Seed(kind(self.site, generator), self.site, blend).to(self.anchor.device, self.anchor.dtype)
+        seed.alpha.fill_(alpha)
+        seed.train(self.training)
+        self.ownership.extend(self.name, list(seed.parameters()))
+        self.occupant = seed
+        return seed
+
+    def prune(self) -> None:
+        """Remove the seed, if there is one, and all that the optimizer knew of it; a fossil stays.
+
+        Raises:
+            SlotError: the seed is fossilized.
+        """
+        seed = self.seed
+        if seed is None:
+            return
+        if seed.fossilized:
+            raise SlotError(f"the seed in slot {self.name!r} is fossilized: it is part of the model for good")
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the seed, if there is one, fossil or not: for rollbacks."""
+        if self.seed is not None:
+            self.ownership.withdraw(self.name, list(self.seed.parameters()))
+            self.occupant = None
+
+    def fossilize(self) -> None:
+        """Make the seed part of the model for good; its parameters go on learning.
+
+        Raises:
+            SlotError: there is no seed.
+        """
+        self._present.fossilized = True
+
+    def set_alpha(self, alpha: float) -> None:
+        """Give the seed another weight.
+
+        Raises:
+            SlotError: there is no seed, or it is fossilized.
+        """
+        seed = self._present
+        if seed.fossilized:
+            raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
+        seed.alpha.fill_(alpha)
+
+    @property
+    def _present(self) -> Seed:
+        seed = self.seed
+        if seed is None:
+            raise SlotError(f"slot {self.name!r} holds no seed; germinate one first")
+        return seed
+
+
+def _offered(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
+    if blueprints is None:
+        return tuple(kind.name for kind in for_site(site))
+    unfit = [blueprint for blueprint in blueprints if not get(blueprint).serves(site)]
+    if unfit or not blueprints:
+        able = ", ".join(kind.name for kind in for_site(site)) or "none"
+        wrong = f"blueprint {unfit[0]!r} does not serve" if unfit else "no blueprint was named for"
+        raise SlotError(f"{wrong} the {site.layout} features {site.shape} at slot {name!r}; those that do are {able}")
+    return tuple(dict.fromkeys(blueprints))

@@ -68,7 +68,7 @@ class Execution:
 
     def __init__(self, template: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
         self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
-        self._slots = [self._model.slot(name) for name in slots]
+        self._slots = [self._model.slots[name] for name in slots]
         self.sites = [slot.site for slot in self._slots]
 
     def stacked(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.blueprints.registry import get
-from esper.growth.model import GrowingModel, Seed
+from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
@@ -52,7 +53,7 @@ class ReferencePopulation:
         """Take one action per network; arguments and errors as `Population.decide`."""
         compatible = np.array(
             [
-                [[get(name).serves(model.slot(slot).site) for name in self.plan.blueprints] for slot in self.plan.slots]
+                [[get(name).serves(model.slots[slot].site) for name in self.plan.blueprints] for slot in self.plan.slots]
                 for model in self.models
             ]
         )
@@ -70,8 +71,7 @@ class ReferencePopulation:
     def _germinate(self, network: int, slot: int, blueprint: str) -> None:
         generator = seed_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
         self.germinations[network, slot] += 1
-        seed = self.models[network].germinate(self.plan.slots[slot], blueprint, generator)
-        self.seeds[network, slot] = seed.to(device=self.plan.device, dtype=self.plan.dtype)
+        self.seeds[network, slot] = self.models[network].slots[self.plan.slots[slot]].germinate(blueprint, generator)
 
     def _prune(self, network: int, slot: int) -> None:
         seed = self.seeds.pop((network, slot))
@@ -80,7 +80,7 @@ class ReferencePopulation:
         for parameter in gone:
             optimizer.state.pop(parameter, None)
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if not gone & set(group["params"])]
-        self.models[network].prune(self.plan.slots[slot])
+        self.models[network].slots[self.plan.slots[slot]].remove()
 
     def train(self, batches: Iterable[Batch]) -> None:
         """One optimizer step per minibatch in every network."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, positions_in, to_columns
 from esper.growth.blueprints.normalise import normalise
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
@@ -24,11 +24,13 @@ class Attention(Blueprint, Stackable):
     """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
 
     One head; values and output projection are one matrix. The usual factor ``1 / sqrt(KEY)`` is in the initial queries.
+    At causal sites no token looks at later ones.
     """
 
     name: ClassVar[str] = "attention"
     family: ClassVar[Family] = Family.ATTENTION
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    looks_ahead: ClassVar[bool] = False
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -39,15 +41,18 @@ class Attention(Blueprint, Stackable):
         self.values = initial.zeros(generator, width, width)
         self.bias = initial.zeros(generator, width)
         self.register_buffer("live", torch.ones(width, device=generator.device))
+        self.causal = site.causal
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         columns = normalise(to_columns(features, self.layout), self.live)
         tokens, queries, keys = (
-            by_position(each, self.positions)  # [..., C or KEY, T, B]
+            by_position(each, positions_in(features, self.layout))  # [..., C or KEY, T, B]
             for each in (columns, linear(self.queries, columns), linear(self.keys, columns))
         )
         # Sums of products along leading axes keep the batch last, where a matrix product per example is slow.
         scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], S the tokens looked at
+        if self.causal:
+            scores = scores.masked_fill(_later(scores.shape[-3], scores.device), -math.inf)
         weights = scores.softmax(-3)
         attended = (weights.unsqueeze(-4) * tokens.unsqueeze(-2)).sum(-3)  # [..., C, T, B]
         return from_columns(linear(self.values, attended.flatten(-2), self.bias), features, self.layout)
@@ -66,3 +71,9 @@ class Attention(Blueprint, Stackable):
     @classmethod
     def serves(cls, site: Site) -> bool:
         return super().serves(site) and site.positions > 1
+
+
+def _later(tokens: int, device: torch.device) -> Tensor:
+    """Bool ``[S, T, 1]``: whether the token looked at comes after the one that looks."""
+    place = torch.arange(tokens, device=device)
+    return (place.unsqueeze(1) > place).unsqueeze(2)

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from esper.growth.site import Layout
 
-CHANNELS_LAST = frozenset({Layout.FEATURES, Layout.TOKENS})
-"""Layouts whose channels are the last axis; in the others they follow the batch."""
-
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
     """``[..., B, *example]`` -> ``[..., C, P * B]``, contiguous; plain features have one position."""
@@ -42,6 +39,19 @@ def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
             return by_position(columns, features.shape[-1]).movedim(-1, -3)
         case Layout.IMAGE:
             return columns.reshape(*columns.shape[:-1], *features.shape[-2:], -1).movedim(-1, -4)
+
+
+def positions_in(features: Tensor, layout: Layout) -> int:
+    """P, how many channel vectors each example of ``features [..., B, *example]`` has."""
+    match layout:
+        case Layout.FEATURES:
+            return 1
+        case Layout.TOKENS:
+            return features.shape[-2]
+        case Layout.SEQUENCE:
+            return features.shape[-1]
+        case Layout.IMAGE:
+            return features.shape[-2] * features.shape[-1]
 
 
 def by_position(columns: Tensor, positions: int) -> Tensor:

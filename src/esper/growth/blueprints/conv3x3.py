@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
 from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
@@ -42,7 +42,7 @@ class Conv3x3(Blueprint):
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
             return F.conv2d(hidden, self.outer[:, :, None, None], self.outer_bias)
-        around = neighbours(to_columns(features, self.layout), self.positions)
+        around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))
         hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
 from esper.growth.blueprints.neighbours import TAPS, has_neighbours, shifted
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
@@ -39,7 +39,7 @@ class Depthwise(Blueprint):
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
             return F.conv2d(filtered, self.pointwise[:, :, None, None], self.bias)
-        before, here, after = shifted(to_columns(features, self.layout), self.positions)
+        before, here, after = shifted(to_columns(features, self.layout), positions_in(features, self.layout))
         left, centre, right = self.kernel.unsqueeze(-1).unbind(1)
         filtered = left * before + centre * here + right * after
         return from_columns(linear(self.pointwise, filtered, self.bias), features, self.layout)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, to_columns
+from esper.growth.blueprints.columns import by_position, from_columns, positions_in, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -36,7 +36,7 @@ class Gate(Blueprint, Stackable):
         self.excite_bias = initial.zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, P, B]
+        columns = by_position(to_columns(features, self.layout), positions_in(features, self.layout))  # [..., C, P, B]
         hidden = linear(self.squeeze, columns.mean(-2), self.squeeze_bias).relu()
         # 2 sigmoid(x) - 1 = tanh(x / 2)
         gate = torch.tanh(0.5 * linear(self.excite, hidden, self.excite_bias))  # [..., C, B]

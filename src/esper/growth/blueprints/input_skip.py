@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, to_columns
+from esper.growth.blueprints.columns import from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
-from esper.growth.site import Layout, Site
+from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.stacking import Stackable, linear
 
 
@@ -24,6 +24,7 @@ class InputSkip(Blueprint, Stackable):
     name: ClassVar[str] = "input_skip"
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    looks_ahead: ClassVar[bool] = False
     reads_inputs: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import CHANNELS_LAST, from_columns, to_columns
+from esper.growth.blueprints.columns import from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
-from esper.growth.site import Layout, Site
+from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.stacking import Stackable, linear
 
 
@@ -21,6 +21,7 @@ class Mlp(Blueprint, Stackable):
     name: ClassVar[str] = "mlp"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    looks_ahead: ClassVar[bool] = False
     expansion: ClassVar[int] = 2
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

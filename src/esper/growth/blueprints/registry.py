@@ -61,6 +61,8 @@ class Blueprint(nn.Module, ABC):
     name: ClassVar[str]
     family: ClassVar[Family]
     layouts: ClassVar[frozenset[Layout]]
+    looks_ahead: ClassVar[bool] = True
+    """Whether what comes out at one position may depend on later ones; at causal sites only others serve."""
     reads_inputs: ClassVar[bool] = False
     """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
 
@@ -69,7 +71,6 @@ class Blueprint(nn.Module, ABC):
         if not self.serves(site):
             raise SlotError(f"blueprint {self.name!r} does not serve {site}; use one of `for_site(site)`")
         self.layout = site.layout
-        self.positions = site.positions
 
     @abstractmethod
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
@@ -92,7 +93,7 @@ class Blueprint(nn.Module, ABC):
     @classmethod
     def serves(cls, site: Site) -> bool:
         """Whether the blueprint can live at ``site``."""
-        return site.layout in cls.layouts
+        return site.layout in cls.layouts and not (site.causal and cls.looks_ahead)
 
 
 _registry: dict[str, type[Blueprint]] = {}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
 from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
@@ -31,7 +31,7 @@ class TokenConv(Blueprint, Stackable):
         self.outer = initial.zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        around = neighbours(to_columns(features, self.layout), self.positions)
+        around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
 

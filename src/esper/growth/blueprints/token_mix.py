@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from esper.errors import SlotError
 from esper.growth.blueprints import initial
 from esper.growth.blueprints.columns import by_position, from_columns, to_columns
 from esper.growth.blueprints.registry import Blueprint, Family, register
@@ -28,13 +29,19 @@ class TokenMix(Blueprint, Stackable):
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
-        tokens, width = site.positions, site.width
+        self.positions = tokens = site.positions
+        width = site.width
         self.mixing = initial.before_relu(generator, tokens, tokens, fan_in=tokens)
         self.bias = initial.zeros(generator, tokens)
         self.outer = initial.zeros(generator, width, width)
         self.register_buffer("live", torch.ones(width, device=generator.device))
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        if features.shape[-2] != self.positions:
+            raise SlotError(
+                f"token_mix mixes {self.positions} tokens and was given {features.shape[-2]}: "
+                "where their number varies, leave it out of the slot's blueprints"
+            )
         columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
         tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
         mixed = linear(self.mixing, tokens, self.bias).relu()

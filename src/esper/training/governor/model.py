@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import DivergedError
-from esper.growth.model import GrowingModel, Seed
+from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
 
@@ -150,7 +151,7 @@ class Governor:
         gone: set[Tensor] = set()
         for name in doomed:
             gone.update(self.model.seeds[name].parameters())
-            self.model.prune(name)
+            self.model.slots[name].remove()
         for group in self.optimizer.param_groups:
             group["params"][:] = [parameter for parameter in group["params"] if parameter not in gone]
         return tuple(doomed)

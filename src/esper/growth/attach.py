@@ -1,0 +1,87 @@
+"""Put growth slots on a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias, cast
+
+from torch import nn
+
+from esper.errors import SlotError
+from esper.growth.blueprints.registry import get
+from esper.growth.model import GrowingModel
+from esper.growth.probe import Arguments
+
+PATTERN = "re:"
+"""Begins a key of `Places` that is a regular expression."""
+AUTO = "auto"
+"""Instead of blueprints: all that fit."""
+
+Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
+"""Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
+
+
+def attach(model: nn.Module, slots: Places, example_input: Arguments, *, causal: bool | None = None) -> GrowingModel:
+    """Give ``model`` growth slots behind some of its submodules.
+
+    ```python
+    growing = attach(net, {"layer2": ["conv3x3", "squeeze_excite"], r"re:blocks\\.\\d+$": "auto"}, images[:2])
+    ```
+
+    The model itself stays as it is, with its own state-dict keys; a slot is a forward hook, and dormant ones change
+    nothing. Attach before `torch.compile`: hooks that come later are ignored in silence.
+
+    Args:
+        model: Any module.
+        slots: Names of submodules, or a mapping from names to blueprints' names or ``"auto"``. A key that begins with
+            ``re:`` is a regular expression, searched for in the names of all submodules.
+        example_input: What the model takes, two examples or more: a tensor, a tuple of positional arguments, or a
+            dictionary of keyword arguments. A forward pass with it finds out what features the slots see.
+        causal: Whether tokens must not learn of later ones, as in a language model; None: that shows in the outputs.
+
+    Raises:
+        SlotError: a name or pattern matches nothing, two of them the same submodule; a submodule is shared, is never
+            called or more than once, or yields no features that a slot can use; a blueprint does not serve a site.
+        UnknownBlueprintError: nobody registered a blueprint of that name.
+    """
+    if isinstance(slots, Mapping):
+        offers = {place: _blueprints(place, given) for place, given in slots.items()}
+    else:
+        offers = dict.fromkeys(slots)
+    return GrowingModel(model, _resolved(model, offers), example_input, causal=causal)
+
+
+def _blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:
+    if given == AUTO:
+        return None
+    if isinstance(given, str):
+        raise SlotError(f"the blueprints of slot {place!r} are {given!r}: give a list of names, or 'auto'")
+    return [get(name).name for name in given]
+
+
+def _resolved(model: nn.Module, offers: Mapping[str, Sequence[str] | None]) -> dict[str, Sequence[str] | None]:
+    """By name: patterns replaced by the names that they match."""
+    if not offers:
+        raise SlotError("no slots: name the submodules behind which the model may grow")
+    found: dict[str, Sequence[str] | None] = {}
+    for place, blueprints in offers.items():
+        for name in _matches(model, place):
+            if name in found:
+                raise SlotError(f"{place!r} matches submodule {name!r}, which an earlier slot has already")
+            found[name] = blueprints
+    return found
+
+
+def _matches(model: nn.Module, place: str) -> list[str]:
+    if not place.startswith(PATTERN):
+        return [place]
+    try:
+        pattern = re.compile(place.removeprefix(PATTERN))
+    except re.error as error:
+        raise SlotError(f"slot {place!r} is no regular expression: {error}") from error
+    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    names = [name for name, _ in modules if name and pattern.search(name)]
+    if not names:
+        raise SlotError(f"no submodule's name matches {place!r}; print(model) shows the names")
+    return names

@@ -1,0 +1,49 @@
+"""Whether a network's outputs at one position depend on later positions of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Whether another last position of ``inputs [B, T, ...]`` leaves the outputs of all earlier ones as they were.
+
+    Only of networks whose output has the same T positions along axis 1 can that be said; of others it is False, and so
+    of inputs with a single position. Of a network that mixes no positions at all it is True: it may be a language
+    model, which nothing that grows may spoil.
+    """
+    if inputs.dim() < 2 or inputs.shape[1] < 2:
+        return False
+    before = _output(network(inputs))
+    if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
+        return False
+    after = _output(network(_changed(inputs)))
+    assert after is not None
+    earlier = torch.allclose(before[:, :-1], after[:, :-1])
+    return earlier and not torch.allclose(before[:, -1], after[:, -1])
+
+
+def _changed(inputs: Tensor) -> Tensor:
+    """With another last position: an index that occurs elsewhere in the input, or random numbers."""
+    changed = inputs.clone()
+    if inputs.is_floating_point():
+        noise = torch.randn(inputs[:, -1].shape, generator=torch.Generator().manual_seed(0))
+        changed[:, -1] = noise.to(inputs)
+    else:
+        others = inputs[inputs != inputs[:, -1:].expand_as(inputs)]
+        changed[:, -1] = others[0] if len(others) else 0
+    return changed
+
+
+def _output(returned: Any) -> Tensor | None:
+    """The tensor that was returned, or the first of a tuple or mapping."""
+    if isinstance(returned, Tensor):
+        return returned
+    if isinstance(returned, Mapping):
+        returned = tuple(cast("Mapping[str, Any]", returned).values())
+    parts = cast("tuple[Any, ...]", returned) if isinstance(returned, tuple) else ()
+    return next((part for part in parts if isinstance(part, Tensor) and part.dim() > 0), None)
