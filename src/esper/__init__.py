@@ -1,3 +1,20 @@
 """Esper grows neural networks while they train."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.api import Decision, Grower, GrowingModel, attach
+
 __version__ = "0.1.0"
+
+__all__ = ["Decision", "Grower", "GrowingModel", "__version__", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not at import: the command line is to answer before torch is there.
+    if name not in __all__:
+        raise AttributeError(f"module 'esper' has no attribute {name!r}")
+    return vars(import_module("esper.api"))[name]

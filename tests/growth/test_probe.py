@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.errors import SlotError
-from esper.growth.probe import probe_sites
+from esper.growth.probe import probe
 from esper.growth.site import Layout, Site
 
 
@@ -61,7 +61,7 @@ class Awkward(nn.Module):
 )
 def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site) -> None:
     # An activation alone does not show which axis holds channels: `conv.1` is read as tokens, `conv` is not.
-    assert probe_sites(host, [name], torch.zeros(2, *shape)) == {name: site}
+    assert probe(host, [name], torch.zeros(2, *shape)).sites == {name: site}
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site)
 )
 def test_what_cannot_carry_a_slot_is_refused(names: list[str], message: str) -> None:
     with pytest.raises(SlotError, match=message):
-        probe_sites(Awkward(), names, torch.zeros(2, 4))
+        probe(Awkward(), names, torch.zeros(2, 4))
 
 
 def test_the_host_is_left_as_it_was() -> None:
     host = Stem().train()
     before = {name: tensor.clone() for name, tensor in host.state_dict().items()}
-    probe_sites(host, ["conv", "head"], torch.randn(4, 1, 10, generator=torch.Generator().manual_seed(0)))
+    probe(host, ["conv", "head"], torch.randn(4, 1, 10, generator=torch.Generator().manual_seed(0)))
     assert host.training
     assert all(torch.equal(before[name], tensor) for name, tensor in host.state_dict().items())
     assert not any(module._forward_hooks for module in host.modules())
@@ -96,6 +96,6 @@ def test_the_host_is_left_as_it_was() -> None:
 def test_a_host_that_fails_keeps_no_hook() -> None:
     host = Stem()
     with pytest.raises(RuntimeError):
-        probe_sites(host, ["conv"], torch.zeros(2, 3, 10))
+        probe(host, ["conv"], torch.zeros(2, 3, 10))
     assert host.training
     assert not any(module._forward_hooks for module in host.modules())

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.history import LOOKBACK, History
+from esper.control.subject import Subject
 from esper.growth.blueprints.registry import Family
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import Stage
-from esper.training.population import Population
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ OUTCOME_GAIN = 5.0
 class View:
     """What features are computed from."""
 
-    population: Population
+    subject: Subject
     history: History
     progress: Floats
     """Share of the episode that is over, ``[E]``."""
@@ -51,17 +51,17 @@ class View:
     @property
     def added(self) -> Floats:
         """Parameters of the seeds that count in the forward pass, relative to the host's, ``[E]``."""
-        return self.population.parameters_in(self.population.table.blended) / self.population.host_parameters
+        return self.subject.parameters_in(self.subject.table.blended) / self.subject.host_parameters
 
     @property
     def resident(self) -> NDArray[np.int64]:
         """Blueprint index of each slot's seed, 0 where there is none, ``[E, S]``."""
-        return np.maximum(self.population.table.blueprint, 0).astype(np.int64)
+        return np.maximum(self.subject.table.blueprint, 0).astype(np.int64)
 
     def of_resident(self, per_blueprint: Floats) -> Floats:
         """Pick the resident seed's entry from ``[E, S, K]``; 0 in slots without a seed; ``[E, S]``."""
         picked = np.take_along_axis(per_blueprint, self.resident[..., None], axis=2)[..., 0]
-        return np.where(self.population.table.owning, picked, 0.0)
+        return np.where(self.subject.table.owning, picked, 0.0)
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
     ),
     Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
     Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
-    Feature("budget_left", 0, 1, lambda v: v.population.budget_left),
+    Feature("budget_left", 0, 1, lambda v: v.subject.budget_left),
     Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
     Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
     Feature("rent", 0, 1, lambda v: v.rent),
-    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.host_parameters / 1000)),
+    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
-    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.roster.learning_rates / 0.01)),
+    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.roster.learning_rates / 0.01)),
     Feature(
         "log_host_gradient",
         -LOG_LIMIT,
@@ -149,42 +149,42 @@ def _gradient_ratio(view: View) -> Floats:
 
 def _relative_cost(view: View) -> Floats:
     """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
-    return np.log1p(view.population.roster.costs.parameters / view.population.host_parameters[:, None, None])
+    return np.log1p(view.subject.roster.costs.parameters / view.subject.host_parameters[:, None, None])
 
 
 def _ramp_left(view: View) -> Floats:
-    table = view.population.table
+    table = view.subject.table
     duration = np.maximum(table.alpha_duration, 1)
     return np.where(table.stage == Stage.BLENDING, 1 - table.alpha_elapsed / duration, 0.0)
 
 
 def _depth(view: View) -> Floats:
-    environments, slots = view.population.table.stage.shape
+    environments, slots = view.subject.table.stage.shape
     depths: Floats = np.linspace(0.0, 1.0, slots)
     return np.tile(depths, (environments, 1))
 
 
 SLOT_FEATURES: tuple[Feature, ...] = (
-    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.population.table.stage)) for stage in Stage),
-    Feature("alpha", 0, 1, lambda v: v.population.table.alpha.astype(np.float64)),
-    Feature("alpha_target", 0, 1, lambda v: v.population.table.alpha_target.astype(np.float64)),
+    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.subject.table.stage)) for stage in Stage),
+    Feature("alpha", 0, 1, lambda v: v.subject.table.alpha.astype(np.float64)),
+    Feature("alpha_target", 0, 1, lambda v: v.subject.table.alpha_target.astype(np.float64)),
     Feature("ramp_left", 0, 1, _ramp_left),
-    Feature("pruning", 0, 1, lambda v: v.population.table.pruning),
-    Feature("stage_age", 0, 1, lambda v: _steps(v, v.population.table.stage_age)),
-    Feature("seed_age", 0, 1, lambda v: _steps(v, v.population.table.seed_age)),
+    Feature("pruning", 0, 1, lambda v: v.subject.table.pruning),
+    Feature("stage_age", 0, 1, lambda v: _steps(v, v.subject.table.stage_age)),
+    Feature("seed_age", 0, 1, lambda v: _steps(v, v.subject.table.seed_age)),
     Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
-    Feature("evidence_age", 0, 1, lambda v: _steps(v, v.population.evidence.contribution_age)),
+    Feature("evidence_age", 0, 1, lambda v: _steps(v, v.subject.evidence.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
     Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _loss_contribution),
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _contribution_velocity),
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
-    Feature("gradient_healthy", 0, 1, lambda v: v.population.evidence.gradient_healthy),
+    Feature("gradient_healthy", 0, 1, lambda v: v.subject.evidence.gradient_healthy),
     Feature("depth", 0, 1, _depth),
-    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.population.roster.widths / 10)),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.roster.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
     Feature("resident_cost", 0, 3, lambda v: v.of_resident(_relative_cost(v))),
     *(
-        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.population.slots_of_layout(layout))
+        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.subject.slots_of_layout(layout))
         for layout in Layout
     ),
     *(
@@ -196,14 +196,14 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 
 
 def _of_family(view: View, family: Family) -> Floats:
-    members = np.array([kind.family is family for kind in view.population.roster.kinds], float)
-    return np.broadcast_to(members, view.population.roster.costs.parameters.shape)
+    members = np.array([kind.family is family for kind in view.subject.roster.kinds], float)
+    return np.broadcast_to(members, view.subject.roster.costs.parameters.shape)
 
 
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (
     Feature("cost", 0, 3, _relative_cost),
     Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
-    Feature("compatible", 0, 1, lambda v: v.population.roster.compatible),
+    Feature("compatible", 0, 1, lambda v: v.subject.roster.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
     Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _outcome(v, v.history.outcomes)),
     *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),

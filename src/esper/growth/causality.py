@@ -18,10 +18,10 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     """
     if inputs.dim() < 2 or inputs.shape[1] < 2:
         return False
-    before = _output(network(inputs))
+    before = output_tensor(network(inputs))
     if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
         return False
-    after = _output(network(_changed(inputs)))
+    after = output_tensor(network(_changed(inputs)))
     assert after is not None
     earlier = torch.allclose(before[:, :-1], after[:, :-1])
     return earlier and not torch.allclose(before[:, -1], after[:, -1])
@@ -39,8 +39,8 @@ def _changed(inputs: Tensor) -> Tensor:
     return changed
 
 
-def _output(returned: Any) -> Tensor | None:
-    """The tensor that was returned, or the first of a tuple or mapping."""
+def output_tensor(returned: Any) -> Tensor | None:
+    """What a network returned, if it is a tensor, or the first tensor of a tuple or mapping that has axes."""
     if isinstance(returned, Tensor):
         return returned
     if isinstance(returned, Mapping):

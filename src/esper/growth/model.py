@@ -10,7 +10,7 @@ from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.ownership import SLOT_KEY, Ownership
-from esper.growth.probe import Arguments, probe_sites
+from esper.growth.probe import Arguments, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot
 
@@ -59,10 +59,10 @@ class GrowingModel(nn.Module):
         host: Any module.
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
         example_input: What the host takes: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
-        causal: As in `esper.growth.probe.probe_sites`.
+        causal: As in `esper.growth.probe.probe`.
 
     Raises:
-        SlotError: as `esper.growth.probe.probe_sites` and `Slot`.
+        SlotError: as `esper.growth.probe.probe` and `Slot`.
     """
 
     def __init__(
@@ -75,17 +75,19 @@ class GrowingModel(nn.Module):
     ) -> None:
         super().__init__()
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
-        sites = probe_sites(host, list(slots), example_input, causal=causal)
+        probed = probe(host, list(slots), example_input, causal=causal)
         self.host = host
         self.tap = InputTap()
         self.ownership = Ownership()
-        made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in sites.items()}
+        made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in probed.sites.items()}
         host.register_forward_pre_hook(self.tap, with_kwargs=True)
         for name, slot in made.items():
             host.get_submodule(name).register_forward_hook(slot)
         self.slots = Slots(made)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
+        self.outputs = probed.outputs
+        """Last axis of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
         like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)

@@ -74,10 +74,13 @@ class _Reminder:
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Named) -> None:
         self._named_parameters = named_parameters
-        self._handle = optimizer.register_step_pre_hook(self)
+        self._due = True
+        optimizer.register_step_pre_hook(self)
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._handle.remove()
+        if not self._due:  # a hook cannot be removed while hooks are called
+            return
+        self._due = False
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         forgotten = [name for name, parameter in self._named_parameters() if _is_forgotten(parameter, owned)]
         if forgotten:

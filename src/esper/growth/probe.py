@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from esper.errors import SlotError
-from esper.growth.causality import is_causal
+from esper.growth.causality import is_causal, output_tensor
 from esper.growth.names import did_you_mean
 from esper.growth.site import Layout, Site
 
@@ -19,10 +19,17 @@ Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
-def probe_sites(
-    host: nn.Module, names: Sequence[str], example_input: Arguments, *, causal: bool | None = None
-) -> dict[str, Site]:
-    """Run the host on ``example_input`` and describe the output of every submodule in ``names``, in the order of calls.
+class Probed(NamedTuple):
+    """What a probe forward found."""
+
+    sites: dict[str, Site]
+    """By submodule, in the order of calls."""
+    outputs: int | None
+    """Last axis of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
+
+
+def probe(host: nn.Module, names: Sequence[str], example_input: Arguments, *, causal: bool | None = None) -> Probed:
+    """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
     A rank-3 output is read as tokens ``[B, T, D]`` unless a convolution or a normalisation over channels made it, then
     as a sequence ``[B, C, L]``. Whether tokens are ``causal``, so that none may learn of later ones, shows in the
@@ -45,7 +52,7 @@ def probe_sites(
     try:
         host.eval()
         with torch.no_grad():
-            call(host, example_input)
+            returned = output_tensor(call(host, example_input))
             kept = {name: list(found) for name, found in outputs.items()}
             if causal is None:
                 causal = is_causal(lambda changed: call(host, _with_first(example_input, changed)), inputs)
@@ -55,7 +62,8 @@ def probe_sites(
             handle.remove()
     for name in names:
         _check(name, kept.get(name, []), len(inputs))
-    return {name: _site(modules[name], kept[name][0], inputs, causal) for name in kept}
+    sites = {name: _site(modules[name], found[0], inputs, causal) for name, found in kept.items()}
+    return Probed(sites, None if returned is None else returned.shape[-1])
 
 
 def call(host: nn.Module, arguments: Arguments) -> Any:

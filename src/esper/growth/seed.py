@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +42,18 @@ class Seed(nn.Module):
             apart = self._change(features.detach(), inputs)
             return features + (apart - apart.detach())
         return features + self.alpha * self._change(features, inputs)
+
+    @contextmanager
+    def weighing(self, alpha: float) -> Generator[None]:
+        """Within the block the seed counts with ``alpha``, whatever it did before and will do after."""
+        usual, estranged = self.alpha.clone(), self.estranged
+        self.estranged = False
+        self.alpha.fill_(alpha)
+        try:
+            yield
+        finally:
+            self.estranged = estranged
+            self.alpha.copy_(usual)
 
     def _change(self, features: Tensor, inputs: Tensor) -> Tensor:
         """What the seed would add at full weight."""

@@ -133,3 +133,12 @@ class Evidence:
             contribution=np.full(shape, np.nan, np.float32),
             contribution_age=np.zeros(shape, np.int16),
         )
+
+    def without(self, slots: Bools) -> Evidence:
+        """The evidence without what was known of the seeds in ``slots [E, S]``, which are gone or new."""
+        return Evidence(
+            probed=self.probed & ~slots,
+            gradient_healthy=self.gradient_healthy & ~slots,
+            contribution=np.where(slots, np.float32(np.nan), self.contribution),
+            contribution_age=np.where(slots, np.int16(0), self.contribution_age),
+        )

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.learning import Batch, TrainingReport, as_array, network_accuracies, network_losses
 from esper.training.population import Population
 from esper.training.variants import forward_variants, toggling
@@ -81,13 +82,17 @@ def _evaluation(population: Population, slots: list[int], losses: Floats, accura
 
 def remember(population: Population, training: TrainingReport, evaluation: Evaluation) -> None:
     """Make what was measured the evidence of the next decision."""
-    owning = population.table.owning
+    population.evidence = remembered(population.table, population.evidence, training, evaluation)
+
+
+def remembered(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
+    """The evidence of the next decision: what was known ``before``, and what was measured now."""
     norms = training.seed_gradient
-    measured = owning & np.isfinite(evaluation.loss_contribution)
-    population.evidence = replace(
-        population.evidence,
-        probed=population.evidence.probed | measured,
-        gradient_healthy=owning & np.isfinite(norms) & (norms > 0),
+    measured = table.owning & np.isfinite(evaluation.loss_contribution)
+    return replace(
+        before,
+        probed=before.probed | measured,
+        gradient_healthy=table.owning & np.isfinite(norms) & (norms > 0),
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
-        contribution_age=np.zeros_like(population.evidence.contribution_age),
+        contribution_age=np.zeros_like(before.contribution_age),
     )

@@ -112,6 +112,10 @@ class Governor:
             self.snapshot()
         return self._trouble
 
+    def expect_change(self) -> None:
+        """The model was changed on purpose: forget what was usual for it, it may well do worse now."""
+        self._monitor.restart(np.array([True]))
+
     @torch.no_grad()
     def rollback(self) -> Rollback:
         """Return to the last snapshot, whatever the last check said.

@@ -1,0 +1,73 @@
+"""Controllers by name, or from a run that trained one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from esper.config import load_settings
+from esper.control.controller import Controller
+from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.periodic import Periodic, PeriodicSettings
+from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.simple import Never, Uniform
+from esper.errors import ConfigError
+from esper.experiments.evaluate import load_policy
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import DEFAULT_RULES, TrainSettings
+from esper.grower.subject import Catalogue
+from esper.growth.names import did_you_mean
+from esper.lifecycle.rules import Rules
+
+ALL_AT_START = "all_at_start"
+
+Offered = list[tuple[int, int]]
+"""Slot and blueprint indices, in the order in which rules try them."""
+
+_RULES = (Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
+
+
+def chosen(controller: str | Path | Controller, catalogue: Catalogue, horizon: int) -> tuple[Controller, Rules]:
+    """The controller, and the rules it knows: those a policy was trained with, the default ones otherwise.
+
+    Raises:
+        ConfigError: no rule of that name, and no such run.
+        RunError, CheckpointError: the run has no usable policy.
+    """
+    if not isinstance(controller, str | Path):
+        return controller, DEFAULT_RULES
+    name = str(controller)
+    if name in _RULES:
+        return _rule(name, _offered(catalogue), horizon), DEFAULT_RULES
+    if not Path(controller).exists():
+        raise ConfigError(
+            f"no controller {name!r}{did_you_mean(name, _RULES)}: give one of {', '.join(_RULES)}, "
+            "or the directory of a run of `esper train`"
+        )
+    run = RunDirectory.open(Path(controller))
+    settings = load_settings(TrainSettings, run.config)
+    return load_policy(run, settings).controller, settings.rules
+
+
+def _rule(name: str, offered: Offered, horizon: int) -> Controller:
+    if name == Never.name:
+        return Never()
+    if name == Uniform.name:
+        return Uniform()
+    if name == ALL_AT_START:
+        return Schedule(_one_each(offered), horizon, ALL_AT_START)
+    if name == Periodic.name:
+        return Periodic(PeriodicSettings(plantings=tuple(offered)), horizon)
+    return Heuristic(HeuristicSettings(preferences=tuple(offered)), horizon)
+
+
+def _offered(catalogue: Catalogue) -> Offered:
+    """Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first."""
+    _, slots, kinds = catalogue.compatible.shape
+    parameters = catalogue.costs.parameters[0]
+    places = [(slot, kind) for slot in range(slots) for kind in range(kinds) if catalogue.compatible[0, slot, kind]]
+    return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))
+
+
+def _one_each(offered: Offered) -> list[Planting]:
+    """In each slot the dearest that it offers."""
+    return [Planting(0, slot, kind) for slot, kind in sorted(dict(offered).items())]

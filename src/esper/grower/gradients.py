@@ -1,0 +1,66 @@
+"""Gradients of a model's host and seeds, as an optimizer meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from esper.growth.model import GrowingModel
+from esper.training.gradients import HealthTable
+from esper.training.gradients.health import GradientNorms, judged
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Gradients:
+    """Looks at the gradients before every step of the optimizer, without waiting for a device."""
+
+    def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
+        self._norms: list[Tensor] = []
+        """Of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
+        optimizer.register_step_pre_hook(self._observe)
+
+    @torch.no_grad()
+    def _observe(self, *_: Any) -> None:
+        parts = [self._model.host, *(slot.seed for slot in self._model.slots.values())]
+        self._norms.append(torch.stack([_norm(part, self._model) for part in parts]))
+
+    def report(self) -> tuple[Floats, Floats, HealthTable]:
+        """Norms in the last minibatch of the host ``[1]`` and of the seeds ``[1, S]``, and the seeds' health."""
+        slots = len(self._model.slots)
+        if not self._norms:
+            return np.zeros(1), np.zeros((1, slots)), HealthTable.none(1, slots)
+        norms = torch.stack(self._norms).to("cpu", torch.float64).numpy()
+        self._norms.clear()
+        hosts, seeds = norms[:, :1], norms[:, None, 1:]
+        return hosts[-1], seeds[-1], self._health(hosts, seeds)
+
+    def _health(self, hosts: Floats, seeds: Floats) -> HealthTable:
+        """From norms ``[T, 1]`` and ``[T, 1, S]``; the incumbents of a seed are the host and all fossils."""
+        owners = [slot.seed for slot in self._model.slots.values()]
+        fossils = np.array([[seed is not None and seed.fossilized for seed in owners]])
+        sizes = np.array([[0 if seed is None else _size(seed.parameters()) for seed in owners]])
+        learning = np.array([[seed is not None and any(p.requires_grad for p in seed.parameters()) for seed in owners]])
+        incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
+        counted = np.array([[_size(self._model.host.parameters()) + int((sizes * fossils).sum())]])
+        found = judged(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
+        return HealthTable.none(*sizes.shape).updated(learning, found)
+
+
+def _size(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+
+
+def _norm(part: nn.Module | None, model: GrowingModel) -> Tensor:
+    """0-d, on the device of the slots."""
+    device = model.slots.values()[0].anchor.device
+    gradients = [] if part is None else [p.grad for p in part.parameters() if p.grad is not None]
+    return get_total_norm(gradients).to(device, torch.float32) if gradients else torch.zeros((), device=device)

@@ -1,0 +1,47 @@
+"""What a model's seeds contribute, found by switching each of them off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from esper.growth.model import GrowingModel
+from esper.lifecycle.table import SeedTable
+from esper.training.evaluation import Evaluation
+
+
+class Score(NamedTuple):
+    """How a model does on validation data."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    accuracy: float
+    """Fraction that is right, in [0, 1]."""
+
+
+Evaluate: TypeAlias = Callable[[GrowingModel], "Score | tuple[float, float]"]
+"""Measures a model on validation data: loss and accuracy. The data, the mode and the device are its business; the same
+model must give the same figures."""
+
+
+def measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: Score | None) -> Evaluation:
+    """The model as it is, and each seed's leave-one-out counterfactual.
+
+    A seed that counts is compared with its absence; one that does not count yet is put in at full weight and compared
+    with the model as it is. ``whole`` is the former figure, if it is known already.
+    """
+    usual = Score(*evaluate(model)) if whole is None else whole
+    by_accuracy = np.full(table.stage.shape, np.nan)
+    by_loss = np.full(table.stage.shape, np.nan)
+    for place, slot in enumerate(model.slots.values()):
+        if slot.seed is None:
+            continue
+        counts = bool(table.blended[0, place])
+        with slot.seed.weighing(0.0 if counts else 1.0):
+            other = Score(*evaluate(model))
+        sign = 1.0 if counts else -1.0
+        by_accuracy[0, place] = sign * (usual.accuracy - other.accuracy)
+        by_loss[0, place] = sign * (other.loss - usual.loss)
+    return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss)

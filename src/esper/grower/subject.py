@@ -1,0 +1,87 @@
+"""One model as controllers see it: a population of one. Arrays have the axes of populations, with E = 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.growth.blueprints.registry import Blueprint, get
+from esper.growth.model import GrowingModel
+from esper.growth.site import Layout, Site
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.training.budget import Budget, Costs, affordable, budget_left, resident
+
+BYTES_PER_VALUE = 4
+COPIES = 4
+"""Values kept per parameter: itself, its gradient and two moments, as with AdamW."""
+
+
+class Catalogue:
+    """What the slots of a model offer: an `esper.control.subject.Offers`."""
+
+    def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
+        self._slots = model.slots.values()
+        self._optimizer = optimizer
+        names = dict.fromkeys(name for slot in self._slots for name in slot.blueprints)
+        self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
+        """Every blueprint that is on offer in some slot, in the order of the slots."""
+        parameters = self._costs(lambda kind, site: kind.parameters_at(site))
+        flops = self._costs(lambda kind, site: kind.flops_at(site))
+        self.costs = Costs(parameters, flops, parameters * BYTES_PER_VALUE * COPIES)
+        """Per slot and blueprint; 0 where one is not on offer."""
+        self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
+        """Channels at each slot."""
+
+    @property
+    def compatible(self) -> NDArray[np.bool_]:
+        """Whether a blueprint may germinate in a slot."""
+        offered = [[slot.enabled and kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots]
+        return np.array([offered])
+
+    @property
+    def learning_rates(self) -> NDArray[np.float64]:
+        """Of the host, as it is now."""
+        return np.array([float(self._optimizer.param_groups[0]["lr"])])
+
+    def _costs(self, cost: Callable[[type[Blueprint], Site], int]) -> NDArray[np.int64]:
+        return np.array(
+            [
+                [cost(kind, slot.site) if kind.name in slot.blueprints else 0 for kind in self.kinds]
+                for slot in self._slots
+            ]
+        )[None]
+
+
+class ModelSubject:
+    """A growing model with its lifecycle table: an `esper.control.subject.Subject`."""
+
+    def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
+        self.roster = Catalogue(model, optimizer)
+        self.budget = budget
+        self.table = SeedTable.dormant(1, len(model.slots))
+        self.evidence = Evidence.none(1, len(model.slots))
+        self.germinations: NDArray[np.int64] = np.zeros(len(model.slots), np.int64)
+        """Seeds that each slot has had, ``[S]``."""
+        self.host_parameters: NDArray[np.int64] = np.array([model.host_parameters])
+        self._layouts = [slot.site.layout for slot in model.slots.values()]
+
+    @property
+    def affordable(self) -> NDArray[np.bool_]:
+        """Which blueprints the budget still allows in which slots."""
+        return affordable(self.budget, self.roster.costs, self.table)
+
+    @property
+    def budget_left(self) -> NDArray[np.float64]:
+        """The share of the scarcest cap that is not spent yet."""
+        return budget_left(self.budget, self.roster.costs, self.table)
+
+    def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
+        """Whether the slot's features have this layout."""
+        return np.array([[one is layout for one in self._layouts]])
+
+    def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Parameters of the seeds in the slots ``counted``."""
+        return (resident(self.roster.costs.parameters, self.table) * counted).sum(axis=1)
