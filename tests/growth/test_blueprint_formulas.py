@@ -98,3 +98,34 @@ def test_convolutions(site: Site, conv):
     filtered = conv(h, seed.kernel[:, None], padding=1, groups=site.width)
     pointwise = seed.pointwise.view(*seed.pointwise.shape, *ones)
     torch.testing.assert_close(seed(h, inputs), conv(filtered, pointwise, seed.bias))
+
+
+@pytest.mark.parametrize("site", [IMAGE, SEQUENCE], ids=lambda site: f"{site.layout}")
+def test_bottleneck(site: Site):
+    seed = grown(get("bottleneck"), site)
+    h, inputs = batch(site)
+    dimensions = len(site.extent)
+    conv = F.conv2d if dimensions == 2 else F.conv1d
+    ones = [1] * dimensions
+    assert seed.kernel.shape[0] == site.width // 4
+    hidden = conv(h, seed.reduce.view(*seed.reduce.shape, *ones), seed.reduce_bias).relu()
+    hidden = conv(hidden, seed.kernel.movedim(-1, 1), seed.bias, padding=1).relu()
+    expected = conv(hidden, seed.restore.view(*seed.restore.shape, *ones), seed.restore_bias)
+    torch.testing.assert_close(seed(h, inputs), expected)
+
+
+def test_squeeze_excite_is_a_gate_with_more_hidden_units():
+    wide = Site(Layout.IMAGE, width=32, extent=(3, 3), input_shape=(1, 3, 3))
+    assert get("squeeze_excite").parameters_at(wide) == 2 * 8 * 32 + 8 + 32
+    seed, h = grown(get("squeeze_excite"), wide), batch(wide)[0]
+    hidden = F.linear(h.mean((2, 3)), seed.squeeze, seed.squeeze_bias).relu()
+    openness = 2 * torch.sigmoid(F.linear(hidden, seed.excite, seed.excite_bias)) - 1
+    torch.testing.assert_close(seed(h, h), h * openness[:, :, None, None])
+
+
+def test_lora_has_the_same_rank_at_any_width():
+    for width, rank in ((4, 4), (8, 8), (64, 8)):
+        site = Site(Layout.TOKENS, width=width, extent=(3,), input_shape=())
+        seed, h = grown(get("lora"), site), batch(site)[0]
+        assert torch.linalg.matrix_rank(seed.up @ seed.down) == rank
+        torch.testing.assert_close(seed(h, h), h @ (seed.up @ seed.down).T)

@@ -35,9 +35,9 @@ def test_the_built_in_blueprints_are_registered_under_sorted_names():
     ("layout", "expected"),
     [
         (Layout.FEATURES, "gate input_skip lowrank mlp mlp_wide norm"),
-        (Layout.TOKENS, "attention gate input_skip lowrank mlp mlp_wide norm token_conv token_mix"),
-        (Layout.SEQUENCE, "conv1x1 conv3x3 depthwise gate norm"),
-        (Layout.IMAGE, "conv1x1 conv3x3 depthwise gate norm"),
+        (Layout.TOKENS, "attention gate input_skip lora lowrank mlp mlp_wide norm token_conv token_mix"),
+        (Layout.SEQUENCE, "bottleneck conv1x1 conv3x3 depthwise gate norm squeeze_excite"),
+        (Layout.IMAGE, "bottleneck conv1x1 conv3x3 depthwise gate norm squeeze_excite"),
     ],
 )
 def test_for_site_lists_what_serves_a_layout(layout: Layout, expected: str):
@@ -48,7 +48,7 @@ def test_for_site_lists_what_serves_a_layout(layout: Layout, expected: str):
 def test_an_unknown_name_raises_with_near_names():
     with pytest.raises(UnknownBlueprintError, match=r"'token_cnov'.*did you mean 'token_conv'"):
         get("token_cnov")
-    with pytest.raises(UnknownBlueprintError, match=r"'zzzz'; known are attention, conv1x1"):
+    with pytest.raises(UnknownBlueprintError, match=r"'zzzz'; known are attention, bottleneck"):
         get("zzzz")
 
 

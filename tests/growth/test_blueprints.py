@@ -104,7 +104,7 @@ def elementwise_flops(kind: type[Blueprint], site: Site) -> int:
     match kind.name:
         case "norm":  # square, divide by the root, gamma
             return 2 * 3 * values
-        case "gate":
+        case "gate" | "squeeze_excite":
             return 2 * values
         case "attention":  # square, divide by the root; products of queries and keys of size 4, of weights and tokens
             return 2 * 2 * values + 2 * (4 + site.width) * site.positions**2

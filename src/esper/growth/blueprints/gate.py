@@ -30,9 +30,10 @@ class Gate(Blueprint, Stackable):
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
-        self.squeeze = initial.before_relu(generator, HIDDEN, site.width, fan_in=site.width)
-        self.squeeze_bias = initial.zeros(generator, HIDDEN)
-        self.excite = initial.zeros(generator, site.width, HIDDEN)
+        hidden = self.hidden_at(site)
+        self.squeeze = initial.before_relu(generator, hidden, site.width, fan_in=site.width)
+        self.squeeze_bias = initial.zeros(generator, hidden)
+        self.excite = initial.zeros(generator, site.width, hidden)
         self.excite_bias = initial.zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
@@ -43,9 +44,14 @@ class Gate(Blueprint, Stackable):
         return from_columns((columns * gate.unsqueeze(-2)).flatten(-2), features, self.layout)
 
     @classmethod
+    def hidden_at(cls, site: Site) -> int:  # noqa: ARG003 (other gates look at it)
+        """Hidden units."""
+        return HIDDEN
+
+    @classmethod
     def parameters_at(cls, site: Site) -> int:
-        return 2 * HIDDEN * site.width + HIDDEN + site.width
+        return 2 * cls.hidden_at(site) * site.width + cls.hidden_at(site) + site.width
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        return 4 * HIDDEN * site.width + 2 * site.positions * site.width
+        return 4 * cls.hidden_at(site) * site.width + 2 * site.positions * site.width

@@ -1,0 +1,107 @@
+"""Language models: nothing that grows at a causal site lets a token learn of later ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import SlotError
+from esper.growth.attach import attach
+from esper.growth.blueprints.registry import for_site, get, names
+from esper.growth.causality import is_causal
+from esper.growth.site import Layout, Site
+from growth.blueprint_cases import batch, generator, grown
+
+TOKENS = Site(Layout.TOKENS, width=6, extent=(5,), input_shape=(5, 3))
+CAUSAL = replace(TOKENS, causal=True)
+
+
+@pytest.mark.parametrize("kind", for_site(CAUSAL), ids=lambda kind: kind.name)
+def test_what_serves_causal_sites_does_not_look_ahead(kind):
+    seed = grown(kind, CAUSAL)
+    features, inputs = batch(CAUSAL)
+    expected = seed(features, inputs)
+    for token in range(1, 5):
+        later, later_inputs = features.clone(), inputs.clone()
+        later[:, token:] += 1.0
+        later_inputs[:, token:] += 1.0
+        torch.testing.assert_close(seed(later, later_inputs)[:, :token], expected[:, :token])
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {kind.name for kind in for_site(CAUSAL)}))
+def test_what_looks_ahead_does_not_serve_them(name):
+    """Everything else that serves tokens does look ahead: nothing is refused without reason."""
+    kind = get(name)
+    if not kind.serves(TOKENS):
+        return
+    seed = grown(kind, TOKENS)
+    features, inputs = batch(TOKENS)
+    later = features.clone()
+    later[:, -1] += 1.0
+    assert not torch.allclose(seed(later, inputs)[:, :-1], seed(features, inputs)[:, :-1])
+
+
+def test_attention_is_causal_only_where_the_site_is():
+    features, inputs = batch(TOKENS)
+    free, bound = grown(get("attention"), TOKENS), grown(get("attention"), CAUSAL)
+    assert not torch.allclose(free(features, inputs)[:, 0], bound(features, inputs)[:, 0])
+    torch.testing.assert_close(free(features, inputs)[:, -1], bound(features, inputs)[:, -1])
+
+
+@pytest.mark.parametrize("length", [2, 5, 9])
+@pytest.mark.parametrize(
+    "name", [kind.name for kind in for_site(TOKENS) if kind.name not in ("token_mix", "input_skip")]
+)
+def test_sequences_of_other_lengths_than_the_probe_s(name, length):
+    """One at a time or together, and whatever the length: an example's features decide alone."""
+    seed = grown(get(name), TOKENS)
+    features = torch.randn(3, length, 6, dtype=torch.float64, generator=generator(1))
+    together = seed(features, features)
+    alone = torch.cat([seed(one, one) for one in features.split(1)])
+    torch.testing.assert_close(together, alone)
+    site = replace(TOKENS, extent=(length,))
+    born_there = grown(get(name), site)
+    torch.testing.assert_close(together, born_there(features, features))
+
+
+def test_a_mixture_of_a_fixed_number_of_tokens_says_so():
+    seed = grown(get("token_mix"), TOKENS)
+    features = torch.zeros(2, 4, 6, dtype=torch.float64)
+    with pytest.raises(SlotError, match="token_mix mixes 5 tokens and was given 4"):
+        seed(features, features)
+
+
+class Reader(nn.Module):
+    """Reads tokens from the first to the last, or both ways."""
+
+    def __init__(self, *, both_ways: bool = False, pooled: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.reader = nn.GRU(6, 6, batch_first=True, bidirectional=both_ways)
+        self.head = nn.Linear(12 if both_ways else 6, 7)
+        self.pooled = pooled
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.head(self.reader(self.embedding(inputs))[0])
+        return outputs.mean(1) if self.pooled else outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "causal"),
+    [(Reader(), True), (Reader(both_ways=True), False), (Reader(pooled=True), False)],
+    ids=["forward", "both ways", "pooled"],
+)
+def test_whether_a_model_is_causal_shows_in_its_outputs(model, causal):
+    tokens = torch.randint(7, (3, 5), generator=generator())
+    assert is_causal(model, tokens) is causal
+    growing = attach(model, ["embedding", "head"] if not model.pooled else ["head"], tokens)
+    assert all(slot.site.causal is (causal and slot.site.layout is Layout.TOKENS) for slot in growing.slots.values())
+
+
+def test_the_user_knows_better():
+    tokens = torch.randint(7, (3, 5), generator=generator())
+    assert attach(Reader(both_ways=True), ["head"], tokens, causal=True).slots["head"].site.causal
+    assert not attach(Reader(), ["head"], tokens, causal=False).slots["head"].site.causal
