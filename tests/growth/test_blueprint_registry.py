@@ -12,15 +12,18 @@ from growth.blueprint_cases import SITES, generator
 
 BUILT_IN = (
     "attention",
+    "bottleneck",
     "conv1x1",
     "conv3x3",
     "depthwise",
     "gate",
     "input_skip",
+    "lora",
     "lowrank",
     "mlp",
     "mlp_wide",
     "norm",
+    "squeeze_excite",
     "token_conv",
     "token_mix",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from esper.grower.decision import Change, Decision
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Score, measured
 from esper.grower.subject import ModelSubject
-from esper.grower.surgery import carry_out, settle
+from esper.grower.surgery import carry_out, settle, shadow_gradients
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.masks import legal_actions
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, joined, revoke, step
 from esper.training.budget import Budget
@@ -143,6 +144,20 @@ class Grower:
         self.decisions += 1
         return self._told(actions, joined([undone, changes]), evaluation, rollback)
 
+    def learn_apart(self, loss: Callable[[], Tensor]) -> None:
+        """Give seeds in isolation ``shadow`` their gradients, and nobody else; without such seeds it does nothing.
+
+        Call it between ``backward()`` and the optimizer's step. ``loss`` computes the loss of the minibatch once more,
+        now with these seeds at full weight.
+        """
+        if self.rules.isolation is not Isolation.SHADOW:
+            return
+        training = self.subject.table.stage[0] == Stage.TRAINING
+        seeds = [slot.seed for slot, alone in zip(self.model.slots.values(), training, strict=True) if alone]
+        isolated = [seed for seed in seeds if seed is not None]
+        if isolated:
+            shadow_gradients(isolated, loss)
+
     def _govern(self, loss: float, accuracy: float | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
         if self.governor is None or not self.governor.check(loss, accuracy):
@@ -184,7 +199,7 @@ class Grower:
         )
         carry_out(self.model, subject, result.transitions, actions, self._seed)
         subject.table, self._state, self._actions = result.table, state, actions
-        settle(self.model, subject.table)
+        settle(self.model, subject.table, self.rules.isolation)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result.transitions

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.grower.subject import ModelSubject
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Head
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Transitions
@@ -37,7 +44,7 @@ def carry_out(
     subject.evidence = subject.evidence.without(gone)
 
 
-def settle(model: GrowingModel, table: SeedTable) -> None:
+def settle(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
     """Give every seed the weight that the table says, and let it learn from its second step on."""
     for place, slot in enumerate(model.slots.values()):
         seed = slot.seed
@@ -45,4 +52,16 @@ def settle(model: GrowingModel, table: SeedTable) -> None:
             continue
         stage = Stage(int(table.stage[0, place]))
         seed.alpha.fill_(float(table.alpha[0, place]))
+        seed.estranged = stage is Stage.TRAINING and isolation is Isolation.STRAIGHT_THROUGH
         seed.requires_grad_(stage is not Stage.GERMINATED)
+
+
+def shadow_gradients(isolated: Sequence[Seed], loss: Callable[[], Tensor]) -> None:
+    """Set the seeds' gradients to those of ``loss()`` with all of them at full weight."""
+    learning = [parameter for seed in isolated for parameter in seed.parameters()]
+    with ExitStack() as weights:
+        for seed in isolated:
+            weights.enter_context(seed.weighing(1.0))
+        gradients = torch.autograd.grad(loss(), learning)
+    for parameter, gradient in zip(learning, gradients, strict=True):
+        parameter.grad = gradient

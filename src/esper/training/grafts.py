@@ -83,6 +83,30 @@ class Blended:
 
 
 @dataclass(frozen=True)
+class Estranged:
+    """As `Blended` where some seeds learn by the straight-through estimator (Bengio et al. 2013).
+
+    They read detached features, and their output is taken back from the value, but not from the gradient.
+    """
+
+    seeds: SlotSeeds
+    alpha: Tensor
+    """``[r]``; that of estranged seeds is not read."""
+    apart: Tensor
+    """Bool ``[r]``: which are estranged."""
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        nobody = features.new_zeros(len(features), dtype=torch.bool)
+        own = nobody.index_fill(0, self.seeds.environments[self.apart], True)
+        seen = torch.where(_along(own, features), features.detach(), features)
+        contributions = self.seeds.contributions(seen, inputs)
+        blended = _along(self.alpha, contributions) * contributions
+        estranged = contributions - contributions.detach()
+        added = torch.where(_along(self.apart, contributions), estranged, blended)
+        return scatter_add(features, self.seeds.environments, added)
+
+
+@dataclass(frozen=True)
 class Forking:
     """As `Blended` for a batch of several variants, some of which begin to differ at this slot.
 

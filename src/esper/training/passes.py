@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.training.bank import Bank
-from esper.training.grafts import BankCall, Blended, Graft, SlotSeeds
+from esper.training.grafts import BankCall, Blended, Estranged, Graft, SlotSeeds
 from esper.training.population import Population
 
 Bools = NDArray[np.bool_]
@@ -27,11 +28,21 @@ class Participation:
     alpha: Floats
     learning: Bools | None = None
     """None: all that take part."""
+    estranged: Bools | None = None
+    """Seeds whose output counts for their own gradient alone, and not for the features; None: there are none."""
 
 
 def as_is(population: Population) -> Participation:
     """The networks as they are: every blended seed at its alpha."""
     return Participation(population.table.blended, population.table.alpha)
+
+
+def as_trained(population: Population) -> Participation:
+    """The networks as they are, and, with isolation by a straight-through estimator, the seeds that learn by it."""
+    training = population.table.stage == Stage.TRAINING
+    if population.plan.rules.isolation is not Isolation.STRAIGHT_THROUGH or not training.any():
+        return as_is(population)
+    return Participation(population.table.blended | training, population.table.alpha, estranged=training)
 
 
 def committed(population: Population) -> Participation:
@@ -42,7 +53,7 @@ def committed(population: Population) -> Participation:
 def shadow(population: Population) -> Participation | None:
     """The networks with their isolated seeds at full alpha, in which only those seeds learn; None without any."""
     training = population.table.stage == Stage.TRAINING
-    if not training.any():
+    if population.plan.rules.isolation is not Isolation.SHADOW or not training.any():
         return None
     alpha = np.where(training, np.float32(1), population.table.alpha)
     return Participation(population.table.blended | training, alpha, training)
@@ -63,7 +74,10 @@ def prepared(population: Population, participation: Participation) -> Program:
         if seeds is None:
             return None
         alpha = torch.from_numpy(participation.alpha[seeds.owners, slot]).to(population.host.values)
-        return Blended(seeds, alpha)
+        if participation.estranged is None or not participation.estranged[seeds.owners, slot].any():
+            return Blended(seeds, alpha)
+        apart = torch.from_numpy(participation.estranged[seeds.owners, slot]).to(alpha.device)
+        return Estranged(seeds, alpha, apart)
 
     return program(population, graft)
 

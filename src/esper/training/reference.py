@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.slot import Slot
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
@@ -51,11 +53,9 @@ class ReferencePopulation:
 
     def decide(self, actions: Actions) -> None:
         """Take one action per network; arguments and errors as `Population.decide`."""
+        kinds = [get(name) for name in self.plan.blueprints]
         compatible = np.array(
-            [
-                [[get(name).serves(model.slots[slot].site) for name in self.plan.blueprints] for slot in self.plan.slots]
-                for model in self.models
-            ]
+            [[[kind.serves(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
         )
         result = step(self.table, self.evidence, actions, self.plan.rules, compatible)
         self.table = result.table
@@ -67,6 +67,9 @@ class ReferencePopulation:
                 self._germinate(*where, self.plan.blueprints[blueprint])
             elif changes.after[index] == Stage.PRUNED:
                 self._prune(*where)
+
+    def _slots(self, model: GrowingModel) -> list[Slot]:
+        return [model.slots[name] for name in self.plan.slots]
 
     def _germinate(self, network: int, slot: int, blueprint: str) -> None:
         generator = seed_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
@@ -95,8 +98,9 @@ class ReferencePopulation:
         for slot, seed in own.items():
             self._join(optimizer, network, slot, seed)
             seed.alpha.fill_(float(self.table.alpha[network, slot]))
+            seed.estranged = self._isolated(network, slot, Isolation.STRAIGHT_THROUGH)
         F.cross_entropy(model(inputs), labels).backward()
-        isolated = [slot for slot in own if self.table.stage[network, slot] == Stage.TRAINING]
+        isolated = [slot for slot in own if self._isolated(network, slot, Isolation.SHADOW)]
         if isolated:
             self._shadow(network, [own[slot] for slot in isolated], inputs, labels)
         if self.plan.optimizer.clip_norm is not None:
@@ -105,6 +109,9 @@ class ReferencePopulation:
                 self.plan.optimizer.clip_norm,
             )
         optimizer.step()
+
+    def _isolated(self, network: int, slot: int, isolation: Isolation) -> bool:
+        return self.plan.rules.isolation is isolation and self.table.stage[network, slot] == Stage.TRAINING
 
     def _join(self, optimizer: torch.optim.Optimizer, network: int, slot: int, seed: Seed) -> None:
         """Give a seed to the optimizer in the first step in which it learns."""
@@ -129,6 +136,7 @@ class ReferencePopulation:
         """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``; ``alphas`` overrides those of single seeds."""
         overrides = alphas or {}
         for where, seed in self.seeds.items():
+            seed.estranged = False
             seed.alpha.fill_(overrides.get(where, float(self.table.alpha[where])))
         for model in self.models:
             model.eval()

@@ -1,0 +1,74 @@
+"""The configuration of `esper grow`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import torch
+from pydantic import Field, model_validator
+
+from esper.grower.grower import NO_BUDGET
+from esper.settings import Settings
+from esper.tasks.practice.registry import get_host, get_task, host_for
+from esper.training.budget import Budget
+from esper.training.governor.settings import GovernorSettings
+
+ALL_FROM_START = "all_from_start"
+"""Instead of a controller: every slot is filled for good before the first step."""
+
+
+class GrowSettings(Settings):
+    """How one host is trained on one task, and grown; what is not said follows from task and host."""
+
+    task: str = "digits"
+    """The data: digits, mnist1d, fashion-mnist, cifar10 or charlm."""
+    host: str
+    """The network: mlp, conv, resnet, vit, conv1d or gpt, as suits the task."""
+    controller: str = "heuristic"
+    """Who decides: heuristic, none, random, periodic, all_at_start, the directory of a run of `esper train`, or
+    all_from_start: every slot holds its dearest blueprint from the first step on, for good."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """All randomness of the run follows from it."""
+    epochs: int = Field(ge=1)
+    """Passes over the training data; each ends with a decision."""
+    batch_size: int = Field(ge=1)
+    """Examples in a minibatch."""
+    learning_rate: float = Field(gt=0, allow_inf_nan=False)
+    """Of AdamW, constant."""
+    weight_decay: float = Field(ge=0, allow_inf_nan=False)
+    """Of AdamW."""
+    rent: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """What growth costs: the score is ``accuracy - rent * log1p(added parameters / host parameters)``."""
+    slots: dict[str, tuple[str, ...] | Literal["auto"]]
+    """Submodules of the host behind which it may grow, with the blueprints on offer there; auto: all that fit."""
+    budget: Budget = NO_BUDGET
+    """Caps on growth."""
+    governor: GovernorSettings | None = GovernorSettings()
+    """When training that blows up is rolled back; null: never."""
+    text: Path | None = None
+    """The UTF-8 file that charlm learns; null: the text of Python's help."""
+    device: Literal["cpu", "cuda"]
+    """Where to compute; cuda if there is any."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        task = given.get("task", cls.model_fields["task"].default)
+        host = given.get("host")
+        if not isinstance(task, str) or not isinstance(host, str | None):
+            return given
+        name = host_for(task, host)
+        kind = get_host(name)
+        usual = {**vars(kind.recipe), "host": name, "slots": dict(kind.slots), "device": _device()}
+        return {**usual, **cast("dict[str, Any]", given)}
+
+    @model_validator(mode="after")
+    def _text_is_read(self) -> Self:
+        if self.text is not None and not get_task(self.task).reads_text:
+            raise ValueError(f"task {self.task} reads no text of yours: leave text out, or choose charlm")
+        return self
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
