@@ -12,6 +12,8 @@ EXTRAS = (
     "onnxruntime",
     "onnxscript",
     "ray",
+    "sb3_contrib",
+    "stable_baselines3",
     "starlette",
     "tensorboardX",
     "tensordict",
@@ -22,6 +24,8 @@ EXTRAS = (
     "uvicorn",
     "wandb",
 )
+
+NEEDS_AN_EXTRA = "esper.integrations.sb3"
 
 IMPORT_EVERYTHING = f"""
 import importlib, pkgutil, sys
@@ -35,11 +39,13 @@ sys.meta_path.insert(0, Absent())
 import esper
 
 def refuse(name):
-    raise ImportError(name)
+    if not name.startswith({NEEDS_AN_EXTRA!r}):
+        raise ImportError(name)
 
 for module in pkgutil.walk_packages(esper.__path__, "esper.", onerror=refuse):
-    importlib.import_module(module.name)
-    print(module.name)
+    if not module.name.startswith({NEEDS_AN_EXTRA!r}):
+        importlib.import_module(module.name)
+        print(module.name)
 """
 
 

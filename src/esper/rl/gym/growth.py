@@ -110,6 +110,8 @@ class Growth:
         """The name of each network's instance."""
         return [instance.name for instance in self._running.instances]
 
+    # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
+    @torch.inference_mode(False)
     def begin(self, rows: Bools, generators: Sequence[np.random.Generator]) -> None:
         """Begin new episodes in ``rows``, bool ``[E]``; each draws its instance from its own generator."""
         chosen = rows.nonzero()[0]
@@ -129,6 +131,7 @@ class Growth:
             self._episodes.restart(chosen, instances)
         self._masks = self._episodes.legal_actions()
 
+    @torch.inference_mode(False)
     def step(self, actions: Array) -> Stepped:
         """One decision per network from any integers ``[E, 8]``: what is illegal becomes WAIT.
 

@@ -1,0 +1,1 @@
+"""Other libraries on growth: what needs an optional extra. Nothing else in Esper imports it."""
