@@ -86,7 +86,8 @@ class Situation:
 
     def observe(self) -> tuple[Observation, ActionMasks]:
         view = self.view()
-        return observe(view, torch.device("cpu")), view.population.legal_actions()
+        assert isinstance(view.subject, Population)
+        return observe(view, torch.device("cpu")), view.subject.legal_actions()
 
     def read(self) -> Reading:
         return Reading(self.observe()[0])

@@ -19,6 +19,7 @@ from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport
 from rl.short import episodes, instances
 
@@ -59,8 +60,8 @@ def observations(isolation: Isolation) -> list[Observation]:
 
 @pytest.fixture(scope="module")
 def random_play() -> Observation:
-    """``[T * E, ...]`` of both isolations."""
-    seen = [one for isolation in Isolation for one in observations(isolation)]
+    """``[T * E, ...]`` of both isolations that do no harm."""
+    seen = [one for isolation in (Isolation.NONE, Isolation.SHADOW) for one in observations(isolation)]
     return Observation(*(torch.cat(parts) for parts in zip(*seen, strict=True)))
 
 
@@ -91,12 +92,14 @@ def test_names_are_unique(_part: str, features: Sequence[Feature]) -> None:
 
 
 def trained(loss: float, accuracy: float, host: float = 0.0, seeds: Sequence[float] = (0.0,) * SLOTS) -> TrainingReport:
-    return TrainingReport(np.array([loss]), np.array([accuracy]), np.array([host]), np.array([seeds]))
+    return TrainingReport(
+        np.array([loss]), np.array([accuracy]), np.array([host]), np.array([seeds]), HealthTable.none(1, SLOTS)
+    )
 
 
 def cost(blueprint: str, slot: int) -> float:
     """Parameters over the host's."""
-    held = Situation().view().population
+    held = Situation().view().subject
     site = held.execution.sites[slot].narrowed(WIDTHS[slot])
     return get(blueprint).parameters_at(site) / held.host_parameters[0]
 
@@ -132,7 +135,7 @@ MLP_0, NORM_1 = cost("mlp", 0), cost("norm", 1)
         ("rent", Situation(rent=0.12), 0.12),
         ("log_train_size", Situation(train_size=2000), np.log(2)),
         ("log_learning_rate", Situation(), np.log(2)),
-        ("log_host_parameters", Situation(), np.log(Situation().view().population.host_parameters[0] / 1000)),
+        ("log_host_parameters", Situation(), np.log(Situation().view().subject.host_parameters[0] / 1000)),
         ("log_host_gradient", Situation(history={"training": trained(1, 0, host=np.e)}), 1.0),
         ("last_op_prune", Situation(history={"last_op": Op.PRUNE}), 1.0),
         ("last_op_wait", Situation(history={"last_op": Op.PRUNE}), 0.0),

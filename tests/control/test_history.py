@@ -9,9 +9,11 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation
+from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport
 
 E, S, K, CLASSES = 2, 3, 4, 4
+HEALTH = HealthTable(np.full((E, S), 8), *(np.full((E, S), figure) for figure in (0.5, 0.25, 0.0, 2.0)))
 
 
 def history() -> History:
@@ -24,7 +26,12 @@ def evaluation(loss: float, accuracy: float = 0.5, contribution: float = np.nan)
 
 
 def report(loss: float = 1.0) -> TrainingReport:
-    return TrainingReport(np.full(E, loss), np.full(E, 0.5), np.ones(E), np.ones((E, S)))
+    return TrainingReport(np.full(E, loss), np.full(E, 0.5), np.ones(E), np.ones((E, S)), HEALTH)
+
+
+def trained(one: TrainingReport) -> dict[str, np.ndarray]:
+    """All its arrays."""
+    return {name: value for part in (one, one.health) for name, value in vars(part).items() if name != "health"}
 
 
 def record(past: History, measured: Evaluation, actions: np.ndarray | None = None) -> None:
@@ -93,6 +100,6 @@ def test_a_restart_forgets_one_episode_only() -> None:
     for name, value in kept.items():
         np.testing.assert_array_equal(vars(past)[name][0], value, err_msg=name)
         np.testing.assert_array_equal(vars(past)[name][1], vars(fresh)[name][1], err_msg=name)
-    for name, value in vars(past.training).items():
-        np.testing.assert_array_equal(value[0], vars(report())[name][0], err_msg=name)
-        np.testing.assert_array_equal(value[1], vars(fresh.training)[name][1], err_msg=name)
+    for name, value in trained(past.training).items():
+        np.testing.assert_array_equal(value[0], trained(report())[name][0], err_msg=name)
+        np.testing.assert_array_equal(value[1], trained(fresh.training)[name][1], err_msg=name)

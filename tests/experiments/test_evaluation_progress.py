@@ -65,6 +65,7 @@ def assert_same(one: Tally, other: Tally) -> None:
 
 def test_a_tally_survives_json(tally: Tally):
     assert tally.changes
+    assert tally.gradients
     tally.rollbacks.append(Rollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
     text = json.dumps(tally_to_json(tally))
     assert_same(tally_from_json(json.loads(text), get_suite("short"), tally.instances), tally)

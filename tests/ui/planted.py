@@ -29,6 +29,7 @@ UPDATE = UpdateMetrics(
     finite=True,
     head_entropy={head.name.lower(): 0.9 for head in Head},
     head_share={head.name.lower(): 0.5 for head in Head},
+    head_clip_fraction={head.name.lower(): 0.05 for head in Head},
     module_gradient_norm={"lstm": 0.1},
 )
 

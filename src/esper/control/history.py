@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
+from esper.plain_state import from_plain, to_plain
 from esper.training.evaluation import Evaluation
+from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport
 
 Floats = NDArray[np.float64]
@@ -50,6 +54,7 @@ class History:
             np.where(rows, fresh.accuracy, was.accuracy),
             np.where(rows, fresh.host_gradient, was.host_gradient),
             np.where(rows[:, None], fresh.seed_gradient, was.seed_gradient),
+            was.health.updated(rows[:, None], fresh.health),
         )
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
@@ -61,6 +66,18 @@ class History:
         self.outcomes[rows] = 0
         self.last_op[rows] = Op.WAIT
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that is remembered, as plain values."""
+        return to_plain(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what `state_dict` gave.
+
+        Raises:
+            CheckpointError: it is of episodes of another shape.
+        """
+        vars(self).update(from_plain(vars(self), state, "history"))
+
     def _untrained(self) -> TrainingReport:
         """As of networks that guess."""
         environments, slots, _ = self._shape
@@ -69,6 +86,7 @@ class History:
             np.full(environments, self._chance_accuracy),
             np.zeros(environments),
             np.zeros((environments, slots)),
+            HealthTable.none(environments, slots),
         )
 
     def record(

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from esper.experiments.earnings import Earnings
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Played, Record
+from esper.experiments.seed_gradients import BlueprintGradients, by_blueprint
 from esper.experiments.tallies import StageChange, Tally
 from esper.files import write_atomically
 from esper.lifecycle.actions import Head, Op
@@ -78,6 +79,8 @@ class Behaviour:
     """The first of each family."""
     earnings: tuple[Earnings, ...] | None = None
     """What was kept in each episode; None in files from before this was measured."""
+    gradients: tuple[BlueprintGradients, ...] | None = None
+    """Of all seeds that learned, by blueprint; None in files from before this was measured."""
 
 
 def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played]]) -> Behaviour:
@@ -89,7 +92,9 @@ def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played
         usage += [_usage(family, split, one.tallies) for family in families]
         episodes += [_first(family, split, one) for family in families]
     earned = tuple(earnings for _, one in played for earnings in one.earnings)
-    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned)
+    seeds = [seed for _, one in played for tally in one.tallies for seed in tally.gradients]
+    gradients = tuple(by_blueprint(seeds))
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned, gradients)
 
 
 def write_behaviour(path: Path, found: Behaviour) -> None:
@@ -121,6 +126,10 @@ def _coherent(found: Behaviour) -> Behaviour:
             for change in episode.changes
         ):
             raise ValueError("an episode has an impossible change of stage")
+    for one in found.gradients or ():
+        shares = (one.vanished, one.exploded)
+        if one.blueprint not in found.blueprints or one.seeds < 1 or not all(0 <= share <= 1 for share in shares):
+            raise ValueError("the gradients of a blueprint are impossible")
     for earned in found.earnings or ():
         kept = [seed.slot for seed in earned.seeds]
         if not set(kept) <= set(slots) or len(set(kept)) < len(kept):

@@ -10,15 +10,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.experiments.seed_gradients import SeedGradients, seed_gradients
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
-from esper.lifecycle.transitions import Cause
+from esper.lifecycle.transitions import Cause, Transitions
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.incidents import Incident
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
+from esper.training.gradients.health import HealthTable
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,17 @@ class Rollback(Incident):
 
 
 class Tally:
-    """Actions, stage changes, rollbacks and objectives of E episodes, filled step by step."""
+    """Actions, stage changes, rollbacks, seeds' gradients and objectives of E episodes, filled step by step."""
 
     def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
         self._blueprints = suite.blueprints
         self.instances = list(instances)
         self.changes: list[StageChange] = []
         self.rollbacks: list[Rollback] = []
+        self.gradients: list[SeedGradients] = []
+        """Of every seed that learned; known at the end."""
+        self._transitions: list[Transitions] = []
+        self._health: list[HealthTable] = []
         self.steps: list[NDArray[np.int64]] = []
         """Actions per step, each ``[E, 8]``."""
         self.running: list[NDArray[np.bool_]] = []
@@ -71,7 +77,9 @@ class Tally:
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
         self.rollbacks += [Rollback(step=step, **vars(incident)) for incident in result.incidents]
+        self._health.append(result.health)
         changes = result.transitions
+        self._transitions.append(changes)
         for index in range(len(changes)):
             blueprint = int(changes.blueprint[index])
             self.changes.append(
@@ -88,7 +96,9 @@ class Tally:
             )
 
     def finish(self, episodes: Episodes) -> None:
-        """Take down how the episodes ended."""
+        """Take down how the episodes ended, and what needs whole episodes."""
+        self.gradients = seed_gradients(self._blueprints, self._transitions, self._health)
+        self._transitions, self._health = [], []
         population = episodes.population
         self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
@@ -100,6 +110,7 @@ class Tally:
         own.instances = self.instances[place]
         own.changes = _within(self.changes, place)
         own.rollbacks = _within(self.rollbacks, place)
+        own.gradients = _within(self.gradients, place)
         own.running = [running[place] for running in self.running]
         own.steps = [actions[place] for actions in self.steps]
         own.measured = [accuracies[place] for accuracies in self.measured]
@@ -123,7 +134,7 @@ class Tally:
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
 
 
-Numbered = TypeVar("Numbered", StageChange, Rollback)
+Numbered = TypeVar("Numbered", StageChange, Rollback, SeedGradients)
 
 
 def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:

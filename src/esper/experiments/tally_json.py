@@ -9,11 +9,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.experiments.seed_gradients import SeedGradients
 from esper.experiments.tallies import Rollback, StageChange, Tally
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 
-_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, Rollback)}
+_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, Rollback, SeedGradients)}
 """Dataclasses of plain values that a tally may list."""
 
 

@@ -13,8 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
+from esper.training.gradients.health import HealthTable
+from esper.training.gradients.rows import by_slot, row_norms, seed_health
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.passes import as_is, prepared, shadow
+from esper.training.passes import as_trained, prepared, shadow
 from esper.training.pool import Pool, flat
 from esper.training.population import Population
 
@@ -42,6 +45,8 @@ class TrainingReport:
     """Norm of the hosts' gradients in the last minibatch, ``[E]``."""
     seed_gradient: Floats
     """Norm of the seeds' gradients in the last minibatch, ``[E, S]``; 0 without a seed that learns."""
+    health: HealthTable
+    """Of the seeds' gradients over all minibatches, ``[E, S]``; resting networks have no seed that learns."""
 
 
 def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -70,7 +75,7 @@ def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.
     objective = _objective(population)
     losses: list[Tensor] = []
     accuracies: list[Tensor] = []
-    gradients: Sequence[Tensor] = [torch.zeros_like(block.values) for block in pool.blocks]
+    norms: list[Tensor] = []
     for batch in batches:
         loss, accuracy, total = objective(batch)
         gradients = torch.autograd.grad(
@@ -79,13 +84,17 @@ def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.
         _step(population, pool, gradients, started, rest)
         losses.append(loss)
         accuracies.append(accuracy)
+        norms.append(row_norms(gradients))
     if rest is not None:
         rest.restore_buffers(population)
+    hosts, seeds = by_slot(population, as_array(torch.stack(norms)))
+    learning = _learning(population.table) & (True if resting is None else ~resting[:, None])
     return TrainingReport(
         as_array(torch.stack(losses).mean(0)),
         as_array(torch.stack(accuracies).mean(0)),
-        as_array(gradients[0].square().sum(1).sqrt()),
-        as_array(_seed_norms(population, gradients[1:])),
+        hosts[-1],
+        seeds[-1],
+        seed_health(population, hosts, seeds, learning),
     )
 
 
@@ -111,7 +120,7 @@ class _Rest:
 
 def _objective(population: Population) -> Callable[[Batch], tuple[Tensor, Tensor, Tensor]]:
     """What a minibatch says: the networks' losses and accuracies, both ``[E]``, and the total to minimise."""
-    whole = prepared(population, as_is(population))
+    whole = prepared(population, as_trained(population))
     isolated = shadow(population)
     alone = None if isolated is None else prepared(population, isolated)
     host = population.host.values
@@ -127,10 +136,14 @@ def _objective(population: Population) -> Callable[[Batch], tuple[Tensor, Tensor
     return objective
 
 
+def _learning(table: SeedTable) -> NDArray[np.bool_]:
+    """``[E, S]``: where there is a seed that learns, as all do after their germination."""
+    return table.owning & (table.stage != Stage.GERMINATED)
+
+
 def _started(population: Population) -> Tensor:
     """Bool ``[R]``: which rows of the population's pool have begun to learn: hosts always, seeds after germination."""
-    table = population.table
-    seeds = table.owning & (table.stage != Stage.GERMINATED)
+    seeds = _learning(population.table)
     banks = [seeds[bank.block.owners.numpy(), slot] for (slot, _), bank in population.banks.items()]
     rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
     return torch.from_numpy(rows).to(population.plan.device)
@@ -145,11 +158,3 @@ def _step(population: Population, pool: Pool, gradients: Sequence[Tensor], start
     if settings.clip_norm is not None:
         gradient = clip_by_network(pool, gradient, population.size, settings.clip_norm)
     optimizer_step(pool, gradient, started, settings)
-
-
-def _seed_norms(population: Population, gradients: Sequence[Tensor]) -> Tensor:
-    """``[E, S]`` from the banks' gradients, each ``[R, P]``."""
-    norms = population.host.values.detach().new_zeros(population.size, population.table.slots)
-    for ((slot, _), bank), gradient in zip(population.banks.items(), gradients, strict=True):
-        norms[bank.block.owners.to(norms.device), slot] = gradient.norm(dim=1)
-    return norms

@@ -15,12 +15,13 @@ from esper.experiments.behaviour import Behaviour, Episode, Plant, Usage, write_
 from esper.experiments.earnings import Earnings, KeptPair, KeptSeed
 from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
+from esper.experiments.seed_gradients import BlueprintGradients
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import StageChange
 from esper.experiments.trainer import LEVELS
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.store import RunStore
-from esper.ui.formats import MINUS
+from esper.ui.formats import EN_DASH, MINUS
 from esper.ui.report import write_report
 from experiments.results_cases import planted
 from ui import planted as training
@@ -199,6 +200,19 @@ def test_habits_by_family(evaluated: RunDirectory):
     text = page_of(evaluated).text
     assert "token_mix 85%" in text
     assert "0.85of 1.20" in text
+
+
+def test_how_the_blueprints_learned(evaluated: RunDirectory):
+    assert "gradient ratio" not in page_of(evaluated).text  # an old file
+    gradients = (
+        BlueprintGradients("norm", 31, 0.123, 0.0, 1.2345),
+        BlueprintGradients("token_mix", 2, 0.0, 1.0, None),
+    )
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, gradients=gradients))
+    text = page_of(evaluated).text
+    assert "norm311.212%0%" in text
+    assert f"token_mix2{EN_DASH}0%100%" in text
+    assert "below 0.001 (vanished) or above 100 (exploded)" in text
 
 
 def test_what_kept_seeds_earned(evaluated: RunDirectory):

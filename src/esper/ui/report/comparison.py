@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from esper.experiments.comparison import Against, Comparison, Standing, Verdict
 from esper.experiments.statistics import Interval
 from esper.ui.formats import interval, p_value, percent, score, signed, signed_interval
-from esper.ui.report.axes import Axis, axis_for, spread_apart
+from esper.ui.report.axes import Axis, axis_for
 from esper.ui.report.layout import figure, section, table, upright
 from esper.ui.report.markup import Element, Node, element
 from esper.ui.report.plot import Plot, text, vertical
+from esper.ui.report.scatter import MOST_TICKS, Mark, accuracy_against_growth
 
 ROW_HEIGHT = 30
-SCATTER_HEIGHT = 280
-LABEL_GAP = 16
-MOST_TICKS = 5
 NAME_ROOM = 92
 NUMBER_ROOM = 56
 
@@ -143,22 +141,8 @@ def _percents(found: Interval) -> str:
 
 
 def _accuracy_against_growth(comparison: Comparison) -> Element:
-    standings = comparison.standings
-    across = axis_for([bound for one in standings for bound in (one.growth.low, one.growth.high)], MOST_TICKS)
-    up = axis_for([bound for one in standings for bound in (one.accuracy.low, one.accuracy.high)])
-    plot = Plot(across, up, SCATTER_HEIGHT, right=NAME_ROOM)
-    places = [plot.down(one.accuracy.estimate) for one in standings]
-    labels = spread_apart(places, LABEL_GAP, 0, plot.height)
-    marks: list[Node] = []
-    for one, label in zip(standings, labels, strict=True):
-        x, y = one.growth.estimate, one.accuracy.estimate
-        words = f"{one.controller}: accuracy {percent(y)}, parameters +{percent(x)}"
-        marks.append(element("line", x1=plot.across(x), x2="100%", y1=plot.down(y), y2=label, class_="leader"))
-        marks.append(plot.whisker_across(one.growth, y, _kind(one)))
-        marks.append(plot.whisker_down(one.accuracy, x, _kind(one)))
-        marks.append(plot.dot(x, y, _kind(one), words))
-        marks.append(element("svg", text("5", label + 4, one.controller, f"label start {_kind(one)}"), x="100%"))
-    return plot.figure(*marks, title="Accuracy against added parameters", x_title="parameters added / host's")
+    marks = [Mark(one.controller, _kind(one), one.growth, one.accuracy) for one in comparison.standings]
+    return accuracy_against_growth(marks, NAME_ROOM)
 
 
 def _families(comparison: Comparison) -> Element:

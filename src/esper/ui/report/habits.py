@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from esper.experiments.behaviour import Behaviour, Usage
+from esper.experiments.seed_gradients import BlueprintGradients
+from esper.training.gradients.health import EXPLODED, VANISHED
 from esper.ui.formats import EN_DASH, percent
 from esper.ui.report.layout import figure, section, table, upright
 from esper.ui.report.markup import Element, Node, element
@@ -13,11 +15,17 @@ RARE = 0.1
 """Seeds kept less often per episode are left out of the list of places."""
 FULL_HEAT = 0.6
 """Opacity of the strongest cell, so that its figure stays readable."""
+_HEALTH = (
+    "How the seeds learned, all families together: their gradient over that of host and fossils, as root mean squares "
+    f"per parameter (median over seeds), and the share of minibatches in which this was below {VANISHED:g} (vanished) "
+    f"or above {EXPLODED:g} (exploded)."
+)
 
 
 def habits_section(behaviour: Behaviour) -> Element:
-    """Three tables by family: operations, blueprints, and what is kept where."""
+    """Three tables by family: operations, blueprints, and what is kept where; and one of how the blueprints learned."""
     usage = behaviour.usage
+    gradients = [figure(_gradients(behaviour.gradients), _HEALTH)] if behaviour.gradients else []
     return section(
         "What it uses where",
         element(
@@ -33,6 +41,7 @@ def habits_section(behaviour: Behaviour) -> Element:
             _places(usage, behaviour.sites),
             f"What is kept in which slot, in percent of the family's episodes ({percent(RARE)} and more).",
         ),
+        *gradients,
     )
 
 
@@ -81,6 +90,20 @@ def _places(usage: Sequence[Usage], sites: Sequence[str]) -> Element:
 def _kept_in(usage: Usage, slot: int) -> str:
     plants = sorted((plant for plant in usage.plants if plant.slot == slot), key=lambda plant: -plant.kept)
     return ", ".join(f"{plant.blueprint} {percent(plant.kept)}" for plant in plants if plant.kept >= RARE) or EN_DASH
+
+
+def _gradients(found: Sequence[BlueprintGradients]) -> Element:
+    rows = [
+        [
+            element("th", one.blueprint, scope="row"),
+            str(one.seeds),
+            EN_DASH if one.ratio is None else f"{one.ratio:.2g}",
+            percent(one.vanished),
+            percent(one.exploded),
+        ]
+        for one in found
+    ]
+    return table(["blueprint", "seeds", "gradient ratio", "vanished", "exploded"], rows, "numbers")
 
 
 def _heat(value: float, strongest: float, words: str, note: str = "") -> Element:

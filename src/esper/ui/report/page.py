@@ -10,19 +10,17 @@ from esper.files import write_atomically
 from esper.ui.formats import duration, score
 from esper.ui.report.comparison import comparison_section
 from esper.ui.report.data import ReportData, load_report_data
+from esper.ui.report.document import document
 from esper.ui.report.earnings import earnings_section
 from esper.ui.report.episodes import episodes_section
 from esper.ui.report.habits import habits_section
 from esper.ui.report.layout import section
 from esper.ui.report.learning import health_section, learning_section
-from esper.ui.report.markup import Element, Node, Style, element, render
-from esper.ui.report.styles import CSS
+from esper.ui.report.markup import Element, Node, element
 from esper.ui.verdict import answer
 
 _PLACES = {"heldout": "new instances of the families trained on", "transfer": "instances of families never trained on"}
 _TITLES = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
-_NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'"
-"""The page may load nothing, wherever it is opened."""
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -37,16 +35,7 @@ def write_report(run: RunDirectory) -> Path:
 
 def report_html(data: ReportData) -> str:
     """The whole page."""
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=_NO_REQUESTS),
-        element("title", f"Esper: {Path(data.run).name}"),
-        Style(CSS),
-    )
-    page = element("html", head, element("body", element("main", *_content(data))), lang="en")
-    return f"<!doctype html>\n{render(page)}\n"
+    return document(f"Esper: {Path(data.run).name}", *_content(data))
 
 
 def _content(data: ReportData) -> list[Node]:
