@@ -204,10 +204,31 @@ def test_the_command_says_who_is_better(tmp_path: Path, capsys: Capture) -> None
     assert "no difference shown: a less b +0.000" in captured.err
 
 
+@pytest.mark.usefixtures("_short_suite")
+def test_one_configuration_can_be_held_against_all_arms(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "a.yaml").write_text("iterations: 1\n")
+    runs = tmp_path / "runs"
+    words = ["compare", str(tmp_path / "a.yaml"), "--arms", "--run-dir", str(runs), "--seeds", "1"]
+    options = ["--instances", "4", "--json", *(word for one in TINY for word in ("--set", one))]
+    assert main([*words, *options]) == 0
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    policy, *others = record["arms"]
+    assert (policy["name"], policy["verdict"], policy["environment_steps"]) == ("policy", None, 64)
+    assert {one["name"] for one in others} >= {"none", "shuffled", "sequence", "static", "none_equal_flops"}
+    asked = {"name", "score", "accuracy", "added", "flops", "difference", "interval", "p", "verdict"}
+    assert all(asked | {"probability_of_improvement", "environment_steps"} == set(one) for one in record["arms"])
+    assert {one["verdict"] for one in others} == {"too few seeds to say"}
+    assert record["pairs"] == []
+    assert "none: too few seeds to say" in record["verdict"]
+    assert "none: too few seeds to say, policy less none" in captured.err
+    assert (runs / "arms.html").read_text().startswith("<!doctype html>")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a.yaml"], "give two or more"),
+        (["a.yaml"], "give two or more, or --arms"),
         (["a.yaml", "a.yaml", "--seeds", "0"], "at least 1 seed and 2 instances"),
         (["a.yaml", "nowhere.yaml"], "cannot read the configuration nowhere.yaml"),
     ],

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,11 @@ def figures(path: Path) -> dict[str, list[tuple[int, float]]]:
         return {name: reader.series(name) for name in reader.scalar_names() if name != "seconds"}
 
 
+def history(path: Path) -> dict[str, Any]:
+    """What the newest checkpoint knows of the last updates."""
+    return Checkpoints(RunDirectory(path).checkpoints).latest().state
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
     path = tmp_path_factory.mktemp("train") / "whole"
@@ -86,6 +92,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(
     for name, tensor in whole.items():
         assert torch.equal(final[name], tensor), name
     assert figures(path) == figures(whole_path)
+    assert history(path) == history(whole_path)
+    assert len(history(path)["updates"]) == 4
 
 
 def test_ctrl_c_ends_the_run_with_a_checkpoint_wherever_it_is(tmp_path: Path):

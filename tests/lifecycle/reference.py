@@ -200,7 +200,7 @@ def tick(place: Slot, measured: Measured, rules: Rules) -> None:
     if stage == Stage.GERMINATED:
         if not measured.probed:
             place.enter(Stage.PRUNED, Cause.TICK, Reason.NOT_PROBED)
-        elif rules.isolation == Isolation.SHADOW:
+        elif rules.isolation != Isolation.NONE:
             place.enter(Stage.TRAINING, Cause.TICK, Reason.PASSED)
         else:
             place.enter(Stage.BLENDING, Cause.TICK, Reason.PASSED)

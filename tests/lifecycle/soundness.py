@@ -57,7 +57,7 @@ def assert_sound(table: SeedTable, rules: Rules) -> None:
         "targets are on offer": np.isin(table.alpha_target, np.array([0, *ALPHA_TARGETS], np.float32)),
         "only a blending seed is being pruned": ~table.pruning | (stage == Stage.BLENDING),
         "a seed moves to zero iff it is being pruned": ~owning | (table.pruning == (table.alpha_target == 0)),
-        "isolation none never trains alone": (stage != Stage.TRAINING) | (rules.isolation == Isolation.SHADOW),
+        "isolation none never trains alone": (stage != Stage.TRAINING) | (rules.isolation != Isolation.NONE),
         "germination takes one step": (stage != Stage.GERMINATED) | (table.stage_age == 1),
     }
     for cooling, steps in zip((Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING), rules.cooldown, strict=True):

@@ -13,35 +13,9 @@ from esper.control.spaces import Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.rl.diagnostics import Anomaly, anomalies
 from esper.rl.ppo import KL_STOP, Learner
-from esper.rl.rollout import Rollout
 from esper.rl.settings import PPOSettings
-from rl.probes import Probe, collect, learner
-
-STEPS, ENVIRONMENTS = 5, 12
-
-
-class Noise(Probe):
-    """Random features and rewards on a scale of their own."""
-
-    def reset(self) -> None:
-        pass
-
-    def observe(self, step: int) -> Observation:
-        parts = (torch.randn(part.shape, generator=self.random) * 3 + 1 for part in self.blank())
-        return Observation(*parts)
-
-    def reward(self, step: int, actions: Tensor) -> Tensor:
-        return torch.randn(self.environments, generator=self.random) * 20 + actions[:, 0]
-
-
-def rollouts(student: Learner, count: int, seed: int = 0) -> list[Rollout]:
-    """Rollouts of the policy as it is now."""
-    probe = Noise(STEPS, ENVIRONMENTS, seed)
-    return [collect(student.policy, probe) for _ in range(count)]
-
-
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
+from rl.probes import collect, learner
 
 
 def test_the_first_ratio_is_one_in_every_update() -> None:
@@ -49,7 +23,7 @@ def test_the_first_ratio_is_one_in_every_update() -> None:
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
         assert metrics.first_ratio_deviation < 1e-5
-        assert Anomaly.RATIO not in anomalies(metrics, student.settings.target_kl)
+        assert Anomaly.RATIO not in anomalies((metrics,), student.settings.target_kl)
 
 
 def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
@@ -58,7 +32,7 @@ def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_i
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
     assert metrics.first_ratio_deviation > 1e-3
-    assert Anomaly.RATIO in anomalies(metrics, 0.03)
+    assert Anomaly.RATIO in anomalies((metrics,), 0.03)
 
 
 def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once() -> None:
@@ -154,7 +128,7 @@ def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
     student = learner(PPOSettings())
     (rollout,) = rollouts(student, 1)
     weights = {name: value.clone() for name, value in student.policy.named_parameters()}
-    metrics = student.update(replace(rollout, log_prob=rollout.log_prob - 1), 0.0)
+    metrics = student.update(replace(rollout, chosen_log_prob=rollout.chosen_log_prob - 1), 0.0)
     assert metrics.optimizer_steps == 0
     kept = [n for n, p in student.policy.named_parameters() if torch.equal(p, weights[n])]
     assert set(weights) - set(kept) == {"value_head.output.weight", "value_head.output.bias"}  # rescaled only
@@ -168,7 +142,7 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
     metrics = student.update(rollout, 0.0)
     assert not metrics.finite
     assert metrics.optimizer_steps == 0
-    assert Anomaly.NON_FINITE in anomalies(metrics, 0.03)
+    assert Anomaly.NON_FINITE in anomalies((metrics,), 0.03)
     after = student.state_tensors()
     assert all(torch.equal(after[n], before[n]) for n in before if n != "updates")
 
@@ -229,12 +203,13 @@ def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
     for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
         assert 0 < scalars[f"head_entropy/{head}"] <= 1 + 1e-6
         assert scalars[f"module_gradient_norm/{head}"] > 0
+        assert 0 <= scalars[f"head_clip_fraction/{head}"] <= 1
 
 
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
     student = learner(PPOSettings())
     healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
-    assert anomalies(healthy, 0.03) == ()
+    assert anomalies((healthy,), 0.03) == ()
     sick = {
         Anomaly.NON_FINITE: replace(healthy, value_loss=float("nan")),
         Anomaly.RATIO: replace(healthy, first_ratio_deviation=0.01),
@@ -243,7 +218,7 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
         Anomaly.EXPLAINED_VARIANCE: replace(healthy, explained_variance=-0.9),
     }
     for anomaly, metrics in sick.items():
-        assert anomalies(metrics, 0.03) == (anomaly,)
+        assert anomalies((metrics,), 0.03) == (anomaly,)
         assert anomaly.meaning
 
 
@@ -263,7 +238,7 @@ def test_what_follows_an_episodes_end_teaches_nothing(group: int) -> None:
         spoilt = replace(
             rollout,
             observations=Observation(*(spoil(part) for part in rollout.observations)),
-            log_prob=spoil(rollout.log_prob),
+            chosen_log_prob=spoil(rollout.chosen_log_prob),
             value=spoil(rollout.value),
             reward=spoil(rollout.reward),
             final_value=torch.randn(ENVIRONMENTS, generator=noise) * ~running[-1],

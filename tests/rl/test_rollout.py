@@ -58,7 +58,8 @@ def test_selected_environments_keep_all_their_data() -> None:
     assert torch.equal(part.observations.slots, rollout.observations.slots[:, [3, 1]])
     assert part.state.cell.shape[1] == 2
     assert part.running.shape == (STEPS, 2)
-    assert len(fields(Rollout)) == 9  # a new field must be selected, and checked here, too
+    assert part.twin_reward.shape == (STEPS, 2)
+    assert len(fields(Rollout)) == 10  # a new field must be selected, and checked here, too
 
 
 def test_one_step_too_many_is_refused() -> None:

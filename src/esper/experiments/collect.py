@@ -7,7 +7,7 @@ process, any number of times.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from esper.control.policy.recurrent import PolicyState
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
-from esper.lifecycle.actions import Head
+from esper.lifecycle.actions import Head, wait
 from esper.rl.episodes import Episodes
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
@@ -48,6 +48,8 @@ class ShardResult:
 
     rollout: Rollout
     tally: Tally
+    twin_steps: int = 0
+    """Decisions, all of them to wait, in the episodes of the twins, which the tally does not know."""
 
 
 def new_policy(settings: TrainSettings) -> Policy:
@@ -70,25 +72,38 @@ def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int
 
 
 def collect(task: ShardTask) -> ShardResult:
-    """Run the shard's episodes to their end."""
-    settings, suite = task.settings, get_suite(task.settings.suite)
+    """Run the shard's episodes to their end, and those of their twins, where there are any."""
+    settings, steps = task.settings, get_suite(task.settings.suite).steps
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights))
-    size = settings.environments // settings.shards
+    size, group = settings.environments // settings.shards, settings.ppo.group
     environments = range(task.shard * size, (task.shard + 1) * size)
+    noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
+    result = run_policy(policy, _episodes(task, environments), torch.from_numpy(noise).float())
+    if not settings.ppo.twin:
+        return result
+    # A population of their own: the others' numbers are the same with twins and without, to the last bit.
+    twins = _episodes(task, environments[::group])
+    waited = [twins.step(wait(twins.size)) for _ in range(steps)]
+    earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
+    rollout = replace(result.rollout, twin_reward=earned.repeat_interleave(group, 1))
+    return ShardResult(rollout, result.tally, sum(int(step.running.sum()) for step in waited))
+
+
+def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
+    """New episodes of the environments of these numbers."""
+    settings = task.settings
     everyone = instances_of(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
     rewards = in_turns(paid, settings.environments, settings.ppo.group)
-    episodes = Episodes(
-        suite,
+    return Episodes(
+        get_suite(settings.suite),
         [everyone[environment] for environment in environments],
         settings.rules,
         settings.conduct,
         rewards=[rewards[environment] for environment in environments],
         strategy=settings.strategy,
     )
-    noise = np.stack([_noise(settings, task.iteration, number, suite.steps) for number in environments], axis=1)
-    return run_policy(policy, episodes, torch.from_numpy(noise).float())
 
 
 def run_policy(policy: Policy, episodes: Episodes, noise: Tensor) -> ShardResult:
@@ -117,10 +132,11 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
         Observation(*(torch.cat(parts, 1) for parts in zip(*(r.observations for r in rollouts), strict=True))),
         MaskTensors(*(torch.cat(parts, 1) for parts in zip(*(r.masks for r in rollouts), strict=True))),
         torch.cat([r.actions for r in rollouts], 1),
-        torch.cat([r.log_prob for r in rollouts], 1),
+        torch.cat([r.chosen_log_prob for r in rollouts], 1),
         torch.cat([r.value for r in rollouts], 1),
         torch.cat([r.reward for r in rollouts], 1),
         torch.cat([r.running for r in rollouts], 1),
         torch.cat([r.final_value for r in rollouts]),
         PolicyState(*(torch.cat(parts, 1) for parts in zip(*(r.state for r in rollouts), strict=True))),
+        torch.cat([r.twin_reward for r in rollouts], 1),
     )

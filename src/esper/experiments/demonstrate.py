@@ -70,7 +70,7 @@ def demonstrate(task: DemonstrationTask) -> Rollout:
         observation, legal = episodes.observe(), episodes.legal_actions()
         actions, state = task.controller.act(observation, legal, state)
         result = episodes.step(actions)
-        step = PolicyStep(torch.from_numpy(actions), nothing, nothing, memory, ())
+        step = PolicyStep(torch.from_numpy(actions), torch.zeros(actions.shape), nothing, memory, ())
         reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
         buffer.add(observation, mask_tensors(legal, episodes.device), step, reward, running)
     return buffer.finish(torch.ones(count, dtype=torch.bool), nothing)

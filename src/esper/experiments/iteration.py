@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from esper.experiments.collect import ShardResult
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
-from esper.rl.diagnostics import Anomaly, UpdateMetrics, anomalies
+from esper.rl.diagnostics import Anomaly, History, UpdateMetrics, anomalies
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import LifecycleTransition, PPOUpdated, RolledBack
 from esper.telemetry.store import RunStore
@@ -38,6 +39,7 @@ class Iteration:
     update: UpdateMetrics
     anomalies: tuple[Anomaly, ...]
     environment_steps: int
+    """Decisions of all episodes, those of twins included."""
     rollbacks: int
     """Networks that the governor rolled back, all episodes together."""
     seconds: float
@@ -46,12 +48,13 @@ class Iteration:
 def summarised(
     settings: TrainSettings,
     number: int,
-    tallies: Sequence[Tally],
-    update: UpdateMetrics,
+    shards: Sequence[ShardResult],
+    updates: History,
     probe_score: float | None,
     seconds: float,
 ) -> Iteration:
-    """The figures of iteration ``number``, whose shards had these tallies."""
+    """The figures of iteration ``number``, which had these shards and ended with the newest of these ``updates``."""
+    tallies = [shard.tally for shard in shards]
     objective = np.concatenate([tally.objective for tally in tallies])
     families = np.array([instance.family for tally in tallies for instance in tally.instances])
     shares = [tally.operation_shares() for tally in tallies]
@@ -66,9 +69,9 @@ def summarised(
         dict(zip(get_suite(settings.suite).sites, kept.tolist(), strict=True)),
         {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score,
-        update,
-        anomalies(update, settings.ppo.target_kl),
-        sum(int(np.sum(tally.running)) for tally in tallies),
+        updates[-1],
+        anomalies(updates, settings.ppo.target_kl),
+        sum(int(np.sum(shard.tally.running)) + shard.twin_steps for shard in shards),
         sum(len(tally.rollbacks) for tally in tallies),
         seconds,
     )

@@ -21,8 +21,10 @@ from esper.experiments.iteration import Iteration, record, summarised
 from esper.experiments.play import mean_score, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
+from esper.experiments.update_history import from_state, to_state
 from esper.experiments.workers import LocalWorkers
 from esper.rl.cloning import clone
+from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
 from esper.signals import Terminated
 from esper.tasks.registry import get_suite
@@ -44,6 +46,7 @@ class Trainer:
         self.policy: Policy = new_policy(settings)
         self.learner = Learner(self.policy, settings.ppo, settings.seed)
         self.done = 0
+        self._updates: History = ()
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         self._saved: int | None = None  # the newest checkpoint's iteration
@@ -82,6 +85,7 @@ class Trainer:
 
     def _take_up(self) -> None:
         checkpoint = self._checkpoints.latest()
+        self._updates = from_state(checkpoint.state)
         self.learner.load_state_tensors(checkpoint.tensors)
         self.done = self._saved = checkpoint.iteration
         self.store.rewind(self.done)
@@ -132,12 +136,12 @@ class Trainer:
     @contextmanager
     def _whole_or_undone(self) -> Generator[None]:
         """An iteration that is abandoned after its update leaves no trace of it."""
-        done, learned = self.done, self.learner.state_tensors()
+        done, updates, learned = self.done, self._updates, self.learner.state_tensors()
         try:
             yield
         except (KeyboardInterrupt, Terminated):
             self.learner.load_state_tensors(learned)
-            self.done = done
+            self.done, self._updates = done, updates
             raise
 
     def _iterate(self, interrupts: Interrupts) -> Iteration:
@@ -149,12 +153,12 @@ class Trainer:
             shards = self._workers.map(collect, tasks)
         rollout = joined([shard.rollout for shard in shards])
         update = self.learner.update(rollout, self.done / settings.iterations)
+        self._updates = remembered(self._updates, update)
         self.done += 1
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations
         probe = self._probe(interrupts) if due else None
-        tallies = [shard.tally for shard in shards]
-        result = summarised(settings, self.done, tallies, update, probe, time.perf_counter() - began)
-        record(self.store, result, tallies)
+        result = summarised(settings, self.done, shards, self._updates, probe, time.perf_counter() - began)
+        record(self.store, result, [shard.tally for shard in shards])
         return result
 
     def _probe(self, interrupts: Interrupts) -> float:
@@ -163,7 +167,7 @@ class Trainer:
             return mean_score(play(self._workers, [controller], terms_of(settings), self._probes)[0])
 
     def _checkpoint(self) -> None:
-        saved = self._checkpoints.save(self.done, self.learner.state_tensors(), {})
+        saved = self._checkpoints.save(self.done, self.learner.state_tensors(), to_state(self._updates))
         self._saved = self.done
         self._tell_of(saved)
         self.store.flush()

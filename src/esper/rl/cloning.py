@@ -74,7 +74,7 @@ def _returns(shown: Rollout, gamma: float) -> Tensor:
 def _loss(policy: Policy, shown: Rollout, returns: Tensor, value_weight: float) -> Tensor:
     now = policy.evaluate(shown.observations, shown.masks, shown.actions, shown.state)
     running = shown.running
-    error = value_loss(now.value[running], returns[running], policy.value_head.scale)
+    error = value_loss(now.value[running], returns[running], policy.value_head.scale, running.sum())
     return value_weight * error - now.log_prob[running].mean()
 
 

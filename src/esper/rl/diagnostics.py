@@ -6,12 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
+from typing import ClassVar, cast
+
+from pydantic import ConfigDict
+
+HISTORY = 10
+"""Updates that are remembered, the newest included, to tell trends."""
 
 
 @dataclass(frozen=True)
 class UpdateMetrics:
     """One PPO update. Means are over the minibatches that were looked at, before their optimizer step."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     policy_loss: float
     value_loss: float
@@ -24,10 +31,11 @@ class UpdateMetrics:
     gradient_norm: float
     """Over all parameters, before clipping."""
     first_ratio_deviation: float
-    """Largest |ratio - 1| before the first optimizer step: rounding only, unless acting and learning disagree."""
+    """Largest |ratio - 1| before the first optimizer step: float32's rounding, unless acting and learning disagree."""
     explained_variance: float
-    """Of the returns by the acting policy's values: 1 is perfect, 0 a constant; bounded below by -1."""
+    """Of the values' targets by the acting policy's values: 1 is perfect, 0 a constant; bounded below by -1."""
     return_mean: float
+    """Of what was paid, twins or not."""
     return_deviation: float
     advantage_deviation: float
     """Before standardising."""
@@ -42,6 +50,8 @@ class UpdateMetrics:
     """Per head, over the steps in which it had a choice; 0 if it never had one."""
     head_share: Mapping[str, float]
     """Per head, the fraction of steps in which it had a choice."""
+    head_clip_fraction: Mapping[str, float]
+    """Per head, the fraction of those steps in which its own probability ratio lay outside the clip range."""
     module_gradient_norm: Mapping[str, float]
     """Per head, before clipping, of the parameters that belong to it alone; and of encoder, lstm and value."""
 
@@ -57,13 +67,24 @@ class UpdateMetrics:
         return flat
 
 
+History = tuple[UpdateMetrics, ...]
+"""The last `HISTORY` updates at most, the newest last."""
+
+
+def remembered(history: History, update: UpdateMetrics) -> History:
+    """The history with one update more."""
+    return (*history, update)[-HISTORY:]
+
+
 class Anomaly(StrEnum):
-    """Something that should not happen in a healthy update."""
+    """Something that should not happen in healthy updates."""
 
     NON_FINITE = "non-finite"
     RATIO = "ratio"
     KL = "kl"
     ENTROPY = "entropy"
+    ENTROPY_FALL = "entropy fall"
+    SHORT_UPDATES = "short updates"
     EXPLAINED_VARIANCE = "explained variance"
 
     @property
@@ -77,13 +98,15 @@ _MEANINGS = {
     Anomaly.RATIO: "the policy that learns differs from the one that acted before its first step",
     Anomaly.KL: "one optimizer step moved the policy far beyond the target",
     Anomaly.ENTROPY: "the choice of operation has become nearly certain: the policy may have stopped exploring",
+    Anomaly.ENTROPY_FALL: "the choice of operation has quickly become more certain: the policy may stop exploring",
+    Anomaly.SHORT_UPDATES: "one optimizer step after the other is too long for target_kl: lower the learning rate",
     Anomaly.EXPLAINED_VARIANCE: "the value function predicts worse than a constant",
 }
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Beyond these a metric is an anomaly."""
+    """Beyond these a metric, or its course over the updates that are remembered, is an anomaly."""
 
     ratio_deviation: float = 1e-4
     """Upper bound of `UpdateMetrics.first_ratio_deviation`; rounding stays below 1e-5."""
@@ -91,6 +114,12 @@ class Thresholds:
     """Upper bound of the KL divergence, in multiples of its target."""
     op_entropy: float = 0.02
     """Lower bound of the operation's normalised entropy."""
+    op_entropy_kept: float = 0.5
+    """Lower bound of the operation's entropy over the largest one remembered; healthy runs kept 0.75 and more."""
+    short_updates: int = 3
+    """So many updates running that the KL divergence ends after `short_steps` at most."""
+    short_steps: int = 1
+    """Optimizer steps of a short update."""
     explained_variance: float = -0.5
     """Lower bound of the explained variance."""
 
@@ -98,14 +127,25 @@ class Thresholds:
 THRESHOLDS = Thresholds()
 
 
-def anomalies(metrics: UpdateMetrics, target_kl: float, thresholds: Thresholds = THRESHOLDS) -> tuple[Anomaly, ...]:
-    """What is wrong with this update, in the order of `Anomaly`; empty if nothing is."""
+def anomalies(history: History, target_kl: float, thresholds: Thresholds = THRESHOLDS) -> tuple[Anomaly, ...]:
+    """What is wrong with the newest update of the ``history``, in the order of `Anomaly`; empty if nothing is."""
+    metrics = history[-1]
     numbers = metrics.scalars().values()
+    op_entropies = [update.head_entropy["op"] for update in history if update.head_share["op"] > 0]
+    chosen = metrics.head_share["op"] > 0
     found = {
         Anomaly.NON_FINITE: not metrics.finite or not all(math.isfinite(number) for number in numbers),
         Anomaly.RATIO: metrics.first_ratio_deviation > thresholds.ratio_deviation,
         Anomaly.KL: metrics.kl > thresholds.kl_targets * target_kl,
-        Anomaly.ENTROPY: metrics.head_share["op"] > 0 and metrics.head_entropy["op"] < thresholds.op_entropy,
+        Anomaly.ENTROPY: chosen and op_entropies[-1] < thresholds.op_entropy,
+        Anomaly.ENTROPY_FALL: chosen and op_entropies[-1] < thresholds.op_entropy_kept * max(op_entropies),
+        Anomaly.SHORT_UPDATES: _short_updates(history, thresholds),
         Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < thresholds.explained_variance,
     }
     return tuple(anomaly for anomaly in Anomaly if found[anomaly])
+
+
+def _short_updates(history: History, thresholds: Thresholds) -> bool:
+    newest = history[-thresholds.short_updates :]
+    short = [update.stopped_early and update.optimizer_steps <= thresholds.short_steps for update in newest]
+    return len(short) == thresholds.short_updates and all(short)

@@ -46,13 +46,11 @@ class PolicyOptimizer:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """What `backward` reports norms of, before the total."""
+        """What `clip` reports norms of, before the total."""
         return tuple(self._modules)
 
-    def backward(self, loss: Tensor) -> Tensor:
-        """Set clipped gradients. Returns the norms before clipping ``[modules + 1]``, the total last."""
-        self._adam.zero_grad()
-        loss.backward()
+    def clip(self) -> Tensor:
+        """Clip the gradients. Returns the norms before ``[modules + 1]``, the total last."""
         norms = [
             nn.utils.get_total_norm([parameter.grad for parameter in part if parameter.grad is not None])
             for part in self._modules.values()

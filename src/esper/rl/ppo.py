@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,67 +10,39 @@ from torch import Tensor
 
 from esper.control.policy import Policy
 from esper.control.spaces import Observation
-from esper.errors import CheckpointError, ConfigError
-from esper.lifecycle.actions import Head
+from esper.errors import ConfigError
+from esper.rl.batch import Batch
+from esper.rl.course import Course
 from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.gae import advantages, minus_group_mean
-from esper.rl.losses import clipped_surrogate, entropy_bonus, head_entropies, value_loss
+from esper.rl.objective import Objective
 from esper.rl.optimizer import PolicyOptimizer
 from esper.rl.rollout import Rollout
+from esper.rl.saved import check_kinds, under
 from esper.rl.settings import PPOSettings
+from esper.rl.twins import minus_twin
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
-
-LONGEST_NAME = 80
-"""Of a tensor, in messages: names from a file may be of any length."""
-
-SMALLEST = 1e-8
-"""Added to deviations and variances that are divided by."""
-
-
-class Batch(NamedTuple):
-    """Whole episodes and what to learn from them, both ``[T, E]``."""
-
-    rollout: Rollout
-    advantage: Tensor
-    target: Tensor
-    """Returns: what the values should have been."""
-
-
-class _Measured(NamedTuple):
-    """One minibatch's metrics, before its optimizer step: 0-d unless noted."""
-
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    kl: Tensor
-    clip_fraction: Tensor
-    deviation: Tensor
-    head_entropy: Tensor  # [8]
-    head_share: Tensor  # [8]
-
-
-@dataclass
-class _Course:
-    """How an update went."""
-
-    measured: list[_Measured] = field(default_factory=list[_Measured])
-    norms: list[Tensor] = field(default_factory=list[Tensor])
-    steps: int = 0
-    stopped: bool = False
-    finite: bool = True
 
 
 class Learner:
     """Owns the policy with its statistics and the optimizer; `state_tensors` is all that is needed to go on."""
 
     def __init__(self, policy: Policy, settings: PPOSettings, seed: int) -> None:
-        """``seed`` and the number of the update decide the order of minibatches. The policy is on its final device."""
+        """``seed`` and the number of the update decide the order of minibatches. The policy is on its final device.
+
+        Raises ConfigError if the settings do not suit that device.
+        """
+        if settings.bf16 and policy.device.type != "cuda":
+            raise ConfigError(
+                f"ppo.bf16 speeds up CUDA devices only and the policy learns on {policy.device.type}: set it to false"
+            )
         self.policy = policy
         self.settings = settings
         self.seed = seed
         self.updates = 0
+        self._objective = Objective(policy, settings)
         self._optimizer = PolicyOptimizer(policy, settings)
 
     def update(self, rollout: Rollout, progress: float) -> UpdateMetrics:
@@ -84,29 +54,33 @@ class Learner:
         """
         self._check(rollout.environments)
         batch = self.batch(rollout)
-        course = self._descend(self._standardised(batch), progress)
+        course = self._descend(batch.standardised() if self.settings.normalise_advantages else batch, progress)
         if course.finite:
             running = rollout.running
             seen = Observation(*(part[running] for part in rollout.observations))
             self.policy.recalibrate(seen, batch.target[running])
         self.updates += 1
-        return self._report(batch, course, progress)
+        return course.metrics(batch, self._optimizer.module_names, self.settings, progress)
 
     def batch(self, rollout: Rollout) -> Batch:
-        """The rollout with its advantages, relative to the group where there are groups, and its returns."""
-        settings = self.settings
+        """The rollout with its advantages and its returns.
+
+        Both are relative to the twins', where there are twins, and advantages to the group, where there are groups.
+        """
+        settings, running = self.settings, rollout.running
         advantage = advantages(
-            rollout.reward,
+            minus_twin(rollout.reward, rollout.twin_reward, running, settings.gamma),
             rollout.value,
             rollout.final_value,
-            rollout.running,
+            running,
             settings.gamma,
             settings.gae_lambda,
         )
         target = advantage + rollout.value
         if settings.group > 1:
             advantage = minus_group_mean(advantage, settings.group)
-        return Batch(rollout, advantage, target)
+        is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
+        return Batch(rollout, advantage, target, is_open)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies of all that `load_state_tensors` needs to continue exactly: weights, statistics, moments, counters."""
@@ -121,12 +95,12 @@ class Learner:
 
         Raises CheckpointError, and changes nothing, if names, shapes or types differ.
         """
-        policy, optimizer = _under("policy.", tensors), _under("optimizer.", tensors)
+        policy, optimizer = under("policy.", tensors), under("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:
             expected |= {f"optimizer.{name}": value for name, value in self._optimizer.expected_tensors().items()}
-        _check_kinds(tensors, expected)
+        check_kinds(tensors, expected)
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
         self.updates = int(tensors["updates"])
@@ -143,12 +117,6 @@ class Learner:
                 f"{environments} environments cannot be split into groups of {group}: make one a multiple of the other"
             )
 
-    def _standardised(self, batch: Batch) -> Batch:
-        if not self.settings.normalise_advantages:
-            return batch
-        counted = batch.advantage[batch.rollout.running]
-        return batch._replace(advantage=(batch.advantage - counted.mean()) / (counted.std() + SMALLEST))
-
     def _minibatches(self, environments: int) -> Iterator[Tensor]:
         """Indices of environments, in a new order each epoch: a function of the seed and the update's number."""
         words = np.random.SeedSequence((self.seed, self.updates)).generate_state(1, np.uint64)
@@ -157,16 +125,21 @@ class Learner:
             order = torch.randperm(environments, generator=generator).to(self.policy.device)
             yield from order.tensor_split(self.settings.minibatches)
 
-    def _descend(self, batch: Batch, progress: float) -> _Course:
+    def _descend(self, batch: Batch, progress: float) -> Course:
         """All optimizer steps, until the KL divergence or something not finite ends them."""
-        settings, course = self.settings, _Course()
+        settings, course = self.settings, Course()
         for index in self._minibatches(batch.rollout.environments):
-            loss, measured = self._loss(_select(batch, index), settings.entropy_weight(progress))
+            part = batch.at(index)
+            self._optimizer.clear()
+            measured = self._objective.backward(part, settings.entropy_weight(progress))
+            if settings.bf16 and not course.measured:
+                # Rounding to bfloat16 would pass for a policy that learns otherwise than it acted, and hide one.
+                measured = measured._replace(deviation=self._objective.deviation(part.rollout))
             course.measured.append(measured)
             course.stopped = measured.kl.item() > KL_STOP * settings.target_kl
             if course.stopped:
                 break
-            norms = self._optimizer.backward(loss)
+            norms = self._optimizer.clip()
             course.norms.append(norms)
             course.finite = bool(norms[-1].isfinite())
             if not course.finite:
@@ -175,82 +148,3 @@ class Learner:
             course.steps += 1
         self._optimizer.clear()
         return course
-
-    def _loss(self, batch: Batch, entropy_weight: float) -> tuple[Tensor, _Measured]:
-        rollout = batch.rollout
-        now = self.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
-        running = rollout.running
-        surrogate = clipped_surrogate(
-            now.log_prob[running], rollout.log_prob[running], batch.advantage[running], self.settings.clip
-        )
-        error = value_loss(now.value[running], batch.target[running], self.policy.value_head.scale)
-        is_open = now.open & running.unsqueeze(-1)
-        per_head = head_entropies(now.entropy, is_open)
-        bonus = entropy_bonus(per_head, is_open)
-        loss = surrogate.loss + self.settings.value_weight * error - entropy_weight * bonus
-        share = is_open[running].to(loss.dtype).mean(0)
-        parts = (surrogate.loss, error, bonus, surrogate.kl, surrogate.clipped, surrogate.deviation, per_head, share)
-        return loss, _Measured(*(part.detach() for part in parts))
-
-    def _report(self, batch: Batch, course: _Course, progress: float) -> UpdateMetrics:
-        seen = _Measured(*(torch.stack(column) for column in zip(*course.measured, strict=True)))
-        modules = self._optimizer.module_names
-        norms = torch.stack(course.norms).mean(0) if course.norms else torch.zeros(len(modules) + 1)
-        running = batch.rollout.running
-        value, target = batch.rollout.value[running], batch.target[running]
-        explained = 1 - (target - value).var() / (target.var() + SMALLEST)
-        heads = tuple(head.name.lower() for head in Head)
-        return UpdateMetrics(
-            policy_loss=seen.policy_loss.mean().item(),
-            value_loss=seen.value_loss.mean().item(),
-            entropy=seen.entropy.mean().item(),
-            kl=seen.kl.amax().item(),
-            clip_fraction=seen.clip_fraction.mean().item(),
-            gradient_norm=norms[-1].item(),
-            first_ratio_deviation=seen.deviation[0].item(),
-            explained_variance=explained.clamp(min=-1).item(),
-            return_mean=target.mean().item(),
-            return_deviation=target.std().item(),
-            advantage_deviation=batch.advantage[running].std().item(),
-            learning_rate=self.settings.learning_rate_at(progress),
-            entropy_weight=self.settings.entropy_weight(progress),
-            optimizer_steps=course.steps,
-            stopped_early=course.stopped,
-            finite=course.finite,
-            head_entropy=_named(heads, seen.head_entropy.mean(0)),
-            head_share=_named(heads, seen.head_share.mean(0)),
-            module_gradient_norm=_named(modules, norms[:-1]),
-        )
-
-
-def _select(batch: Batch, index: Tensor) -> Batch:
-    return Batch(batch.rollout.at(index), batch.advantage[:, index], batch.target[:, index])
-
-
-def _named(names: tuple[str, ...], numbers: Tensor) -> dict[str, float]:
-    return {name: number.item() for name, number in zip(names, numbers, strict=True)}
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _check_kinds(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Names, shapes and types must be the same."""
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in found:
-            raise CheckpointError(f"the learner's checkpoint lacks {name}: it is of another version or policy")
-        if name not in expected:
-            raise CheckpointError(
-                f"the learner's checkpoint holds {name[:LONGEST_NAME]!r}, which this policy has not: use its settings"
-            )
-        ours, theirs = _kind(expected[name]), _kind(found[name])
-        if ours != theirs:
-            raise CheckpointError(
-                f"the learner's checkpoint holds {name} as {theirs} where this policy has {ours}: "
-                "use the settings it was saved with"
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -30,8 +30,8 @@ class Rollout:
     """``[T, E, ...]``."""
     actions: Tensor
     """int64 ``[T, E, 8]``."""
-    log_prob: Tensor
-    """``[T, E]`` of the acting policy."""
+    chosen_log_prob: Tensor
+    """``[T, E, 8]`` of what each head of the acting policy chose; exactly 0 where the head is irrelevant."""
     value: Tensor
     """``[T, E]`` of the acting policy, in units of returns."""
     reward: Tensor
@@ -42,6 +42,13 @@ class Rollout:
     """``[E]``: 0 where the episode terminated, the value of the state after the last step where it was cut."""
     state: PolicyState
     """The policy's memory before the first step."""
+    twin_reward: Tensor
+    """float32 ``[T, E]``: what the network's twin earned, which only waited on the same instance; 0 without twins."""
+
+    @property
+    def log_prob(self) -> Tensor:
+        """``[T, E]`` of the whole action."""
+        return self.chosen_log_prob.sum(-1)
 
     @property
     def steps(self) -> int:
@@ -59,12 +66,13 @@ class Rollout:
             Observation(*(part[:, index] for part in self.observations)),
             MaskTensors(*(part[:, index] for part in self.masks)),
             self.actions[:, index],
-            self.log_prob[:, index],
+            self.chosen_log_prob[:, index],
             self.value[:, index],
             self.reward[:, index],
             self.running[:, index],
             self.final_value[index],
             self.state.rows(index),
+            self.twin_reward[:, index],
         )
 
 
@@ -93,11 +101,15 @@ class RolloutBuffer:
         """
         if len(self._rows) == self._steps:
             raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
-        row = (*observation, *masks, step.actions, step.log_prob, step.value, reward, running)
-        scalars = (self._environments,)
-        _require(step.actions.shape == (self._environments, len(Head)), "actions", tuple(step.actions.shape), scalars)
-        for name, tensor in (("log_prob", step.log_prob), ("value", step.value), ("reward", reward)):
-            _require(tensor.shape == scalars, name, tuple(tensor.shape), scalars)
+        row = (*observation, *masks, step.actions, step.chosen_log_prob, step.value, reward, running)
+        scalars, per_head = (self._environments,), (self._environments, len(Head))
+        _require(step.actions.shape == per_head, "actions", tuple(step.actions.shape), per_head)
+        for name, tensor, shape in (
+            ("chosen_log_prob", step.chosen_log_prob, per_head),
+            ("value", step.value, scalars),
+            ("reward", reward, scalars),
+        ):
+            _require(tensor.shape == shape, name, tuple(tensor.shape), shape)
             _require(tensor.dtype == torch.float32, name, tensor.dtype, torch.float32)
         _require(running.dtype == torch.bool, "running", running.dtype, torch.bool)
         for name, tensor, first in zip(_NAMES, row, self._rows[0] if self._rows else row, strict=True):
@@ -107,7 +119,7 @@ class RolloutBuffer:
         self._rows.append(tuple(tensor.detach() for tensor in row))
 
     def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
-        """The rollout. ``terminated`` is bool ``[E]``; ``final_value`` ``[E]`` is used only where it is False.
+        """The rollout, without twins; ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False.
 
         An episode that ended before the last step has terminated.
 
@@ -124,6 +136,7 @@ class RolloutBuffer:
             *columns[observation_parts + mask_parts :],
             final_value=final_value.masked_fill(terminated, 0.0),
             state=self._state,
+            twin_reward=torch.zeros(self._steps, self._environments, device=final_value.device),
         )
 
 

@@ -20,6 +20,12 @@ class PPOSettings(Settings):
     """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
     others of the group. 1 is off. It must divide the number of environments."""
 
+    twin: bool = False
+    """Let one more network per group, on its instance, only wait, and count what it earns off the rewards of the others
+    before advantages and the values' targets are computed: the policy is told what growth added. Twins cost their
+    computation, are not learned from, and are in no figure but `environment_steps`. Where groups have several members
+    their mean takes the same off the advantages, so that twins make the values' task easier and nothing else."""
+
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
 
@@ -28,6 +34,18 @@ class PPOSettings(Settings):
 
     minibatches: int = Field(default=4, ge=1)
     """Optimizer steps per pass, each on whole episodes of a share of the environments."""
+
+    chunk: int | None = Field(default=None, ge=1)
+    """Steps of the episodes that gradients flow back through, for horizons whose activations do not fit into memory:
+    that of an update falls with it. The loss is that of whole episodes. Null: all steps."""
+
+    compile: bool = False
+    """Compile the policy for updates with torch.compile, which needs a C++ compiler and takes a minute or two at the
+    first one: on a CPU that is not won back in runs of the usual length. Acting and checkpoints stay as they are."""
+
+    bf16: bool = False
+    """Multiply matrices of the update in bfloat16, but for those of the LSTM; for policies on a CUDA device, which
+    others refuse. Probabilities, losses and weights stay in float32."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
     """Probability ratios beyond 1 - clip .. 1 + clip gain nothing more."""

@@ -48,9 +48,19 @@ def legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, rele
     return torch.where(relevant[:, head, None], legal, first)
 
 
+def open_heads(masks: MaskTensors, actions: Tensor, relevant: Tensor) -> Tensor:
+    """Which heads had a choice in N rows, bool ``[N, 8]``: more than one was legal given the ``actions`` ``[N, 8]``.
+
+    ``relevant`` is `RELEVANT` as a tensor, bool ``[ops, 8]``.
+    """
+    op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
+    legal = [legal_choices(masks, head, op, slot, relevant[op]) for head in Head]
+    return torch.stack([choices.sum(-1) > 1 for choices in legal], -1)
+
+
 def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
-    """Log-probabilities ``[N, n]`` over the legal choices."""
-    return logits.masked_fill(~legal, ILLEGAL_LOGIT).log_softmax(-1)
+    """Log-probabilities ``[N, n]`` over the legal choices, in float32 whatever the precision of the logits."""
+    return logits.float().masked_fill(~legal, ILLEGAL_LOGIT).log_softmax(-1)
 
 
 def normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:

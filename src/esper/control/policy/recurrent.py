@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.control.policy.encoder import Encoder
 from esper.control.policy.heads import ActionHeads, Choose, Decision
 from esper.control.policy.layers import lstm
-from esper.control.policy.masking import chosen, draw, normalised_entropy
+from esper.control.policy.masking import chosen, draw, normalised_entropy, open_heads
 from esper.control.policy.normaliser import ObservationNormaliser
 from esper.control.policy.settings import PolicySettings
 from esper.control.policy.value import ValueHead
@@ -33,14 +33,18 @@ class PolicyState(NamedTuple):
         """The states of the environments at ``index``."""
         return PolicyState(self.output[:, index], self.cell[:, index])
 
+    def detached(self) -> PolicyState:
+        """The same memory, through which no gradient flows back."""
+        return PolicyState(self.output.detach(), self.cell.detach())
+
 
 class PolicyStep(NamedTuple):
     """One decision for each of E environments."""
 
     actions: Tensor
     """int64 ``[E, 8]``, irrelevant heads 0."""
-    log_prob: Tensor
-    """``[E]``, summed over relevant heads."""
+    chosen_log_prob: Tensor
+    """``[E, 8]`` of what each head chose; exactly 0 where the head is irrelevant."""
     value: Tensor
     """``[E]`` in units of returns."""
     state: PolicyState
@@ -48,18 +52,28 @@ class PolicyStep(NamedTuple):
     head_log_probs: tuple[Tensor, ...]
     """``[E, n]`` per head: the distributions that were drawn from."""
 
+    @property
+    def log_prob(self) -> Tensor:
+        """``[E]`` of the whole action."""
+        return self.chosen_log_prob.sum(-1)
+
 
 class PolicyEvaluation(NamedTuple):
     """What the policy now thinks of T steps of E environments."""
 
-    log_prob: Tensor
-    """``[T, E]``, summed over relevant heads."""
+    chosen_log_prob: Tensor
+    """``[T, E, 8]`` of what each head chose; exactly 0 where the head is irrelevant."""
     entropy: Tensor
     """``[T, E, 8]`` per head, over log(number of legal choices); 0 where the head is irrelevant or had one choice."""
-    open: Tensor
-    """bool ``[T, E, 8]``: the head was relevant and had more than one legal choice."""
     value: Tensor
     """``[T, E]`` in units of returns."""
+    state: PolicyState
+    """The memory after the last step."""
+
+    @property
+    def log_prob(self) -> Tensor:
+        """``[T, E]`` of the whole action."""
+        return self.chosen_log_prob.sum(-1)
 
 
 class Policy(nn.Module):
@@ -102,7 +116,7 @@ class Policy(nn.Module):
         choose = _greedy if noise is None else _drawing(noise)
         decision = self.heads(memory, tokens, observation, masks, choose)
         return PolicyStep(
-            decision.actions, _joint(decision), self.value_head(memory), state, head_log_probs=decision.log_probs
+            decision.actions, _chosen(decision), self.value_head(memory), state, head_log_probs=decision.log_probs
         )
 
     @torch.no_grad()
@@ -121,16 +135,20 @@ class Policy(nn.Module):
         flat_actions = actions.flatten(0, 1)
         normalised = self.normaliser(flat)
         tokens, summary = self.encoder(normalised)
-        memory, _ = self.lstm(summary.view(steps, environments, -1), (state.output, state.cell))
+        memory, following = self._recur(summary.view(steps, environments, -1), state)
         decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _given(flat_actions))
         entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
-        several = [legal.sum(-1) > 1 for legal in decision.legal]
         return PolicyEvaluation(
-            log_prob=_joint(decision).view(steps, environments),
+            chosen_log_prob=_chosen(decision).view(steps, environments, len(Head)),
             entropy=torch.stack(entropy, -1).view(steps, environments, len(Head)),
-            open=torch.stack(several, -1).view(steps, environments, len(Head)),
             value=self.value_head(memory),
+            state=following,
         )
+
+    def open_heads(self, masks: MaskTensors, actions: Tensor) -> Tensor:
+        """Which heads had a choice, bool ``[T, E, 8]``, in stored decisions ``[T, E, ...]``."""
+        flat = MaskTensors(*(part.flatten(0, 1) for part in masks))
+        return open_heads(flat, actions.flatten(0, 1), self.heads.relevant).view(actions.shape)
 
     def recalibrate(self, observations: Observation, returns: Tensor) -> None:
         """Merge raw observations and returns into the policy's statistics: once, after learning from them."""
@@ -143,14 +161,24 @@ class Policy(nn.Module):
         """Tokens ``[E, S, W]``, LSTM output ``[E, H]``, the next state and the normalised observation."""
         normalised = self.normaliser(observation)
         tokens, summary = self.encoder(normalised)
-        memory, following = self.lstm(summary.unsqueeze(0), (state.output, state.cell))
-        return tokens, memory.squeeze(0), PolicyState(*following), normalised
+        memory, following = self._recur(summary.unsqueeze(0), state)
+        return tokens, memory.squeeze(0), following, normalised
+
+    def _recur(self, summary: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """LSTM outputs ``[T, E, H]`` and the state after the last.
+
+        Always in float32: errors add up over the steps, and autocast runs cuDNN's LSTM in float16 whatever it is
+        asked for.
+        """
+        with torch.autocast(summary.device.type, enabled=False):
+            memory, following = self.lstm(summary.float(), (state.output, state.cell))
+        return memory, PolicyState(*following)
 
 
-def _joint(decision: Decision) -> Tensor:
-    """Log-probability ``[N]`` of the whole action: the sum over heads, in which irrelevant ones are exactly 0."""
+def _chosen(decision: Decision) -> Tensor:
+    """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
     per_head = [chosen(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
-    return torch.stack(per_head, -1).sum(-1)
+    return torch.stack(per_head, -1)
 
 
 def _greedy(head: Head, log_probs: Tensor, legal: Tensor) -> Tensor:  # noqa: ARG001

@@ -28,8 +28,8 @@ class ValueHead(nn.Module):
         return self.returns.deviation[0].to(self.output.weight.dtype)
 
     def forward(self, memory: Tensor) -> Tensor:
-        """``[*, H]`` to values ``[*]`` in units of returns."""
-        standard = self.output(F.relu(self.body(memory))).squeeze(-1)
+        """``[*, H]`` to values ``[*]`` in units of returns, float32 whatever the precision of the layers."""
+        standard = self.output(F.relu(self.body(memory))).squeeze(-1).float()
         return standard * self.scale + self.returns.mean[0].to(standard.dtype)
 
     @torch.no_grad()

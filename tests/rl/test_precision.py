@@ -1,0 +1,80 @@
+"""An update in bfloat16 differs from one in float32 by rounding, and where it must not differ it does not."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from esper.control.policy import PolicySettings, PolicyState
+from esper.control.spaces import MaskTensors, Observation
+from esper.errors import ConfigError
+from esper.rl.diagnostics import Anomaly, anomalies
+from esper.rl.objective import Objective
+from esper.rl.ppo import Learner
+from esper.rl.rollout import Rollout
+from esper.rl.settings import PPOSettings
+from rl.noise import rollouts
+from rl.probes import learner
+
+HALVED = PPOSettings(bf16=True)
+LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0)
+
+
+def test_a_policy_on_the_cpu_refuses_it() -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.bf16 .* learns on cpu: set it to false"):
+        learner(HALVED)
+
+
+def test_probabilities_entropies_and_values_are_float32() -> None:
+    student = learner(PPOSettings(), sizes=LIVELY)
+    (rollout,) = rollouts(student, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        now = student.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
+    assert {part.dtype for part in (now.chosen_log_prob, now.log_prob, now.entropy, now.value)} == {torch.float32}
+    assert float(now.log_prob.detach().exp().amax()) <= 1.0
+
+
+def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
+    student = learner(PPOSettings(), sizes=LIVELY)
+    batch = student.batch(*rollouts(student, 1)).standardised()
+    exact = Objective(student.policy, PPOSettings()).backward(batch, 0.01)
+    rounded = Objective(student.policy, HALVED).backward(batch, 0.01)
+    assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2
+    for name in ("policy_loss", "value_loss", "entropy"):
+        torch.testing.assert_close(getattr(rounded, name), getattr(exact, name), atol=0.02, rtol=0.05, msg=name)
+
+
+def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -> None:
+    student = learner(PPOSettings(), sizes=LIVELY)
+    (rollout,) = rollouts(student, 1)
+    objective = Objective(student.policy, HALVED)
+    assert float(objective.deviation(rollout)) < 1e-5
+    off = replace(rollout, chosen_log_prob=rollout.chosen_log_prob - 0.01)
+    assert float(objective.deviation(off)) > 0.01
+
+
+def on(device: str, rollout: Rollout) -> Rollout:
+    moved = {}
+    for field in fields(rollout):
+        part = getattr(rollout, field.name)
+        match part:
+            case Observation() | MaskTensors() | PolicyState():
+                moved[field.name] = type(part)(*(tensor.to(device) for tensor in part))
+            case _:
+                moved[field.name] = part.to(device)
+    return Rollout(**moved)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_update_on_a_gpu_raises_no_false_alarm() -> None:
+    actor = learner(PPOSettings(), sizes=LIVELY)
+    (rollout,) = rollouts(actor, 1)
+    student = Learner(learner(PPOSettings(), sizes=LIVELY).policy.cuda(), HALVED, 0)
+    metrics = student.update(on("cuda", rollout), 0.0)
+    assert metrics.optimizer_steps > 0
+    assert Anomaly.RATIO not in anomalies((metrics,), HALVED.target_kl)
+    exact = actor.update(rollout, 0.0)
+    assert metrics.value_loss == pytest.approx(exact.value_loss, rel=0.1)
