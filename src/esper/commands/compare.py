@@ -14,13 +14,18 @@ from rich.table import Table
 
 from esper.config import Overrides, load_settings
 from esper.errors import ConfigError
+from esper.experiments.arms.field import run_arms
+from esper.experiments.arms.standings import Standing, standings
 from esper.experiments.compare.judgement import Pair, judge
 from esper.experiments.compare.trials import Contest, Trial, run_contest
 from esper.experiments.iteration import Iteration
 from esper.experiments.settings import TrainSettings
 from esper.experiments.statistics import Floats
 from esper.signals import Terminated
+from esper.ui.arms import arms_json, arms_table
+from esper.ui.arms import sentence as arm_sentence
 from esper.ui.output import console_beside, print_json, say
+from esper.ui.report.arms import write_arms_report
 
 SEEDS = 5
 INSTANCES = 256
@@ -31,6 +36,7 @@ def command(
     configs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     seeds: int = SEEDS,
     instances: int = INSTANCES,
+    arms: bool = False,
     run_dir: Path | None = None,
     overrides: Overrides = (),
     json: bool = False,
@@ -38,9 +44,11 @@ def command(
     """Train controllers by two or more configurations with several seeds each, and say which is better, if any.
 
     Args:
-        configs: YAML files with settings, two or more; their names name the arms.
-        seeds: Training seeds of each arm; fewer than 4 can show nothing.
+        configs: YAML files with settings, two or more (with --arms, one will do); their names name what is compared.
+        seeds: Training seeds of each; fewer than 4 can show nothing.
         instances: Held-out instances that every policy plays.
+        arms: Let the first configuration's policies play against all other arms, too: baselines, shuffled actions, the
+            best fixed sequence found with the policy's own budget, and networks of fixed shape.
         run_dir: Directory for all runs; by default one under runs/comparisons/ named after the arms. Called again with
             the same one, a comparison goes on where it stopped.
         json: Print a machine-readable last line; progress then goes to stderr.
@@ -48,11 +56,14 @@ def command(
     if seeds < 1 or instances < 2:
         raise ConfigError(f"{seeds} seeds on {instances} instances: ask for at least 1 seed and 2 instances")
     console = console_beside(json)
-    arms = _arms(configs, overrides)
-    folder = run_dir or COMPARISONS / "-".join(arms)
-    contest = Contest(folder, arms, seeds, instances)
+    if len(configs) < 2 and not arms:
+        raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
+    compared = _settings(configs, overrides)
+    folder = run_dir or COMPARISONS / "-".join(compared)
+    contest = Contest(folder, compared, seeds, instances)
     try:
         scores = _run(contest, console)
+        found = _standings(contest, console) if arms else []
     except (KeyboardInterrupt, Terminated):
         say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
         raise
@@ -60,33 +71,50 @@ def command(
     console.print(_scores_table(scores))
     for pair in pairs:
         say(console, _sentence(pair))
+    if found:
+        _show_arms(contest, found, console)
     say(console, f"runs: {folder}")
     if json:
-        print_json(_json(folder, pairs))
+        print_json(_json(folder, pairs, found))
 
 
-def _arms(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
-    """Settings by arm; files of one name are told apart by a number."""
-    if len(configs) < 2:
-        raise ConfigError("one configuration cannot be compared: give two or more")
-    arms: dict[str, TrainSettings] = {}
+def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
+    """By configuration; files of one name are told apart by a number."""
+    compared: dict[str, TrainSettings] = {}
     for config in configs:
         name, number = config.stem, 2
-        while name in arms:
+        while name in compared:
             name, number = f"{config.stem}-{number}", number + 1
-        arms[name] = load_settings(TrainSettings, config, overrides)
-    return arms
+        compared[name] = load_settings(TrainSettings, config, overrides)
+    return compared
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+
+
+def _standings(contest: Contest, console: Console) -> list[Standing]:
+    with _bar(console) as bar:
+        shown = bar.add_task("loading the policies", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(shown, completed=done, total=total, description=what or "all arms played")
+
+        return standings(run_arms(contest, show))
+
+
+def _show_arms(contest: Contest, found: list[Standing], console: Console) -> None:
+    report = contest.folder / "arms.html"
+    write_arms_report(report, found, seeds=contest.seeds, instances=contest.instances)
+    console.print(arms_table(found))
+    for one in found:
+        say(console, arm_sentence(one))
+    say(console, f"report: {report}")
 
 
 def _run(contest: Contest, console: Console) -> dict[str, Floats]:
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    bar = _bar(console)
     iterations = {name: settings.iterations for name, settings in contest.arms.items()}
     total = contest.seeds * sum(iterations.values())
     with bar:
@@ -123,7 +151,7 @@ def _sentence(pair: Pair) -> str:
     )
 
 
-def _json(folder: Path, pairs: list[Pair]) -> dict[str, Any]:
+def _json(folder: Path, pairs: list[Pair], found: list[Standing]) -> dict[str, Any]:
     records = [
         {
             **asdict(pair),
@@ -133,5 +161,8 @@ def _json(folder: Path, pairs: list[Pair]) -> dict[str, Any]:
         }
         for pair in pairs
     ]
-    words = records[0]["verdict"] if len(records) == 1 else "; ".join(pair.words for pair in pairs)
-    return {"verdict": words, "pairs": records, "run": str(folder)}
+    words = [pair.words for pair in pairs]
+    if not pairs:  # one configuration: all there is to say is about the arms
+        words = [f"{one.arm}: {one.against.verdict}" for one in found if one.against is not None]
+    record = {"verdict": "; ".join(words), "pairs": records, "run": str(folder)}
+    return {**record, "arms": arms_json(found)} if found else record

@@ -31,6 +31,8 @@ class BaselineSettings(Settings):
     """The best fixed schedule found, planted as early as can be."""
     periodic: PeriodicSettings
     heuristic: HeuristicSettings
+    environment_steps: dict[str, int] = {}
+    """Decisions of single networks that the search for each controller took; who is not named was not searched for."""
 
 
 def baseline_settings(suite: Suite) -> BaselineSettings:

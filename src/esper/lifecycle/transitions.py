@@ -9,6 +9,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
 from esper.lifecycle.arrays import Bools, Floats, Int8s, Int16s, Int64s, Places
 from esper.lifecycle.gates import Reason, Verdicts
@@ -16,7 +17,7 @@ from esper.lifecycle.legality import check
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.schedules import alpha_at
-from esper.lifecycle.stages import COOLDOWN, Stage
+from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 
 _TEMPOS = np.array(TEMPOS, dtype=np.int16)
@@ -25,10 +26,11 @@ _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
 _RAMPS = np.maximum(np.array(ALPHA_SPEEDS, dtype=np.int16), 1)
 _AT_ONCE: Final = ALPHA_SPEEDS.index(0)
 _OLDEST = np.iinfo(np.int16).max
+_OWNING = membership(OWNING)
 
 
 class Cause(IntEnum):
-    """What moved a slot to another stage: an operation (numbered as in `Op`), time, or a rollback."""
+    """What moved a slot to another stage: an operation (numbered as in `Op`), time, a rollback, a network's start."""
 
     GERMINATE = Op.GERMINATE
     ADVANCE = Op.ADVANCE
@@ -37,6 +39,7 @@ class Cause(IntEnum):
     PRUNE = Op.PRUNE
     TICK = len(Op)
     ROLLBACK = len(Op) + 1
+    START = len(Op) + 2
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class Transitions:
     def __len__(self) -> int:
         """N."""
         return self.env.shape[0]
+
+    @property
+    def born(self) -> Bools:
+        """``[N]``: whether a seed came, by germination or with its network."""
+        return ~_OWNING[self.before] & _OWNING[self.after]
 
 
 def joined(parts: Sequence[Transitions]) -> Transitions:
@@ -130,6 +138,34 @@ def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
 
 
+def with_fossils(table: SeedTable, blueprints: Int64s, compatible: Bools) -> tuple[SeedTable, Transitions]:
+    """The table with a fossil at alpha 1 wherever ``blueprints [E, S]`` names one (-1: none), and what changed.
+
+    That is how networks start that have seeds from their first step; no time passes. ``compatible [E, S, K]`` is as in
+    `legal_actions`. The given table is left as it is.
+
+    Raises:
+        IllegalActionError: a slot is not dormant, or its blueprint does not serve it.
+    """
+    at = np.nonzero(blueprints != NO_BLUEPRINT)
+    chosen = blueprints[at]
+    refused = (table.stage[at] != Stage.DORMANT) | ~compatible[(*at, chosen)]
+    if refused.any():
+        env, slot, blueprint = (int(part[refused][0]) for part in (*at, chosen))
+        raise IllegalActionError(
+            f"network {env} cannot start with blueprint {blueprint} in slot {slot}, which is in stage "
+            f"{Stage(table.stage[env, slot]).name}: choose a dormant slot that the blueprint serves"
+        )
+    draft = table.copy()
+    _enter(draft, at, Stage.FOSSILIZED)
+    draft.seed_age[at] = 1
+    draft.blueprint[at] = chosen
+    for schedule in (draft.alpha, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration):
+        schedule[at] = 1
+    causes = np.full(table.stage.shape, Cause.START, dtype=np.int8)
+    return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
+
+
 def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
     """Time passes in the slots ``ticking [E, S]``."""
     probed = ticking & (table.stage == Stage.GERMINATED)
@@ -137,7 +173,7 @@ def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools
     arrived = blending & verdicts.passed
     released = (probed & ~verdicts.passed) | (arrived & table.pruning)
 
-    first = Stage.TRAINING if rules.isolation is Isolation.SHADOW else Stage.BLENDING
+    first = Stage.BLENDING if rules.isolation is Isolation.NONE else Stage.TRAINING
     _enter(draft, np.nonzero(probed & verdicts.passed), first)
     if first is Stage.BLENDING:
         blending |= probed & verdicts.passed

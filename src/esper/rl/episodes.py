@@ -29,10 +29,11 @@ from esper.tasks.suite import Suite
 from esper.training.commitment import Commitment, committed_networks
 from esper.training.evaluation import Evaluation, evaluate, remember
 from esper.training.governor.rows import Intervention, watching
+from esper.training.gradients.health import HealthTable
 from esper.training.learning import Batch, TrainingReport, train
 from esper.training.plan import PopulationPlan, StrategyChoice
 from esper.training.population import Actions, Population
-from esper.training.roster import Network
+from esper.training.roster import Fossils, Network
 from esper.training.strategy import fastest_strategy
 from esper.training.streams import TrainingStream, shuffled_order, stacked
 
@@ -57,6 +58,8 @@ class StepResult:
     """``[E]``: the step was part of the episode, which had not ended before."""
     transitions: Transitions
     """By the decision, and by rollbacks after it."""
+    health: HealthTable
+    """Of the seeds' gradients since the decision, ``[E, S]``."""
     evaluation: Evaluation
     """After rollbacks."""
     potential: Floats
@@ -81,6 +84,7 @@ class Episodes:
     """A population on a suite's instances, from the first decision to the last.
 
     What happens in episode i follows from its instance and its actions alone: not from E nor from its neighbours.
+    ``fossils`` are what each network has from the first step on; none of them anything, if there are none.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Episodes:
         conduct: Conduct = DEFAULT_CONDUCT,
         *,
         rewards: Sequence[RewardSettings] = (),
+        fossils: Sequence[Fossils] = (),
         strategy: StrategyChoice = "stacked",
         device: torch.device = CPU,
     ) -> None:
@@ -99,7 +104,8 @@ class Episodes:
         self._conduct = conduct
         self.instances = list(instances)
         self.size = len(instances)
-        networks = [_network(suite, instance) for instance in _checked(suite, instances)]
+        given = fossils or [()] * self.size
+        networks = [_network(suite, *one) for one in zip(_checked(suite, instances), given, strict=True)]
         plan = PopulationPlan(
             suite.template(),
             suite.sites,
@@ -184,7 +190,9 @@ class Episodes:
         facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
         reward = np.where(running, self._scheme.pay(facts) - self.governor.penalty * intervention.rows, 0.0)
         changes = joined([decided, intervention.transitions])
-        return StepResult(reward, self.finished, running, changes, evaluation, self.potential, happened, facts)
+        return StepResult(
+            reward, self.finished, running, changes, training.health, evaluation, self.potential, happened, facts
+        )
 
     def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
@@ -277,8 +285,8 @@ def _pruned(changes: Transitions, size: int) -> Bools:
     return rows
 
 
-def _network(suite: Suite, instance: Instance) -> Network:
-    return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed)
+def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> Network:
+    return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
 
 
 def _checked(suite: Suite, instances: Sequence[Instance]) -> Sequence[Instance]:

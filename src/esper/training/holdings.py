@@ -69,15 +69,31 @@ class Holdings:
 
         ``germinations [E, S]`` counts the earlier seeds of each slot.
         """
-        banks = dict(survivors(self.banks, changes))
-        born = changes.after == Stage.GERMINATED
-        for key in _keys(changes, born):
-            owners = changes.env[born & _at(changes, key)].astype(np.int64)
-            seeds = [roster.new_seed(owner, *key, int(germinations[owner, key[0]])) for owner in owners.tolist()]
-            rates = self.host.learning_rates[torch.from_numpy(owners)]
-            bank = banks[key] if key in banks else empty_bank(key)
-            banks[key] = bank.extended(seeds, rates, torch.from_numpy(owners))
+        kept = survivors(self.banks, changes)
+        banks = with_newborns(kept, changes, roster, self.host.learning_rates, germinations, empty_bank)
         return Holdings.pooled(self.host, self.host_buffers, banks)
+
+
+def with_newborns(
+    banks: Mapping[BankKey, Bank],
+    changes: Transitions,
+    roster: Roster,
+    learning_rates: Tensor,
+    germinations: Counts,
+    empty_bank: EmptyBank,
+) -> Mapping[BankKey, Bank]:
+    """The banks with the seeds that came in ``changes``.
+
+    ``learning_rates [E]`` are the networks'; ``germinations [E, S]`` counts the earlier seeds of each slot.
+    """
+    grown = dict(banks)
+    for key in _keys(changes, changes.born):
+        owners = changes.env[changes.born & _at(changes, key)].astype(np.int64)
+        seeds = [roster.new_seed(owner, *key, int(germinations[owner, key[0]])) for owner in owners.tolist()]
+        rates = learning_rates[torch.from_numpy(owners)]
+        bank = grown[key] if key in grown else empty_bank(key)
+        grown[key] = bank.extended(seeds, rates, torch.from_numpy(owners))
+    return grown
 
 
 def survivors(banks: Mapping[BankKey, Bank], changes: Transitions) -> Mapping[BankKey, Bank]:

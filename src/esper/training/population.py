@@ -19,12 +19,12 @@ from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
 from esper.lifecycle.masks import ActionMasks, legal_actions
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, revoke, step
+from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
 from esper.training.bank import Bank
 from esper.training.budget import affordable, budget_left, resident
 from esper.training.execution import Execution
-from esper.training.holdings import BankKey, Holdings, survivors
+from esper.training.holdings import BankKey, Holdings, survivors, with_newborns
 from esper.training.optimizers import MOMENT_NAMES
 from esper.training.plan import PopulationPlan, Strategy
 from esper.training.pool import Pool
@@ -92,7 +92,11 @@ class Population:
         )
 
     def replace(self, rows: NDArray[np.int64], networks: Sequence[Network]) -> None:
-        """Put new networks without seeds into ``rows``, int64 ``[r]``; all others go on untouched."""
+        """Put new networks, with the fossils they start with, into ``rows``, int64 ``[r]``; all others go on untouched.
+
+        Raises:
+            IllegalActionError: a blueprint does not serve the slot where a network is to start with it.
+        """
         held, index = self.state.holdings, torch.from_numpy(rows)
         values = torch.stack([self._host_shape.row(network.host) for network in networks])
         rates = torch.tensor([network.learning_rate for network in networks], dtype=torch.float64)
@@ -103,12 +107,20 @@ class Population:
         banks = {key: bank.without(index) for key, bank in held.banks.items()}
         germinations = self.germinations.copy()
         germinations[rows] = 0
+        roster = self.state.roster.replaced(rows.tolist(), networks)
+        given = np.full(germinations.shape, NO_BLUEPRINT, np.int64)
+        for row, network in zip(rows.tolist(), networks, strict=True):
+            for slot, blueprint in network.fossils:
+                given[row, slot] = blueprint
+        table, changes = with_fossils(self.table.reset(rows), given, roster.compatible)
+        host, buffers = held.renewed_hosts(index, values, rates, fresh)
+        banks = with_newborns(banks, changes, roster, host.learning_rates, germinations, self._empty_bank)
         self.state = PopulationState(
-            self.state.roster.replaced(rows.tolist(), networks),
-            self.table.reset(rows),
-            _without_evidence(self.evidence, (rows, slice(None))),
-            germinations,
-            Holdings.pooled(*held.renewed_hosts(index, values, rates, fresh), banks),
+            roster,
+            table,
+            self.evidence.without(np.isin(np.arange(self.size), rows)[:, None]),
+            _counted(germinations, changes),
+            Holdings.pooled(host, buffers, banks),
         )
 
     def legal_actions(self) -> ActionMasks:
@@ -127,9 +139,7 @@ class Population:
         result = step(state.table, state.evidence, actions, self.plan.rules, state.roster.compatible, self._affordable)
         changes = result.transitions
         holdings = state.holdings.after(changes, state.roster, state.germinations, self._empty_bank)
-        germinations = state.germinations.copy()
-        born = changes.after == Stage.GERMINATED
-        germinations[changes.env[born], changes.slot[born]] += 1
+        germinations = _counted(state.germinations, changes)
         evidence = _forgotten(state.evidence, changes)
         self.state = PopulationState(state.roster, result.table, evidence, germinations, holdings)
         return result
@@ -234,18 +244,16 @@ class Population:
         return (resident(self.state.roster.costs.parameters, self.table) * counted).sum(axis=1)
 
 
+def _counted(germinations: NDArray[np.int64], changes: Transitions) -> NDArray[np.int64]:
+    """Seeds that each slot has had, ``[E, S]``, those that came in ``changes`` included."""
+    counted = germinations.copy()
+    counted[changes.env[changes.born], changes.slot[changes.born]] += 1
+    return counted
+
+
 def _forgotten(evidence: Evidence, transitions: Transitions) -> Evidence:
     """Evidence without what was known of seeds that have just come or gone."""
-    changed = (transitions.after == Stage.GERMINATED) | (transitions.after == Stage.PRUNED)
-    return _without_evidence(evidence, (transitions.env[changed], transitions.slot[changed]))
-
-
-def _without_evidence(evidence: Evidence, where: tuple[NDArray[np.int64], NDArray[np.int64] | slice]) -> Evidence:
-    forgotten = np.zeros(evidence.probed.shape, np.bool_)
-    forgotten[where] = True
-    return Evidence(
-        probed=evidence.probed & ~forgotten,
-        gradient_healthy=evidence.gradient_healthy & ~forgotten,
-        contribution=np.where(forgotten, np.float32(np.nan), evidence.contribution),
-        contribution_age=np.where(forgotten, np.int16(0), evidence.contribution_age),
-    )
+    changed = transitions.born | (transitions.after == Stage.PRUNED)
+    slots = np.zeros(evidence.probed.shape, np.bool_)
+    slots[transitions.env[changed], transitions.slot[changed]] = True
+    return evidence.without(slots)

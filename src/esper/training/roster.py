@@ -16,6 +16,9 @@ from esper.growth.blueprints.registry import Blueprint
 from esper.growth.site import Site
 from esper.training.budget import Costs
 
+Fossils = tuple[tuple[int, int], ...]
+"""Slot and blueprint indices of finished seeds."""
+
 
 class Network(NamedTuple):
     """What one network of a population starts from."""
@@ -27,6 +30,8 @@ class Network(NamedTuple):
     learning_rate: float
     seed: int
     """All that is random about its seeds follows from this."""
+    fossils: Fossils = ()
+    """What it has from the first step on, fresh and at alpha 1; nothing, if it is to grow by itself."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +45,20 @@ class Roster:
     bytes_per_parameter: int
     """Of a value, its gradient and its optimizer state."""
 
-    @cached_property
+    @property
     def widths(self) -> NDArray[np.int64]:
         """Live channels at each slot, ``[E, S]``."""
-        return np.array([network.widths for network in self.networks])
+        return self._given[0]
 
-    @cached_property
+    @property
     def learning_rates(self) -> NDArray[np.float64]:
         """``[E]``."""
-        return np.array([network.learning_rate for network in self.networks])
+        return self._given[1]
+
+    @cached_property
+    def _given(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        widths = np.array([network.widths for network in self.networks])
+        return widths, np.array([network.learning_rate for network in self.networks])
 
     @cached_property
     def host_parameters(self) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from esper.experiments.statistics import Interval
 
 MINUS = "\u2212"
 EN_DASH = "\u2013"
+MEGA = 1e6
 
 
 def score(value: float) -> str:
@@ -25,6 +26,11 @@ def percent(share: float) -> str:
     """``0.123`` as ``12%``; what is above zero but would round to it as ``<1%``."""
     text = f"{share:.0%}"
     return "<1%" if share > 0 and text == "0%" else text
+
+
+def mega(value: float) -> str:
+    """In whole millions: ``1_234_000_000`` as ``1,234``."""
+    return _true_minus(f"{value / MEGA:,.0f}")
 
 
 def p_value(p: float) -> str:

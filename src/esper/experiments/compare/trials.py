@@ -29,7 +29,8 @@ from esper.tasks.registry import get_suite
 
 _STREAM = 8
 """Keeps the instances of comparisons apart from all others."""
-_WHAT = "esper compare"
+WHAT = "esper compare"
+"""Who holds a trial's directory."""
 _NAME = re.compile(r"\w[\w.+-]*")
 _RECORDS = TypeAdapter(list[Record])
 
@@ -79,6 +80,10 @@ class Contest:
         """The held-out instances that every policy plays."""
         return get_suite(self.suite).sample(self.instances, "heldout", np.random.default_rng(_STREAM))
 
+    def path(self, trial: Trial) -> Path:
+        """The trial's run directory."""
+        return self.folder / trial.arm / f"seed-{trial.seed}"
+
     def settings(self, trial: Trial) -> TrainSettings:
         """The arm's settings with the trial's seed."""
         return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
@@ -112,10 +117,10 @@ def _score(
     report: Callable[[Iteration], None],
 ) -> NDArray[np.float64]:
     """Of the trial's policy on each instance."""
-    settings, path = contest.settings(trial), contest.folder / trial.arm / f"seed-{trial.seed}"
+    settings, path = contest.settings(trial), contest.path(trial)
     new = not (path / "config.yaml").exists()
     run = RunDirectory.create(path) if new else RunDirectory(path)
-    with run.locked(_WHAT):
+    with run.locked(WHAT):
         _settle(run, settings, new)
         records = _known(run, instances)
         if records is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.errors import DivergedError
+from esper.errors import CheckpointError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.plain_state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
 
@@ -29,6 +31,16 @@ class Rollback:
     """The loss with which the snapshot was taken; NaN for the one taken before any check."""
     pruned: tuple[str, ...]
     """Slots whose seeds are gone."""
+
+
+class Verdict(NamedTuple):
+    """What a governor thinks of the present state."""
+
+    trouble: Trouble
+    good: bool
+    """Whether the state is worth a snapshot."""
+    loss: float
+    """The loss that it was told."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +114,21 @@ class Governor:
             loss: Training loss since the last check, in any unit.
             accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
         """
-        self._loss = _number(loss)
+        return self.accept(self.judge(loss, accuracy))
+
+    def judge(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Verdict:
+        """The first half of `check`: look, and do nothing about it. Arguments as there."""
+        number = _number(loss)
         known = math.nan if accuracy is None or self._classes is None else _number(accuracy)
-        finite = math.isfinite(self._loss) and all(bool(tensor.isfinite().all()) for tensor in self._tensors())
-        vitals = Vitals(np.array([self._loss]), skill(np.array([known]), self._classes or 2), np.array([finite]))
+        finite = math.isfinite(number) and all(bool(tensor.isfinite().all()) for tensor in self._tensors())
+        vitals = Vitals(np.array([number]), skill(np.array([known]), self._classes or 2), np.array([finite]))
         judgement = self._monitor.judge(vitals)
-        self._trouble = Trouble(judgement.trouble[0])
-        if judgement.good[0]:
+        return Verdict(Trouble(judgement.trouble[0]), bool(judgement.good[0]), number)
+
+    def accept(self, verdict: Verdict) -> Trouble:
+        """The second half of `check`, which may follow a verdict of the same model's governor in another process."""
+        self._trouble, self._loss = verdict.trouble, verdict.loss
+        if verdict.good:
             self.snapshot()
         return self._trouble
 
@@ -143,6 +163,54 @@ class Governor:
                 "model is in its last good state; lower the learning rate or check the data"
             )
         return Rollback(self._trouble, self._loss, self._snapshot.loss, pruned)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the governor remembers, with the snapshot, as plain values: as large as the model."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        places = {(module, name): path for path, module, name in _buffer_places(self.model)}
+        snapshot = self._snapshot
+        return to_plain(
+            {
+                "rollbacks": self.rollbacks,
+                "monitor": self._monitor,
+                # Tensors that have left the model since would not be restored anyway.
+                "parameters": {names[owner]: saved for owner, saved in snapshot.parameters if owner in names},
+                "buffers": {
+                    places[module, name]: saved for module, name, saved in snapshot.buffers if (module, name) in places
+                },
+                "generators": [state for _, state in snapshot.generators],
+                "loss": snapshot.loss,
+            }
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what `state_dict` gave; the model has the structure that it had then.
+
+        Raises:
+            CheckpointError: it is of another model or another number of generators.
+        """
+        parameters = dict(self.model.named_parameters())
+        buffers = {path: (module, name) for path, module, name in _buffer_places(self.model)}
+        tensors = {**parameters, **{path: module.get_buffer(name) for path, (module, name) in buffers.items()}}
+        strange = [name for name in (*state["parameters"], *state["buffers"]) if name not in tensors]
+        if strange:
+            raise CheckpointError(f"the governor's snapshot holds {strange[0]!r}, which this model lacks")
+        like = {
+            "rollbacks": self.rollbacks,
+            "monitor": self._monitor,
+            "parameters": {name: tensors[name] for name in state["parameters"]},
+            "buffers": {name: tensors[name] for name in state["buffers"]},
+            "generators": [generator.get_state() for generator in self._generators],
+            "loss": self._loss,
+        }
+        saved = from_plain(like, state, "the governor's state")
+        self.rollbacks = saved["rollbacks"]
+        self._snapshot = _Snapshot(
+            [(parameters[name], value) for name, value in saved["parameters"].items()],
+            [(*buffers[path], value) for path, value in saved["buffers"].items()],
+            list(zip(self._generators, saved["generators"], strict=True)),
+            saved["loss"],
+        )
 
     def _prune(self, known: set[nn.Parameter]) -> tuple[str, ...]:
         """Remove live seeds, and fossils that the snapshot lacks, from the model and the optimizer."""
@@ -181,6 +249,14 @@ def _buffers(model: nn.Module) -> Iterable[tuple[nn.Module, str, Tensor]]:
             continue
         for name, buffer in module.named_buffers(recurse=False):
             yield module, name, buffer
+
+
+def _buffer_places(model: nn.Module) -> Iterable[tuple[str, nn.Module, str]]:
+    """The buffers of `_buffers` by their names in the model: name, owner, and name there."""
+    named = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    paths = {module: path for path, module in named}
+    for module, name, _ in _buffers(model):
+        yield f"{paths[module]}.{name}".removeprefix("."), module, name
 
 
 def _global_generators(model: nn.Module) -> list[torch.Generator]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.plain_state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 
 Floats = NDArray[np.float64]
@@ -73,6 +75,28 @@ class Monitor:
         self._unusual[rows] = 0
         self._guessing[rows] = 0
         self._best_skill[rows] = -np.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was usual so far, as plain values."""
+        return to_plain(self._memory())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take as usual what `state_dict` gave.
+
+        Raises:
+            CheckpointError: it is of another number of networks or another window.
+        """
+        memory = from_plain(self._memory(), state, "the governor's monitor")
+        self._losses, self._unusual = memory["losses"], memory["unusual"]
+        self._guessing, self._best_skill = memory["guessing"], memory["best_skill"]
+
+    def _memory(self) -> dict[str, NDArray[Any]]:
+        return {
+            "losses": self._losses,
+            "unusual": self._unusual,
+            "guessing": self._guessing,
+            "best_skill": self._best_skill,
+        }
 
     def judge(self, vitals: Vitals) -> Judgement:
         """Look at all networks once; of those in trouble, what was usual is forgotten."""

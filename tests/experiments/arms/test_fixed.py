@@ -1,0 +1,68 @@
+"""Networks of fixed shape: the bare one is the arm that never grows, and longer training goes on in the same order."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+
+from esper.control.rules.simple import Never
+from esper.experiments.arms.fixed import FixedNetwork, lengthened, train_fixed
+from esper.experiments.arms.flops import Prices, examples_per_decision
+from esper.experiments.arms.outcome import Outcome, shown
+from esper.experiments.play import play
+from esper.experiments.workers import LocalWorkers
+from esper.rl.episodes import Episodes
+from esper.tasks.registry import get_suite
+from esper.training.roster import Fossils
+from experiments.arms.planting import TERMS, instances
+
+SHAPE: Fossils = ((0, 3), (1, 1))
+
+
+def trained(networks: list[FixedNetwork]) -> list[Outcome]:
+    with LocalWorkers(1) as workers:
+        return train_fixed(workers, TERMS, "none", networks)
+
+
+def test_a_bare_network_trained_to_the_horizon_is_the_arm_that_never_grows() -> None:
+    suite, chosen = get_suite("short"), instances(6)
+    with LocalWorkers(1) as workers:
+        never = shown(play(workers, [Never()], TERMS, chosen)[0], suite).outcomes
+    assert trained([FixedNetwork(one, (), suite.steps) for one in chosen]) == never
+
+
+def test_every_network_is_scored_at_its_own_time_whoever_is_beside_it() -> None:
+    chosen = instances(3)
+    networks = [
+        FixedNetwork(chosen[0], (), 11),
+        FixedNetwork(chosen[1], SHAPE, 3),
+        FixedNetwork(chosen[2], SHAPE, 7),
+    ]
+    together = trained(networks)
+    assert [trained([one])[0] for one in networks] == together
+    assert [one.instance for one in together] == [one.name for one in chosen]
+
+
+def test_longer_training_is_more_of_the_same() -> None:
+    """As long as the horizon or longer, the first epochs are the same minibatches."""
+    suite, chosen = get_suite("short"), instances(2)
+    usual = Episodes(suite, chosen, TERMS.rules)
+    longer = Episodes(lengthened(suite, 3 * suite.steps), chosen, TERMS.rules)
+    first = np.zeros(2, np.int64)
+    for one, other in zip(usual._stream.take(first, 8), longer._stream.take(first, 8), strict=True):
+        assert one.inputs.equal(other.inputs)
+        assert one.labels.equal(other.labels)
+    assert suite.steps == get_suite("short").steps
+    assert trained([FixedNetwork(chosen[0], (), 8)]) != trained([FixedNetwork(chosen[0], (), 24)])
+
+
+def test_fossils_are_charged_for_from_the_first_step() -> None:
+    suite, (one,) = get_suite("short"), instances(1)
+    prices = Prices(suite)
+    (found,) = trained([FixedNetwork(one, SHAPE, 5)])
+    forward = prices.host(one) + sum(int(prices.seeds(one)[place]) for place in SHAPE)
+    assert prices.network(one, SHAPE) == forward
+    assert found.flops == 3 * forward * 5 * examples_per_decision(suite)
+    assert found.added_parameters > 0
+    assert asdict(found)["controller"] == "none"

@@ -1,0 +1,49 @@
+"""Arms in words, in a table that fits a terminal, and as records for machines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from esper.ui.arms import ABOUT, arms_json, arms_table, sentence, verdict_kind
+from esper.ui.formats import EN_DASH, MINUS
+from ui.arms_cases import STANDINGS
+
+
+def test_the_table_fits_eighty_columns_uncut() -> None:
+    console = Console(width=80, record=True, file=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(arms_table(STANDINGS))
+    text = captured.get()
+    assert "…" not in text
+    assert "static_equal_flops" in text
+    assert f"0.690{EN_DASH}0.710" in text
+    assert f"+0.190{EN_DASH}+0.210" in text
+
+
+def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
+    words = [sentence(one) for one in STANDINGS]
+    assert words[0] == "policy: found with 230,400 environment steps"
+    assert words[1] == (
+        "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "
+        "policy better in 96% of pairs; found with 230,400 environment steps"
+    )
+    assert words[3].startswith(f"sequence: sequence better, policy less sequence {MINUS}0.050")
+
+
+def test_verdicts_are_marked_for_and_against_the_policy() -> None:
+    kinds = [verdict_kind(one.against.verdict) for one in STANDINGS if one.against]
+    assert kinds == ["above", "other", "below"]
+
+
+def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
+    records = json.loads(json.dumps(arms_json(STANDINGS)))
+    assert records[0]["difference"] is records[0]["verdict"] is None
+    assert (records[1]["difference"], records[1]["interval"]) == (0.2, pytest.approx([0.19, 0.21]))
+    assert records[3]["verdict"] == "sequence better"
+
+
+def test_every_arm_of_the_standings_is_explained() -> None:
+    assert all(one.arm in ABOUT for one in STANDINGS)
