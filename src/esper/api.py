@@ -2,6 +2,8 @@
 
 from esper.grower import Decision, Grower
 from esper.growth.attach import attach
+from esper.growth.export import export
 from esper.growth.model import GrowingModel
+from esper.growth.persist import load, save
 
-__all__ = ["Decision", "Grower", "GrowingModel", "attach"]
+__all__ = ["Decision", "Grower", "GrowingModel", "attach", "export", "load", "save"]

@@ -50,5 +50,13 @@ class TaskError(EsperError):
     """A suite, instance or data set that does not exist or cannot be built."""
 
 
+class DistributedError(EsperError):
+    """A process whose work another one of its group has made impossible."""
+
+
 class DivergedError(EsperError):
     """Training that keeps blowing up although it was rolled back."""
+
+
+class ExportError(EsperError):
+    """A model that cannot be made plain, exported, or told apart from its export when both are run."""

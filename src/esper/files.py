@@ -23,6 +23,18 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         os.fsync(file.fileno())
 
 
+def move_durably(source: Path, path: Path) -> None:
+    """Let the file `source`, on the same file system, take the place of `path` in one step that survives a crash.
+
+    Raises:
+        RunError: that cannot be done; what was there before is untouched.
+    """
+    with replacing(path) as temporary:
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+        source.rename(temporary)
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
     """A path beside `path` to be filled, durably; what is there in the end takes the place of `path` in one step.

@@ -101,6 +101,19 @@ def test_whether_a_model_is_causal_shows_in_its_outputs(model, causal):
     assert all(slot.site.causal is (causal and slot.site.layout is Layout.TOKENS) for slot in growing.slots.values())
 
 
+@pytest.mark.parametrize("token", [0, 3])
+def test_an_example_of_one_token_over_and_over_shows_it_too(token):
+    tokens = torch.full((3, 5), token)
+    assert is_causal(Reader(), tokens)
+    assert not is_causal(Reader(both_ways=True), tokens)
+
+
+def test_a_last_layer_of_zeros_hides_nothing_that_growth_could_spoil():
+    model = Reader()
+    nn.init.zeros_(model.head.weight)
+    assert is_causal(model, torch.randint(7, (3, 5), generator=generator()))
+
+
 def test_the_user_knows_better():
     tokens = torch.randint(7, (3, 5), generator=generator())
     assert attach(Reader(both_ways=True), ["head"], tokens, causal=True).slots["head"].site.causal

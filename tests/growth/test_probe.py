@@ -25,6 +25,13 @@ class Stem(nn.Module):
         return self.head(self.norm(self.conv(inputs)).mean(-1))
 
 
+class Largest(nn.Module):
+    """Integers."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.argmax(-1, keepdim=True)
+
+
 class Awkward(nn.Module):
     """Everything a slot cannot sit on."""
 
@@ -36,12 +43,16 @@ class Awkward(nn.Module):
         self.by_weight = nn.Linear(4, 4)
         self.pair = nn.LSTM(4, 4, batch_first=True)
         self.scalar = nn.Flatten(0)
+        self.largest = Largest()
+        self.time_first = nn.Sequential()
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.twice(self.twice(inputs))
         hidden = F.linear(hidden, self.by_weight.weight)
         sequence, _ = self.pair(hidden.unsqueeze(1))
         self.scalar(hidden)
+        self.largest(hidden)
+        self.time_first(sequence.transpose(0, 1))
         return sequence.squeeze(1)
 
 
@@ -68,15 +79,17 @@ def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site)
     ("names", "message"),
     [
         (["by_wieght"], r"no submodule 'by_wieght'; did you mean 'by_weight'"),
-        (["quite_elsewhere"], r"no submodule 'quite_elsewhere'$"),
-        ([""], "no submodule ''"),
+        (["quite_elsewhere"], r"no submodule 'quite_elsewhere'; print\(model\) shows the names"),
+        ([""], "needs the name of a submodule, not ''"),
         (["unused", "unused"], "'unused' is listed twice"),
         (["twice", "alias"], "'alias' and 'twice' are the same module"),
         (["unused"], "'unused' was never called"),
         (["by_weight"], "'by_weight' was never called"),
         (["twice"], "'twice' runs 2 times in one forward pass"),
-        (["pair"], "'pair' yields tuple"),
-        (["scalar"], r"'scalar' yields \(8,\)"),
+        (["pair"], "'pair' returns a tuple; a slot needs a single tensor"),
+        (["scalar"], r"'scalar' returns shape \(8,\); a slot needs features \[B, D\]"),
+        (["largest"], "'largest' returns torch.int64 values; a slot needs floating-point features"),
+        (["time_first"], r"'time_first' returns shape \(1, 2, 4\) for a batch of 2; .* batch_first=True"),
     ],
 )
 def test_what_cannot_carry_a_slot_is_refused(names: list[str], message: str) -> None:
@@ -99,3 +112,26 @@ def test_a_host_that_fails_keeps_no_hook() -> None:
         probe(host, ["conv"], torch.zeros(2, 3, 10))
     assert host.training
     assert not any(module._forward_hooks for module in host.modules())
+
+
+@pytest.mark.parametrize("shape", [(), (1, 4)])
+def test_one_example_alone_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(SlotError, match="give a batch of 2 examples or more, batch first"):
+        probe(Awkward(), ["by_weight"], torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "classes"), [((4,), 4), ((7, 4), 4), ((4, 6, 5), 4)], ids=["classes", "tokens", "pixels"]
+)
+def test_the_channels_of_outputs(outputs: tuple[int, ...], classes: int) -> None:
+    host = nn.Sequential(nn.Identity(), nn.Identity())
+    assert probe(host, ["0"], torch.zeros(2, *outputs)).outputs == classes
+
+
+def test_mixed_modes_are_kept() -> None:
+    host = Stem().train()
+    host.norm.eval()  # as where the statistics of a normalisation are frozen
+    probe(host, ["conv"], torch.zeros(2, 1, 10))
+    assert host.training
+    assert host.conv.training
+    assert not host.norm.training

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from esper import tensor_file
 from esper.errors import CheckpointError, RunError
-from esper.experiments import manifest, tensor_file
+from esper.experiments import manifest
 from esper.experiments.manifest import DamagedError, Manifest
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.reading import UnsuitableFileError, read_bounded

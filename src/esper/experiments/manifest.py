@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from esper import strict_json
 from esper.errors import CheckpointError
-from esper.experiments import strict_json
 from esper.settings import Settings
 
 FORMAT_VERSION = 2

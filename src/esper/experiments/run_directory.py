@@ -4,7 +4,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from esper.errors import RunError
 from esper.experiments.lock import locked
@@ -15,6 +15,9 @@ from esper.telemetry.store import RunStore
 @dataclass(frozen=True)
 class RunDirectory:
     """Where a run keeps its files."""
+
+    command: ClassVar[str] = "esper train"
+    """What makes such directories, and goes on with them by ``--resume``."""
 
     path: Path
 
@@ -43,13 +46,13 @@ class RunDirectory:
             RunError: it is missing or is not the directory of a run.
         """
         if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
-            raise RunError(f"no run at {path}: give a directory that `esper train` made")
+            raise RunError(f"no run at {path}: give a directory that `{cls.command}` made")
         run = cls(path)
         begun = run.lock.is_file() and not any(run.checkpoints.glob("*"))
         for needed in (run.config, run.lock if begun else run.store):
             if not needed.is_file():
                 raise RunError(
-                    f"{path} is not a run, it has no {needed.name}: give a directory that `esper train` made"
+                    f"{path} is not a run, it has no {needed.name}: give a directory that `{cls.command}` made"
                 )
         return run
 
@@ -60,7 +63,7 @@ class RunDirectory:
             if not (empty or found == self.lock or found.name.endswith(TEMPORARY_SUFFIX)):
                 raise RunError(
                     f"{self.path} is not empty: choose a new directory, "
-                    f"or go on with `esper train --resume {self.path}`"
+                    f"or go on with `{self.command} --resume {self.path}`"
                 )
 
     def locked(self, what: str) -> AbstractContextManager[None]:

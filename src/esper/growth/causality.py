@@ -13,8 +13,9 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     """Whether another last position of ``inputs [B, T, ...]`` leaves the outputs of all earlier ones as they were.
 
     Only of networks whose output has the same T positions along axis 1 can that be said; of others it is False, and so
-    of inputs with a single position. Of a network that mixes no positions at all it is True: it may be a language
-    model, which nothing that grows may spoil.
+    of inputs with a single position. It is True of a network that mixes no positions, and of one whose outputs do not
+    change at all, perhaps because its last layer is still zero: either may be a language model, which nothing that
+    grows may spoil.
     """
     if inputs.dim() < 2 or inputs.shape[1] < 2:
         return False
@@ -23,19 +24,19 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
         return False
     after = output_tensor(network(_changed(inputs)))
     assert after is not None
-    earlier = torch.allclose(before[:, :-1], after[:, :-1])
-    return earlier and not torch.allclose(before[:, -1], after[:, -1])
+    return torch.allclose(before[:, :-1], after[:, :-1])
 
 
 def _changed(inputs: Tensor) -> Tensor:
-    """With another last position: an index that occurs elsewhere in the input, or random numbers."""
+    """With another last position: an index that occurs elsewhere in the input if one does, or random numbers."""
     changed = inputs.clone()
     if inputs.is_floating_point():
         noise = torch.randn(inputs[:, -1].shape, generator=torch.Generator().manual_seed(0))
         changed[:, -1] = noise.to(inputs)
     else:
-        others = inputs[inputs != inputs[:, -1:].expand_as(inputs)]
-        changed[:, -1] = others[0] if len(others) else 0
+        last = inputs[:, -1]
+        others = inputs[inputs != last.unsqueeze(1)]
+        changed[:, -1] = others[0] if len(others) else (last == 0).to(inputs.dtype)
     return changed
 
 

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from esper.errors import SlotError
+from esper.growth.finalize import finalize
+from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, Ownership
 from esper.growth.probe import Arguments, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot
+from esper.growth.summary import Preview, Summary, previewed, summarised
 
 
 class Slots(nn.Module):
@@ -80,14 +83,16 @@ class GrowingModel(nn.Module):
         self.tap = InputTap()
         self.ownership = Ownership()
         made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in probed.sites.items()}
-        host.register_forward_pre_hook(self.tap, with_kwargs=True)
+        self.input_place = input_place(example_input)
+        """Where among the host's arguments its input is: an index, or the name of a keyword."""
+        self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
-            host.get_submodule(name).register_forward_hook(slot)
+            self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
         self.slots = Slots(made)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
         self.outputs = probed.outputs
-        """Last axis of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
+        """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
         like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)
@@ -123,6 +128,14 @@ class GrowingModel(nn.Module):
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
+    def summary(self) -> Summary:
+        """Every slot with what lives there: stage, parameters, FLOPs, weight and contribution. Print it."""
+        return summarised(self.slots.values(), self.host_parameters)
+
+    def preview(self) -> Preview:
+        """What each blueprint on offer would cost in each slot that is free, in parameters and FLOPs. Print it."""
+        return previewed(self.slots.values(), self.host_parameters)
+
     def disable(self, slot: str) -> None:
         """Let nothing germinate in ``slot`` from now on; a seed that lives there stays.
 
@@ -134,3 +147,21 @@ class GrowingModel(nn.Module):
     def enable(self, slot: str) -> None:
         """Undo `disable`."""
         self.slots[slot].enabled = True
+
+    def release(self) -> None:
+        """Take the slots off the host, which then computes what it did before it was attached to."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def finalize(self) -> nn.Module:
+        """An ordinary module that needs no Esper: a copy of the host that computes what it does with its fossils.
+
+        Seeds that are not fossilized are dropped. The copy keeps the host's state-dict keys; a fossil's tensors appear
+        beside them, as attributes ``fossil_...`` of the submodule that it follows, where a forward hook made of torch
+        operations reads them. It trains on, copies, pickles, compiles and exports like any module. Fossils that read
+        the network's input find it where the example input had it: in the same place, or under the same keyword.
+
+        Raises:
+            ExportError: `torch.export` cannot trace the blueprint of a fossil.
+        """
+        return finalize(self)

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 
 from esper.errors import SlotError
 from esper.growth.causality import is_causal, output_tensor
+from esper.growth.modes import modes_kept
 from esper.growth.names import did_you_mean
+from esper.growth.ragged import padded
 from esper.growth.site import Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""
 
+FEWEST_EXAMPLES = 2
+"""With one alone the batch axis looks like any axis of size 1, and what is the same for all like what is each one's."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
@@ -25,7 +29,10 @@ class Probed(NamedTuple):
     sites: dict[str, Site]
     """By submodule, in the order of calls."""
     outputs: int | None
-    """Last axis of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
+    """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor.
+
+    Axis 1 of images ``[B, C, H, W]``, the last one of anything else.
+    """
 
 
 def probe(host: nn.Module, names: Sequence[str], example_input: Arguments, *, causal: bool | None = None) -> Probed:
@@ -36,34 +43,33 @@ def probe(host: nn.Module, names: Sequence[str], example_input: Arguments, *, ca
     host's outputs when the last token changes; say it where that cannot tell, as with a single token.
 
     Raises:
-        SlotError: a name matches no submodule, is listed twice, stands for a module that runs more than once in a
-            forward pass or not at all, or yields something that is no tensor of rank 2 to 4 with the batch first.
+        SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
+            for a module that runs more than once in a forward pass or not at all, or yields something that is no
+            tensor of rank 2 to 4 with the batch first.
     """
     modules = _resolve(host, names)
-    inputs = first_tensor(example_input)
+    inputs = _batch(example_input)
     outputs: dict[str, list[Any]] = {}
     handles = [
         module.register_forward_hook(
-            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(output)
+            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(_dense(output))
         )
         for name, module in modules.items()
     ]
-    was_training = host.training
     try:
-        host.eval()
-        with torch.no_grad():
+        with modes_kept(host), torch.no_grad():
+            host.eval()
             returned = output_tensor(call(host, example_input))
             kept = {name: list(found) for name, found in outputs.items()}
             if causal is None:
                 causal = is_causal(lambda changed: call(host, _with_first(example_input, changed)), inputs)
     finally:
-        host.train(was_training)
         for handle in handles:
             handle.remove()
     for name in names:
         _check(name, kept.get(name, []), len(inputs))
     sites = {name: _site(modules[name], found[0], inputs, causal) for name, found in kept.items()}
-    return Probed(sites, None if returned is None else returned.shape[-1])
+    return Probed(sites, None if returned is None else returned.shape[1 if returned.dim() == 4 else -1])
 
 
 def call(host: nn.Module, arguments: Arguments) -> Any:
@@ -88,6 +94,21 @@ def first_tensor(arguments: Arguments) -> Tensor:
     raise SlotError("the example input holds no tensor: give what the model is called with")
 
 
+def _batch(arguments: Arguments) -> Tensor:
+    """The network's input, if it is a batch of `FEWEST_EXAMPLES` or more."""
+    inputs = first_tensor(arguments)
+    if inputs.dim() < 1 or len(inputs) < FEWEST_EXAMPLES:
+        raise SlotError(
+            f"the example input has shape {tuple(inputs.shape)}: give a batch of {FEWEST_EXAMPLES} examples or more, "
+            "batch first, so that the batch axis can be told from others"
+        )
+    return inputs
+
+
+def _dense(output: Any) -> Any:
+    return padded(output) if isinstance(output, Tensor) and output.is_nested else output
+
+
 def _with_first(arguments: Arguments, tensor: Tensor) -> Arguments:
     """The same arguments with another first tensor."""
     first = first_tensor(arguments)
@@ -104,33 +125,47 @@ def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
     for name in names:
         if name in resolved:
             raise SlotError(f"slot {name!r} is listed twice; name each submodule once")
-        if not name or name not in known:
-            raise SlotError(f"the host has no submodule {name!r}{did_you_mean(name, known)}")
+        if not name:
+            raise SlotError("a slot needs the name of a submodule, not ''; to grow the whole, wrap it in a module")
+        if name not in known:
+            hint = did_you_mean(name, known) or "; print(model) shows the names"
+            raise SlotError(f"the host has no submodule {name!r}{hint}")
         twin = next((other for other, module in resolved.items() if module is known[name]), None)
         if twin is not None:
-            raise SlotError(f"{name!r} and {twin!r} are the same module; one slot would serve two places")
+            raise SlotError(f"{name!r} and {twin!r} are the same module; name it once")
         resolved[name] = known[name]
     return resolved
 
 
 def _check(name: str, outputs: Sequence[Any], batch: int) -> None:
+    """Whether a slot can sit behind the submodule ``name``, which returned ``outputs``."""
     if not outputs:
         raise SlotError(
-            f"submodule {name!r} was never called in the probe forward: its parent may use its weights directly "
-            "or call .forward(); attach to a module that is called"
+            f"submodule {name!r} was never called in the probe forward, which is in eval mode: its parent may not use "
+            "it, use its weights alone or call its .forward(); name a module that is called, for instance the parent"
         )
     if len(outputs) > 1:
-        raise SlotError(f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs one place")
-    output = outputs[0]
-    if not isinstance(output, Tensor) or output.dim() not in _LAYOUT_BY_RANK or not output.is_floating_point():
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise SlotError(
-            f"submodule {name!r} yields {shape}; a slot needs one floating-point tensor of 2 to 4 axes with the batch "
-            "first: attach to a submodule that yields that"
+            f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once"
+        )
+    output = outputs[0]
+    if not isinstance(output, Tensor):
+        raise SlotError(
+            f"submodule {name!r} returns a {type(output).__name__}; a slot needs a single tensor: name a submodule "
+            "inside it or after it that returns one"
+        )
+    shape = tuple(output.shape)
+    if not output.is_floating_point():
+        raise SlotError(f"submodule {name!r} returns {output.dtype} values; a slot needs floating-point features")
+    if output.dim() not in _LAYOUT_BY_RANK:
+        raise SlotError(
+            f"submodule {name!r} returns shape {shape}; a slot needs features [B, D], tokens [B, T, D], sequences "
+            "[B, C, L] or images [B, C, H, W]"
         )
     if len(output) != batch:
         raise SlotError(
-            f"submodule {name!r} yields {tuple(output.shape)} from a batch of {batch}; a slot needs the batch first"
+            f"submodule {name!r} returns shape {shape} for a batch of {batch}; a slot needs the batch as first axis: "
+            "set batch_first=True where torch offers it, or name a submodule that keeps the examples apart"
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import for_site, get
 from esper.growth.ownership import Ownership
+from esper.growth.ragged import as_ragged, padded
 from esper.growth.seed import Seed
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend
@@ -93,6 +94,8 @@ class Slot(nn.Module):
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         if self.occupant is None:
             return output
+        if output.is_nested:
+            return as_ragged(self.occupant(padded(output, self.site.positions), self.tap.inputs), output)
         return self.occupant(output, self.tap.inputs)
 
     @property
@@ -181,11 +184,16 @@ class Slot(nn.Module):
 
 
 def _offered(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
+    fit = tuple(kind.name for kind in for_site(site))
+    if blueprints is None and fit:
+        return fit
+    asked = () if blueprints is None else tuple(dict.fromkeys(blueprints))
+    unfit = [blueprint for blueprint in asked if not get(blueprint).serves(site)]
+    if asked and not unfit:
+        return asked
+    wrong = f"blueprint {unfit[0]!r} does not serve" if unfit else "no blueprint was named for"
     if blueprints is None:
-        return tuple(kind.name for kind in for_site(site))
-    unfit = [blueprint for blueprint in blueprints if not get(blueprint).serves(site)]
-    if unfit or not blueprints:
-        able = ", ".join(kind.name for kind in for_site(site)) or "none"
-        wrong = f"blueprint {unfit[0]!r} does not serve" if unfit else "no blueprint was named for"
-        raise SlotError(f"{wrong} the {site.layout} features {site.shape} at slot {name!r}; those that do are {able}")
-    return tuple(dict.fromkeys(blueprints))
+        wrong = "no blueprint serves"
+    able = f"those that do are {', '.join(fit)}" if fit else "register one of your own that does"
+    order = "causal " if site.causal else ""
+    raise SlotError(f"{wrong} the {order}{site.layout} {site.shape} at slot {name!r}; {able}")

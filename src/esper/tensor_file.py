@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from esper.experiments import strict_json
+from esper import strict_json
 from esper.settings import Settings
 
 MOST_HEADER_BYTES = 4 * 2**20

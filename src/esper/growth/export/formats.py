@@ -1,0 +1,88 @@
+"""The formats: how each is written, and which files make it up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import save as encode
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from esper.errors import ExportError
+from esper.growth.export.source import source_of, weights_of
+
+_ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+
+
+class Format(StrEnum):
+    """What a model can be exported as."""
+
+    PT2 = "pt2"
+    """For `torch.export.load`: the graph with its weights."""
+    ONNX = "onnx"
+    """One ONNX file with the weights inside; needs the extra ``onnx``."""
+    SAFETENSORS = "safetensors"
+    """The state dict alone, for a module of the same structure, and a JSON file that names the classes."""
+    PYTHON = "python"
+    """A Python file with the network as plain torch code, and a safetensors file of the same name."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """How to write a format."""
+
+    write: Callable[[nn.Module, ExportedProgram, Path], None]
+    """Writes the file at the path, and its companion beside it."""
+    companion: str | None = None
+    """Suffix of a second file that belongs to it."""
+    suffix: str | None = None
+    """That the file's own name must have; None: any."""
+
+
+def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
+    # A file object: given a path, torch wants a certain suffix.
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
+    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExportError(f"export to ONNX needs {', '.join(missing)}: pip install 'esper-growth[onnx]'")
+    try:
+        torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
+    except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(f"torch.onnx cannot express this model ({reason}): choose another format") from error
+
+
+def _write_safetensors(model: nn.Module, _: ExportedProgram, path: Path) -> None:
+    path.write_bytes(encode(_apart(model.state_dict())))
+    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in modules}
+    path.with_suffix(".json").write_text(json.dumps({"classes": classes}, indent=2) + "\n")
+
+
+def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> None:
+    path.write_text(source_of(program, type(model).__name__))
+    path.with_suffix(".safetensors").write_bytes(encode(_apart(weights_of(program))))
+
+
+WRITERS: Mapping[Format, Writer] = {
+    Format.PT2: Writer(_write_pt2),
+    Format.ONNX: Writer(_write_onnx),
+    Format.SAFETENSORS: Writer(_write_safetensors, companion=".json", suffix=".safetensors"),
+    Format.PYTHON: Writer(_write_python, companion=".safetensors", suffix=".py"),
+}
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies, which share no memory as tied weights do: safetensors wants that."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}

@@ -1,0 +1,41 @@
+"""A model as a graph that `torch.export` makes of it, for batches of any size."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export import export as trace
+
+from esper.errors import ExportError
+from esper.growth.export.inputs import Inputs
+from esper.growth.fossil_graph import TRACING_ERRORS
+
+
+def traced(model: nn.Module, inputs: Inputs) -> ExportedProgram:
+    """The graph of ``model``, which is in eval mode, with a batch of at least two as example.
+
+    Raises:
+        ExportError: `torch.export` cannot make one that holds for other batch sizes.
+    """
+    given = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
+    axes = {name: _dynamic(argument, inputs) for name, argument in given.items()}
+    try:
+        return trace(model, inputs.positional, inputs.keywords, dynamic_shapes=axes)
+    except TRACING_ERRORS as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(
+            f"torch.export cannot trace {type(model).__name__} for batches of any size ({reason}): rewrite what it "
+            "stumbles on, or keep the finalized module itself by torch.save"
+        ) from error
+
+
+def _dynamic(argument: Any, inputs: Inputs) -> Any:
+    """Which axes vary, in the same structure as the argument; ``*args`` is a tuple and ``**kwargs`` a dictionary."""
+    if isinstance(argument, Tensor):
+        return {0: Dim.DYNAMIC} if inputs.has_batch(argument) else None
+    if isinstance(argument, tuple):
+        return tuple(_dynamic(one, inputs) for one in cast("tuple[Any, ...]", argument))
+    return {name: _dynamic(one, inputs) for name, one in argument.items()}

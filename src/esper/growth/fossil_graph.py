@@ -1,0 +1,135 @@
+"""A fossil as torch operations alone, without the classes that it was made of."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram, export
+
+from esper.errors import ExportError
+from esper.growth.seed import Seed
+from esper.growth.site import Layout, Site
+
+TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
+"""What `torch.export` raises of modules that it cannot trace."""
+_CHANNEL_AXES = {Layout.FEATURES: 1, Layout.TOKENS: 2, Layout.SEQUENCE: 1, Layout.IMAGE: 1}
+
+
+@dataclass(frozen=True)
+class TracedFossil:
+    """What a fossil computes, as a graph of torch operations."""
+
+    program: ExportedProgram
+    tensors: dict[str, Tensor]
+    """Its parameters, buffers and constants."""
+    reads_inputs: bool
+    """Whether it reads the network's input."""
+
+    def hook(self, names: Mapping[str, str], inputs: str | None) -> fx.GraphModule:
+        """A forward hook that reads the tensors as attributes of the module that it hooks.
+
+        The module must own them and not the hook: as a child, the hook would be run by a host that runs its children,
+        as `nn.Sequential` does.
+
+        Args:
+            names: Of attributes, by the names in `tensors`.
+            inputs: Name of the attribute that is a list with the network's input; None if that is not read.
+        """
+        graph = fx.Graph()
+        module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
+        read = [features]
+        if inputs is not None:
+            read.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), -1)))
+        given = iter(read)
+        copies: dict[fx.Node, fx.Node] = {}
+        targets = {spec.arg.name: spec.target for spec in self.program.graph_signature.input_specs}
+        like = _Like(graph, features, self.tensors["alpha"])
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                target = targets[node.name]
+                copies[node] = next(given) if target is None else _attribute(graph, module, names[_own(target)])
+            elif node.op == "output":
+                graph.output(copies[node.args[0][0]])
+            elif not is_assertion(node):
+                copies[node] = like.follow(graph.node_copy(node, copies.__getitem__))
+        return fx.GraphModule(self.program.graph_module, graph, class_name="Fossil")
+
+
+def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
+    """Trace a seed at its site, for batches of any size, and for other lengths where the blueprint allows it.
+
+    Raises:
+        ExportError: that cannot be done.
+    """
+    kind = type(seed.blueprint)
+    shapes = [site.shape, site.input_shape] if kind.reads_inputs else [site.shape]
+    # A batch unlike all other axes, so that none is taken to be the same.
+    batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
+    example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
+    lengths = {axis: Dim.AUTO for axis in range(1, len(site.shape) + 1) if axis != _CHANNEL_AXES[site.layout]}
+    axes = [{0: Dim.DYNAMIC, **lengths} for _ in shapes]
+    try:
+        program = export(_Traced(seed), example, dynamic_shapes=(tuple(axes),))
+    except TRACING_ERRORS as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(
+            f"torch.export cannot trace blueprint {kind.name!r}, which is fossilized in slot {slot!r} ({reason}): "
+            "write its forward without Python branches on sizes or values, or save the growing model by esper.save"
+        ) from error
+    held: dict[str, Any] = {**program.constants, **program.state_dict}
+    tensors = {
+        spec.target: held[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None
+    }
+    return TracedFossil(program, {_own(name): tensor for name, tensor in tensors.items()}, kind.reads_inputs)
+
+
+class _Traced(nn.Module):
+    """A seed as `torch.export` is to see it: given features, and the network's input if it reads that."""
+
+    def __init__(self, seed: Seed) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, *given: Tensor) -> Tensor:
+        features, inputs = given[0], given[-1]
+        # A view that fails at lengths for which the graph was not made; some would pass otherwise by broadcasting.
+        return self.seed(features.reshape(features.shape), inputs)
+
+
+def _own(target: str) -> str:
+    """The name of a seed's tensor, by that in `_Traced`."""
+    return target.removeprefix("seed.")
+
+
+class _Like:
+    """Replaces the device and the type of the traced tensors by those of the features, whatever these will be."""
+
+    def __init__(self, graph: fx.Graph, features: fx.Node, traced: Tensor) -> None:
+        self._graph, self._features = graph, features
+        self._replaced = {traced.device: "device", traced.dtype: "dtype"}
+
+    def follow(self, node: fx.Node) -> fx.Node:
+        """The node, whose arguments follow the features."""
+        with self._graph.inserting_before(node):
+            node.args = tuple(self._followed(argument) for argument in node.args)
+            node.kwargs = {name: self._followed(argument) for name, argument in node.kwargs.items()}
+        return node
+
+    def _followed(self, argument: Any) -> Any:
+        if isinstance(argument, torch.device | torch.dtype) and argument in self._replaced:
+            return _attribute(self._graph, self._features, self._replaced[argument])
+        return argument
+
+
+def _attribute(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
+    return graph.call_function(getattr, (node, name))
+
+
+def is_assertion(node: fx.Node) -> bool:
+    """Whether the node only asserts that a tensor is of the traced type and device."""
+    return not node.users and "assert" in node.name

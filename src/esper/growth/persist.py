@@ -1,0 +1,154 @@
+"""Keep a growing model in a folder: tensors as safetensors, what grew where as JSON.
+
+Loading runs nothing from the files. The JSON file is replaced last and says by their hash which tensors are its own, so
+the folder holds the old model or the new one at any moment. Nothing else that a file says is used as a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save as encode
+from torch import Tensor, nn
+
+from esper import tensor_file
+from esper.errors import CheckpointError, EsperError, RunError
+from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.growth import topology
+from esper.growth.model import GrowingModel
+from esper.growth.probe import Arguments
+from esper.growth.topology import SavedSite, SavedSlot, Topology
+from esper.reading import UnsuitableFileError, read_bounded
+
+TOPOLOGY_FILE = "model.json"
+_TENSORS_FILES = "tensors-*.safetensors"
+
+
+def save(model: GrowingModel, folder: Path | str) -> None:
+    """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
+
+    Optimizers are saved as usual, by their ``state_dict``.
+
+    Raises:
+        CheckpointError: the model cannot be saved; what was there before is untouched.
+    """
+    folder = Path(folder)
+    data = encode({name: tensor.detach().cpu().clone().contiguous() for name, tensor in _tensors(model).items()})
+    saved = Topology.of(model, data)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = _tensors_path(folder, saved.tensors_sha256)
+        write_atomically(path, data)
+        write_atomically(folder / TOPOLOGY_FILE, saved.model_dump_json(indent=2))
+        for other in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
+            if other != path:
+                other.unlink()
+    except (OSError, RunError) as error:
+        raise CheckpointError(f"the model is not saved: {error}") from error
+
+
+def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> GrowingModel:
+    """A model that computes, and goes on learning, as the one that `save` wrote.
+
+    To go on with its optimizer, load the model, make the optimizer from its `parameter_groups`, and then load the
+    optimizer's own state: the groups hold by now whatever had grown.
+
+    Args:
+        folder: Written by `save`.
+        host: Built as the saved one was, with any values; it gets slots and the saved values.
+        example_input: As for `attach`, of the same shape as then.
+
+    Raises:
+        CheckpointError: the folder holds no saved model, or a damaged one, or that of another host; ``host`` then has
+            no slots and its own values.
+    """
+    source = Path(folder) / TOPOLOGY_FILE
+    saved = topology.decode(_read(source, topology.MOST_BYTES), source)
+    tensors = _saved_tensors(Path(folder), saved)
+    try:
+        model = _built(saved, host, example_input)
+    except EsperError as error:
+        raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
+    try:
+        _check_tensors(source, tensors, _tensors(model))
+    except CheckpointError:
+        model.release()
+        raise
+    model.load_state_dict(tensors)
+    return model
+
+
+def _built(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
+    """A model with the slots and seeds of the saved one, and initial values."""
+    model = GrowingModel(host, {one.name: one.blueprints for one in saved.slots}, example_input, causal=saved.causal)
+    try:
+        for one in saved.slots:
+            slot = model.slots[one.name]
+            _check_site(one, SavedSite.of(slot.site))
+            if one.seed is not None:
+                one.seed.plant(slot)
+            slot.enabled = one.enabled
+    except EsperError:
+        model.release()
+        raise
+    return model
+
+
+def _tensors(model: GrowingModel) -> dict[str, Tensor]:
+    """Whatever `load` restores, by state-dict key."""
+    state: Mapping[str, object] = model.state_dict()
+    other = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if other:
+        raise CheckpointError(f"the model's state has {other[0]!r}, which is no tensor: only tensors can be saved")
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _saved_tensors(folder: Path, saved: Topology) -> dict[str, Tensor]:
+    path = _tensors_path(folder, saved.tensors_sha256)
+    data = _read(path, saved.tensors_bytes)
+    if hashlib.sha256(data).hexdigest() != saved.tensors_sha256:
+        raise CheckpointError(f"{path} is torn or corrupt (its hash differs): take another copy of the saved model")
+    try:
+        return tensor_file.decode(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a safetensors file ({error}): save the model anew") from error
+
+
+def _check_site(slot: SavedSlot, found: SavedSite) -> None:
+    if found != slot.site:
+        raise CheckpointError(
+            f"slot {slot.name!r} saw {slot.site.layout} {slot.site.extent} of width {slot.site.width} when it was "
+            f"saved, and sees {found.layout} {found.extent} of width {found.width} now: build the host and give the "
+            "example input as then"
+        )
+
+
+def _check_tensors(source: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    strange = sorted(saved.keys() ^ wanted.keys())
+    if strange:
+        whose = "the saved model" if strange[0] in saved else "the model built here"
+        raise CheckpointError(f"only {whose} has {strange[0]!r}: build the host as it was when {source} was saved")
+    for name, tensor in wanted.items():
+        found = saved[name]
+        if found.shape != tensor.shape or found.dtype != tensor.dtype:
+            raise CheckpointError(
+                f"{name!r} is {found.dtype} {tuple(found.shape)} in the saved model, and {tensor.dtype} "
+                f"{tuple(tensor.shape)} here: build the host as it was when {source} was saved"
+            )
+
+
+def _tensors_path(folder: Path, sha256: str) -> Path:
+    return folder / f"tensors-{sha256[:16]}.safetensors"
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        return read_bounded(path, most)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing: give a folder written by esper.save") from error
+    except UnsuitableFileError as error:
+        raise CheckpointError(f"{path} is corrupt ({error.strerror}): take another copy of the saved model") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error

@@ -1,0 +1,174 @@
+"""What has grown in a model, and what growing more would cost, as tables that print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from esper.growth.blueprints.registry import get
+from esper.growth.seed import Seed
+from esper.growth.site import Layout, Site
+from esper.growth.slot import Slot
+
+NOTHING = "-"
+"""In a table: there is no such figure."""
+_GAP = "  "
+
+
+class Occupancy(StrEnum):
+    """What is in a slot."""
+
+    DORMANT = "dormant"
+    """Nothing; a seed may germinate."""
+    DISABLED = "disabled"
+    """Nothing, and nothing may germinate."""
+    LIVE = "live"
+    """A seed that may still be pruned."""
+    FOSSILIZED = "fossilized"
+    """A seed that stays for good."""
+
+
+@dataclass(frozen=True)
+class SlotSummary:
+    """One slot and its seed."""
+
+    slot: str
+    layout: Layout
+    shape: tuple[int, ...]
+    """Of one example's features."""
+    stage: Occupancy
+    blueprint: str | None
+    """Of the seed; None without one, as for ``alpha`` and ``contribution``."""
+    parameters: int
+    """Scalars that the seed holds; 0 without one."""
+    flops: int
+    """FLOPs that the seed's blueprint adds to a forward pass of one example, a multiply-add counted as two."""
+    alpha: float | None
+    """The seed's weight."""
+    contribution: float | None
+    """Accuracy with the seed less accuracy without it, in [-1, 1], as `esper.Grower` last measured it; None before."""
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """All slots of a model, in the order of its forward pass; as text a table."""
+
+    slots: tuple[SlotSummary, ...]
+    host_parameters: int
+    """Scalars of the host without its seeds."""
+
+    @property
+    def parameters(self) -> int:
+        """Scalars of all seeds."""
+        return sum(slot.parameters for slot in self.slots)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all seeds in a forward pass of one example."""
+        return sum(slot.flops for slot in self.slots)
+
+    def __repr__(self) -> str:
+        titles = ("slot", "layout", "shape", "stage", "blueprint", "parameters", "FLOPs", "alpha", "contribution")
+        rows = [
+            (
+                one.slot,
+                one.layout,
+                _shape(one.shape),
+                one.stage,
+                one.blueprint or NOTHING,
+                f"{one.parameters:,}",
+                f"{one.flops:,}",
+                NOTHING if one.alpha is None else f"{one.alpha:.2f}",
+                NOTHING if one.contribution is None else f"{one.contribution:+.4f}",
+            )
+            for one in self.slots
+        ]
+        total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
+        table = _aligned([titles, *rows, total], numbers_from=titles.index("parameters"))
+        return f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_share(self.parameters, self)} of that"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a blueprint would cost in a slot, joined to the features by addition."""
+
+    slot: str
+    blueprint: str
+    parameters: int
+    """Scalars."""
+    flops: int
+    """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
+
+
+@dataclass(frozen=True, repr=False)
+class Preview:
+    """All that may germinate now; as text a table."""
+
+    offers: tuple[Offer, ...]
+    host_parameters: int
+    """Scalars of the host without its seeds."""
+
+    def __repr__(self) -> str:
+        titles = ("slot", "blueprint", "parameters", "of the host", "FLOPs")
+        rows = [
+            (one.slot, one.blueprint, f"{one.parameters:,}", _share(one.parameters, self), f"{one.flops:,}")
+            for one in self.offers
+        ]
+        return _aligned([titles, *rows], numbers_from=titles.index("parameters"))
+
+
+def summarised(slots: Iterable[Slot], host_parameters: int) -> Summary:
+    """What is in the slots."""
+    return Summary(tuple(_summary(slot, slot.seed) for slot in slots), host_parameters)
+
+
+def previewed(slots: Iterable[Slot], host_parameters: int) -> Preview:
+    """What may germinate: the blueprints on offer in slots that are free and enabled."""
+    free = [slot for slot in slots if slot.enabled and slot.occupant is None]
+    offers = [_offer(slot.name, slot.site, blueprint) for slot in free for blueprint in slot.blueprints]
+    return Preview(tuple(offers), host_parameters)
+
+
+def _summary(slot: Slot, seed: Seed | None) -> SlotSummary:
+    site = slot.site
+    if seed is None:
+        stage = Occupancy.DORMANT if slot.enabled else Occupancy.DISABLED
+        return SlotSummary(slot.name, site.layout, site.shape, stage, None, 0, 0, None, None)
+    return SlotSummary(
+        slot.name,
+        site.layout,
+        site.shape,
+        Occupancy.FOSSILIZED if seed.fossilized else Occupancy.LIVE,
+        seed.blueprint.name,
+        sum(parameter.numel() for parameter in seed.parameters()),
+        seed.blueprint.flops_at(site),
+        float(seed.alpha),
+        seed.contribution,
+    )
+
+
+def _offer(slot: str, site: Site, blueprint: str) -> Offer:
+    kind = get(blueprint)
+    return Offer(slot, blueprint, kind.parameters_at(site), kind.flops_at(site))
+
+
+def _share(parameters: int, whole: Summary | Preview) -> str:
+    return f"{parameters / whole.host_parameters:.1%}" if whole.host_parameters else NOTHING
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _aligned(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
+    """Columns as wide as they must be; those from ``numbers_from`` on end at the same place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        _GAP.join(
+            cell.rjust(width) if place >= numbers_from else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,314 @@
+"""Networks as practitioners have them: none of them knows that it will grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.growth.attach import Places, attach
+from esper.growth.causality import output_tensor
+from esper.growth.model import GrowingModel
+from esper.growth.probe import Arguments, call
+
+CLASSES = 5
+EXAMPLES = 6
+TOKENS = 8
+
+
+class ResidualBlock(nn.Module):
+    """He et al. 2016."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.norm1(self.conv1(images)).relu()
+        return (images + self.norm2(self.conv2(hidden))).relu()
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.layer1 = ResidualBlock(8)
+        self.layer2 = ResidualBlock(8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.layer2(self.layer1(self.stem(images))).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """Self-attention over ``[B, T, D]``, causal or not."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(tokens).chunk(3, -1)
+        )
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm."""
+
+    def __init__(self, width: int, *, causal: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, 2, causal=causal)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attention(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+class VisionTransformer(nn.Module):
+    """Dosovitskiy et al. 2021: patches, a class token, learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, stride=4)
+        self.class_token = nn.Parameter(torch.randn(1, 1, 16) / 4)
+        self.positions = nn.Parameter(torch.randn(1, 5, 16) / 4)
+        self.blocks = nn.ModuleList(TransformerBlock(16, causal=False) for _ in range(2))
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], 1) + self.positions
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(tokens[:, 0])
+
+
+class EncoderClassifier(nn.Module):
+    """Around torch's own `nn.TransformerEncoder`; padding takes no part in the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        encoded = self.encoder(tokens, src_key_padding_mask=padding)
+        if padding is None:
+            return self.head(encoded.mean(1))
+        kept = (~padding).unsqueeze(-1)
+        return self.head((encoded * kept).sum(1) / kept.sum(1))
+
+
+class LstmClassifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 12, batch_first=True)
+        self.projection = nn.Linear(12, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        return self.head(self.projection(self.lstm(sequence)[0]).mean(1))
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015, two scales: the first's features skip across all that follows. A class per pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.bottom = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.up = nn.ConvTranspose2d(8, 6, 2, stride=2)
+        self.merge = nn.Sequential(nn.Conv2d(12, 6, 3, padding=1), nn.ReLU())
+        self.head = nn.Conv2d(6, CLASSES, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        fine = self.down(images)
+        return self.head(self.merge(torch.cat([fine, self.up(self.bottom(fine))], 1)))
+
+
+class TinyGpt(nn.Module):
+    """Predicts the next of `CLASSES` characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(CLASSES, 16)
+        self.positions = nn.Embedding(TOKENS, 16)
+        self.blocks = nn.ModuleList(TransformerBlock(16, causal=True) for _ in range(2))
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, text: Tensor) -> Tensor:
+        tokens = self.characters(text) + self.positions(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(tokens)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, CLASSES))
+
+
+def gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=CLASSES, n_positions=TOKENS, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    return transformers.GPT2LMHeadModel(config)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(EXAMPLES, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def text() -> Tensor:
+    return torch.randint(CLASSES, (EXAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+def padding() -> Tensor:
+    """Bool ``[B, T]``: the first example is whole, each later one a token shorter."""
+    return torch.arange(TOKENS) >= (TOKENS - torch.arange(EXAMPLES)).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network, where it is to grow, and something to learn."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    places: Places
+    slots: tuple[str, ...]
+    """The names that ``places`` stands for."""
+    blueprint: str
+    """One that serves the first slot."""
+    arguments: Callable[[], Arguments]
+    causal: bool = False
+    fused: bool = False
+    """Whether torch has a kernel for whole layers that it uses only where nobody hooks them; it rounds differently."""
+
+    def network(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.make()
+
+    def grown_by_hand(self) -> GrowingModel:
+        """With a seed in the first slot that counts, and newborn ones in the others."""
+        model = self.attached()
+        stir(model, self.slots[0], self.blueprint)
+        for slot in self.slots[1:]:
+            model.slots[slot].germinate("norm", torch.Generator().manual_seed(4))
+        return model
+
+    def attached(self) -> GrowingModel:
+        return attach(self.network(), self.places, self.arguments())
+
+
+def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
+    """Plant a seed that has something to say."""
+    generator = torch.Generator().manual_seed(2)
+    seed = model.slots[slot].germinate(blueprint, generator, alpha=alpha)
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 2)
+
+
+def outputs(network: nn.Module, arguments: Arguments) -> Tensor:
+    """Logits ``[N, classes]``, whatever the network's way of returning them."""
+    returned = output_tensor(call(network, arguments))
+    assert returned is not None
+    return returned.movedim(1, -1).flatten(0, -2) if returned.dim() == 4 else returned.flatten(0, -2)
+
+
+def classes(count: int) -> Tensor:
+    """Arbitrary ones."""
+    return (torch.arange(count) * 7 // 3) % CLASSES
+
+
+def loss(network: nn.Module, arguments: Arguments) -> Tensor:
+    """Mean cross-entropy against arbitrary classes."""
+    logits = outputs(network, arguments)
+    return F.cross_entropy(logits.float(), classes(len(logits)))
+
+
+@torch.no_grad()
+def score(network: nn.Module, arguments: Arguments) -> tuple[float, float]:
+    """Loss and accuracy in eval mode."""
+    was_training = network.training
+    network.eval()
+    logits = outputs(network, arguments)
+    network.train(was_training)
+    wanted = classes(len(logits))
+    return float(F.cross_entropy(logits, wanted)), float((logits.argmax(-1) == wanted).float().mean())
+
+
+RESNET = Host(
+    "resnet",
+    ResNet,
+    {"layer1": ["conv3x3", "gate"], "layer2.conv1": "auto", "layer2": ["norm"]},
+    ("layer1", "layer2.conv1", "layer2"),
+    "conv3x3",
+    lambda: numbers(3, 8, 8),
+)
+HOSTS: tuple[Any, ...] = (
+    Host("mlp", mlp, ["0", "2"], ("0", "2"), "mlp", lambda: numbers(7)),
+    RESNET,
+    Host(
+        "vit",
+        VisionTransformer,
+        {r"re:blocks\.\d+$": "auto"},
+        ("blocks.0", "blocks.1"),
+        "attention",
+        lambda: numbers(3, 8, 8),
+    ),
+    Host(
+        "encoder",
+        EncoderClassifier,
+        [r"re:layers\.\d+$"],
+        ("encoder.layers.0", "encoder.layers.1"),
+        "mlp",
+        lambda: numbers(TOKENS, 16),
+        fused=True,
+    ),
+    Host(
+        "encoder_with_padding",
+        EncoderClassifier,
+        [r"re:layers\.\d+$"],
+        ("encoder.layers.0", "encoder.layers.1"),
+        "mlp",
+        lambda: {"tokens": numbers(TOKENS, 16), "padding": padding()},
+        fused=True,
+    ),
+    Host("lstm", LstmClassifier, ["projection"], ("projection",), "lowrank", lambda: numbers(TOKENS, 6)),
+    Host("unet", UNet, ["down", "bottom", "merge"], ("down", "bottom", "merge"), "depthwise", lambda: numbers(3, 8, 8)),
+    Host("gpt", TinyGpt, {r"re:blocks\.\d$": "auto"}, ("blocks.0", "blocks.1"), "attention", text, causal=True),
+    pytest.param(
+        Host(
+            "gpt2",
+            gpt2,
+            {r"re:h\.\d$": "auto"},
+            ("transformer.h.0", "transformer.h.1"),
+            "attention",
+            lambda: {"input_ids": text(), "use_cache": False},
+            causal=True,
+        ),
+        marks=pytest.mark.slow,
+    ),
+)
+
+
+every_host = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)

@@ -1,0 +1,199 @@
+"""`export`: files that need no Esper compute what the model does, or are not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from esper.errors import ExportError, RunError
+from esper.growth.attach import attach
+from esper.growth.export import Format, export, formats
+from esper.growth.export.formats import Writer
+from esper.growth.export.inputs import Inputs
+from esper.growth.export.program import traced
+from esper.growth.export.reloading import tensors_in
+from esper.growth.export.source import source_of
+from esper.growth.export.verifying import verify
+from esper.lifecycle.actions import Blend
+from growth.growing import fossilize, random
+from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
+
+NAMES = {Format.PT2: "net.pt2", Format.ONNX: "net.onnx", Format.SAFETENSORS: "net.safetensors", Format.PYTHON: "net.py"}
+FILES = {
+    Format.PT2: {"net.pt2"},
+    Format.ONNX: {"net.onnx"},
+    Format.SAFETENSORS: {"net.safetensors", "net.json"},
+    Format.PYTHON: {"net.py", "net.safetensors"},
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> nn.Module:
+    """A classifier with two fossils, one of which reads the network's input."""
+    seeded()
+    model = attach(classifier(), ["0", "2"], random(4, 5))
+    fossilize(model, "0", "input_skip", Blend.GATE)
+    fossilize(model, "2", "mlp", Blend.MULTIPLY)
+    return model.finalize()
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_every_format_is_written_once_it_has_proved_itself(kind: Format, plain: nn.Module, tmp_path: Path) -> None:
+    if kind is Format.ONNX:
+        pytest.importorskip("onnxruntime")
+    export(plain, random(1, 5), kind, tmp_path / NAMES[kind])  # a single example does as well
+    assert names_in(tmp_path) == FILES[kind]
+    inputs = random(9, 5)
+    found = by_hand(kind, tmp_path / NAMES[kind], plain, inputs)
+    torch.testing.assert_close(found, plain(inputs), atol=1e-5, rtol=1e-5)
+
+
+def by_hand(kind: Format, file: Path, plain: nn.Module, inputs: Tensor) -> Tensor:
+    """What a user of the file would compute with it."""
+    match kind:
+        case Format.PT2:
+            return torch.export.load(file).module()(inputs)
+        case Format.ONNX:
+            session = pytest.importorskip("onnxruntime").InferenceSession(file)
+            return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
+        case Format.SAFETENSORS:
+            classes = json.loads(file.with_suffix(".json").read_text())["classes"]
+            assert classes["2"] == "torch.nn.modules.linear.Linear"
+            assert load_file(file).keys() == plain.state_dict().keys()
+            plain.load_state_dict(load_file(file))
+            return plain(inputs)
+        case Format.PYTHON:
+            words = [sys.executable, "-c", "import net, sys, torch; torch.save(net.load()(torch.load('in')), 'out')"]
+            torch.save(inputs, file.parent / "in")
+            subprocess.run(words, check=True, cwd=file.parent)
+            return torch.load(file.parent / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", Format)
+def test_images_and_keywords_and_several_outputs_are_exported(kind: Format, tmp_path: Path) -> None:
+    seeded()
+    images = attach(Convolutional(), ["block"], random(2, 1, 5, 6))
+    fossilize(images, "block", "depthwise", Blend.GATE)
+    export(images.finalize(), random(2, 1, 5, 6), kind, tmp_path / NAMES[kind])
+    given = {"tokens": random(2, 4, 5), "scale": random(2, 1, 1)}
+    tokens = attach(Tokenwise(), {"first": ["attention"]}, given)
+    fossilize(tokens, "first", "attention")
+    export(Both(tokens.finalize()), given, kind, tmp_path / NAMES[kind])
+    assert names_in(tmp_path) == FILES[kind]
+
+
+class Both(nn.Module):
+    """Two outputs by name, and weights that are tied."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.other.weight = self.one.weight
+
+    def forward(self, tokens: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        inner = self.inner(tokens, scale=scale)
+        return {"one": self.one(inner), "other": self.other(inner)}
+
+
+def test_source_names_the_submodules_and_leaves_nothing_of_esper_in_the_code(plain: nn.Module) -> None:
+    text = source_of(traced(plain.eval(), Inputs.of(random(3, 5))), "Sequential")
+    assert "# 2: Linear" in text
+    assert "assert" not in text
+    assert "esper" not in text
+    compile(text, "model.py", "exec")
+
+
+def altered(writer: Writer) -> Writer:
+    """Writes the file of a model whose weights are a little off."""
+
+    def write(model: nn.Module, program: torch.export.ExportedProgram, path: Path) -> None:
+        with torch.no_grad():
+            for tensor in program.state_dict.values():
+                tensor.mul_(1.001)
+        writer.write(model, program, path)
+
+    return Writer(write, writer.companion, writer.suffix)
+
+
+@pytest.mark.parametrize("kind", [Format.SAFETENSORS, pytest.param(Format.PYTHON, marks=pytest.mark.slow)])
+def test_a_file_that_computes_something_else_is_not_left_behind(
+    kind: Format, plain: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(formats.WRITERS, kind, altered(formats.WRITERS[kind]))
+    (tmp_path / NAMES[kind]).write_text("what was there before")
+    with pytest.raises(ExportError, match=r"off by \d\.?\d*e?-?\d* where 1e-05 is allowed"):
+        export(plain, random(4, 5), kind, tmp_path / NAMES[kind])
+    assert names_in(tmp_path) == {NAMES[kind]}
+    assert (tmp_path / NAMES[kind]).read_text() == "what was there before"
+
+
+def test_a_file_that_needs_esper_is_refused(plain: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import esper\n")
+    inputs = Inputs.of(random(3, 5))
+    program = traced(plain.eval(), inputs)
+    with pytest.raises(ExportError, match="does not run without Esper.*No module named 'esper'"):
+        verify(Format.PYTHON, tmp_path / "net.py", program, inputs, [], tmp_path)
+
+
+class Whole(nn.Module):
+    """Works for one batch size only."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.reshape(3, 5) * 2
+
+
+class Deciding(nn.Module):
+    """Looks at values."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs if inputs.sum() > 0 else -inputs
+
+
+@pytest.mark.parametrize("model", [Whole(), Deciding()], ids=["whole", "deciding"])
+def test_what_cannot_be_traced_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=f"cannot trace {type(model).__name__} for batches of any size"):
+        export(model, random(3, 5), "pt2", tmp_path / "net.pt2")
+    assert not names_in(tmp_path)
+
+
+def test_mistakes_are_named(plain: nn.Module, tmp_path: Path) -> None:
+    inputs = random(3, 5)
+    with pytest.raises(ExportError, match="unknown format 'onyx': choose from pt2, onnx, safetensors, python"):
+        export(plain, inputs, "onyx", tmp_path / "net")
+    with pytest.raises(ExportError, match=r"needs a file name that ends in \.py, not 'net'"):
+        export(plain, inputs, "python", tmp_path / "net")
+    with pytest.raises(ExportError, match="holds a bool"):
+        export(plain, (inputs, True), "pt2", tmp_path / "net")
+    with pytest.raises(ExportError, match="needs a first tensor"):
+        export(plain, torch.tensor(1.0), "pt2", tmp_path / "net")
+    with pytest.raises(RunError, match="cannot write .*No such file"):
+        export(plain, inputs, "pt2", tmp_path / "nowhere" / "net")
+
+
+def test_random_inputs_have_the_range_of_the_example() -> None:
+    words = torch.tensor([[3, 7], [7, 9]])
+    drawn = Inputs.of({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).drawn(
+        50, torch.Generator().manual_seed(0)
+    )
+    assert drawn.keywords["words"].shape == (50, 2)
+    assert set(drawn.keywords["words"].flatten().tolist()) == {3, 7, 9}
+    assert torch.equal(drawn.keywords["scale"], torch.full((50, 1), 5.0))
+    assert drawn.keywords["shift"].shape == (3,)
+
+
+def test_outputs_are_found_wherever_they_are() -> None:
+    one, two = torch.zeros(1), torch.zeros(2)
+    assert tensors_in({"a": one, "b": [(two, None)]}) == [one, two]

@@ -1,0 +1,171 @@
+"""Optimizers and schedulers go on as if nothing had happened when a model grows and shrinks under them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from esper.errors import SlotError
+from esper.growth.attach import attach
+from esper.growth.blueprints import registry
+from esper.growth.model import GrowingModel
+from esper.growth.ownership import SLOT_KEY
+from growth.broken import Broken
+from growth.hosts import mlp, numbers, outputs
+
+Groups = list[dict[str, Any]]
+OPTIMIZERS: dict[str, Callable[[Groups], torch.optim.Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True),
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+}
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+    "one_cycle": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.02, total_steps=20, cycle_momentum=not isinstance(optimizer, torch.optim.Adafactor)
+    ),
+    "sequential": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        milestones=[3],
+    ),
+    "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+}
+every_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+
+def model() -> GrowingModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return attach(mlp(), ["0", "2"], numbers(7))
+
+
+def train(growing: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        outputs(growing, numbers(7)).square().mean().backward()
+        optimizer.step()
+
+
+def linked(kind: Callable[[Groups], torch.optim.Optimizer]) -> tuple[GrowingModel, torch.optim.Optimizer]:
+    growing = model()
+    optimizer = kind(growing.parameter_groups(lr=0.01))
+    growing.link(optimizer)
+    return growing, optimizer
+
+
+def equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@every_optimizer
+def test_moments_stay_and_go_with_their_parameters(kind: Callable[[Groups], torch.optim.Optimizer]) -> None:
+    growing, optimizer = linked(kind)
+    train(growing, optimizer)
+    host = list(growing.host.parameters())
+    before = {parameter: copy.deepcopy(optimizer.state[parameter]) for parameter in host}
+    seed = growing.slots["2"].germinate("mlp", torch.Generator().manual_seed(0), alpha=1.0)
+    assert set(optimizer.state) == set(host)  # newborns begin with none
+    for parameter in host:
+        state = optimizer.state[parameter]
+        assert state.keys() == before[parameter].keys()
+        assert all(equal(value, before[parameter][key]) for key, value in state.items())
+    train(growing, optimizer)
+    assert set(optimizer.state) == {*host, *seed.parameters()}
+    growing.slots["2"].fossilize()
+    assert set(optimizer.state) == {*host, *seed.parameters()}
+    growing.slots["2"].remove()
+    assert set(optimizer.state) == set(host)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [len(host), 0, 0]
+    train(growing, optimizer)
+
+
+@every_optimizer
+def test_a_dormant_growing_model_learns_as_the_bare_one(kind: Callable[[Groups], torch.optim.Optimizer]) -> None:
+    growing, optimizer = linked(kind)
+    bare = copy.deepcopy(growing.host)
+    train(bare, kind([{"params": list(bare.parameters()), "lr": 0.01}]), steps=4)
+    train(growing, optimizer)
+    growing.slots["0"].germinate("mlp", torch.Generator().manual_seed(0))
+    growing.slots["0"].prune()
+    train(growing, optimizer)
+    for one, other in zip(bare.parameters(), growing.host.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@every_optimizer
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS.keys())
+def test_slots_follow_the_schedule(
+    kind: Callable[[Groups], torch.optim.Optimizer], scheduler: Callable[[torch.optim.Optimizer], Any]
+) -> None:
+    growing, optimizer = linked(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's own, of the order of first steps in SequentialLR
+        schedule = scheduler(optimizer)
+    rates: list[float] = []
+    for step in range(8):
+        train(growing, optimizer, steps=1)
+        schedule.step(*([1.0] if isinstance(schedule, lr_scheduler.ReduceLROnPlateau) else []))
+        if step == 2:
+            growing.slots["0"].germinate("mlp", torch.Generator().manual_seed(0), alpha=1.0)
+        if step == 5:
+            growing.slots["0"].prune()
+        assert len({float(group["lr"]) for group in optimizer.param_groups}) == 1
+        rates.append(float(optimizer.param_groups[1]["lr"]))
+    assert len(set(rates)) > 3
+
+
+def test_parameters_that_nothing_trains_are_named_once() -> None:
+    growing = model()
+    groups = growing.parameter_groups(lr=0.01)
+    groups[0]["params"] = groups[0]["params"][1:]
+    optimizer = torch.optim.SGD(groups)
+    growing.link(optimizer)
+    with pytest.warns(UserWarning, match=r"1 trainable parameters belong to no group .* not learn: host\.0\.weight;"):
+        train(growing, optimizer, steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(growing, optimizer, steps=1)
+
+
+def test_optimizers_without_groups_for_slots_are_refused() -> None:
+    growing = model()
+    optimizer = torch.optim.SGD(growing.parameters(), lr=0.01)
+    with pytest.raises(SlotError, match=r"no parameter group for slot '0': make it from model\.parameter_groups\(lr="):
+        growing.link(optimizer)
+    with pytest.raises(SlotError, match="no parameter group for slot '2'"):
+        growing.link(
+            torch.optim.SGD([group for group in growing.parameter_groups(lr=0.1) if group.get(SLOT_KEY) != "2"])
+        )
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(registry._registry, Broken.name, Broken)
+    return Broken.name
+
+
+@every_optimizer
+def test_a_blueprint_that_cannot_be_made_changes_nothing(
+    kind: Callable[[Groups], torch.optim.Optimizer], broken: str
+) -> None:
+    growing = attach(mlp(), {"0": [broken, "mlp"]}, numbers(7))
+    optimizer = kind(growing.parameter_groups(lr=0.01))
+    growing.link(optimizer)
+    train(growing, optimizer)
+    before, state = copy.deepcopy(growing.state_dict()), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(MemoryError):
+        growing.slots["0"].germinate(broken)
+    assert growing.seeds == {}
+    assert growing.state_dict().keys() == before.keys()
+    after = optimizer.state_dict()
+    assert after["param_groups"] == state["param_groups"]
+    assert after["state"].keys() == state["state"].keys()
+    growing.slots["0"].germinate("mlp")

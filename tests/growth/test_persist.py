@@ -1,0 +1,270 @@
+"""`save` and `load`: what grew comes back as it was, and files that lie are refused."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load as decode
+from safetensors.torch import save as encode
+from torch import nn
+
+from esper.errors import CheckpointError
+from esper.growth.attach import attach
+from esper.growth.model import GrowingModel
+from esper.growth.persist import load, save
+from esper.lifecycle.actions import Blend
+from growth.growing import fossilize, plant, random
+from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
+
+TOPOLOGY = "model.json"
+Damage = Callable[[dict[str, Any]], object]
+
+
+def grown() -> GrowingModel:
+    """With a fossil and a live seed."""
+    seeded()
+    model = attach(Convolutional(), {"stem": ["norm"], "norm": "auto"}, images())
+    fossilize(model, "norm", "conv3x3", Blend.GATE).contribution = 0.25
+    plant(model, "stem", "norm", Blend.MULTIPLY, alpha=0.4)
+    return model
+
+
+def images(count: int = 4) -> torch.Tensor:
+    return random(count, 1, 5, 6)
+
+
+def fresh() -> Convolutional:
+    seeded(1)
+    return Convolutional()
+
+
+def tensors_file(folder: Path) -> Path:
+    (found,) = folder.glob("tensors-*.safetensors")
+    return found
+
+
+def rewrite(folder: Path, damage: Damage) -> None:
+    """Damage the topology."""
+    content = json.loads((folder / TOPOLOGY).read_text())
+    damage(content)
+    (folder / TOPOLOGY).write_text(json.dumps(content))
+
+
+def put(folder: Path, data: bytes) -> None:
+    """Put tensors with a topology that vouches for them."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    tensors_file(folder).unlink()
+    (folder / f"tensors-{sha256[:16]}.safetensors").write_bytes(data)
+    rewrite(folder, lambda content: content.update(tensors_sha256=sha256, tensors_bytes=len(data)))
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    model = grown()
+    model.disable("norm")
+    model(images())  # batch statistics move
+    save(model, tmp_path / "new" / "folder")
+    other = load(tmp_path / "new" / "folder", fresh(), images())
+    for mode in (True, False):
+        assert torch.equal(other.train(mode)(images()), model.train(mode)(images()))
+    assert other.state_dict().keys() == model.state_dict().keys()
+    assert other.host_parameters == model.host_parameters
+    for slot, again in zip(model.slots.values(), other.slots.values(), strict=True):
+        assert again.name == slot.name
+        assert (again.site, again.blueprints, again.enabled) == (slot.site, slot.blueprints, slot.enabled)
+        assert slot.seed is not None
+        assert again.seed is not None
+        assert again.seed.fossilized == slot.seed.fossilized
+        assert again.seed.blend is slot.seed.blend
+        assert again.seed.contribution == slot.seed.contribution
+
+
+def test_it_goes_on_learning_with_the_moments_of_what_grew(tmp_path: Path) -> None:
+    def optimizer_of(model: GrowingModel) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+        model.link(optimizer)
+        return optimizer
+
+    def learn(model: GrowingModel, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(images()).square().mean().backward()
+            optimizer.step()
+
+    model = grown()
+    model.slots["stem"].prune()
+    optimizer = optimizer_of(model)
+    learn(model, optimizer, 2)
+    plant(model, "stem", "norm")  # grows while the optimizer runs
+    learn(model, optimizer, 2)
+    save(model, tmp_path)
+    other = load(tmp_path, fresh(), images())
+    resumed = optimizer_of(other)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert len(resumed.state) == len(list(other.parameters()))
+    learn(model, optimizer, 2)
+    learn(other, resumed, 2)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+    other.slots["stem"].prune()
+    other.slots["stem"].germinate("norm")  # the slot's own group takes it
+    learn(other, resumed, 1)
+
+
+def test_input_reading_seeds_and_other_types_of_numbers_come_back(tmp_path: Path) -> None:
+    model = attach(Tokenwise().double(), {"first": ["input_skip"]}, random(3, 4, 5).double())
+    fossilize(model, "first", "input_skip")
+    save(model, tmp_path)
+    other = load(tmp_path, Tokenwise().double(), random(3, 4, 5).double())
+    inputs = random(7, 4, 5).double()
+    assert torch.equal(other(inputs), model(inputs))
+    with pytest.raises(CheckpointError, match="is torch.float64 .* and torch.float32"):
+        load(tmp_path, Tokenwise(), random(3, 4, 5))
+
+
+def test_saving_again_replaces_and_leaves_one_model(tmp_path: Path) -> None:
+    model = grown()
+    save(model, tmp_path)
+    before = tensors_file(tmp_path)
+    model.slots["stem"].prune()
+    save(model, tmp_path)
+    assert tensors_file(tmp_path) != before
+    assert {path.name for path in tmp_path.iterdir()} == {TOPOLOGY, tensors_file(tmp_path).name}
+    assert torch.equal(load(tmp_path, fresh(), images())(images()), model(images()))
+
+
+def test_a_save_that_ends_before_the_topology_leaves_the_old_model(
+    tmp_path: Path,
+) -> None:
+    model = grown()
+    save(model, tmp_path)
+    expected = model.train(False)(images())
+    model.slots["stem"].prune()
+    (tmp_path / f".{TOPOLOGY}.partial").mkdir()  # so the second file cannot be written
+    with pytest.raises(CheckpointError, match="not saved"):
+        save(model, tmp_path)
+    assert torch.equal(load(tmp_path, fresh(), images()).train(False)(images()), expected)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.json is missing: give a folder written by esper\.save"):
+        load(tmp_path, fresh(), images())
+    (tmp_path / TOPOLOGY).write_text('{"format": "esper-checkpoint"}')
+    with pytest.raises(CheckpointError, match="does not describe a growing model"):
+        load(tmp_path, fresh(), images())
+
+
+def first_slot(**changes: Any) -> Damage:
+    return lambda content: content["slots"][0].update(changes)
+
+
+def first_seed(**changes: Any) -> Damage:
+    return lambda content: content["slots"][0]["seed"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content.update(version=2), "format version 2"),
+        (lambda content: content.update(unknown=1), "corrupt at unknown"),
+        (lambda content: content.update(slots=[]), "only the saved model has 'slots.norm"),
+        (lambda content: content.update(slots=content["slots"] * 2), "is taken"),
+        (lambda content: content.update(tensors_sha256="../../etc"), "corrupt at tensors_sha256"),
+        (lambda content: content.update(tensors_bytes=3), "corrupt"),
+        (first_slot(name="nowhere"), "no submodule 'nowhere'"),
+        (first_slot(name="re:.*"), "no submodule 're:"),
+        (first_slot(blueprints=[]), "no blueprint was named"),
+        (first_slot(blueprints=["nothing"]), "unknown blueprint 'nothing'"),
+        (lambda content: content["slots"][0]["site"].update(width=9), "width 9 when it was saved, and sees"),
+        (lambda content: content["slots"][0]["site"].update(layout="cube"), "corrupt at slots.0.site.layout"),
+        (first_seed(blueprint="nothing"), "unknown blueprint 'nothing'"),
+        (first_seed(blueprint="attention"), "'attention' does not serve"),
+        (first_seed(blend="whirl"), r"corrupt at slots\.0\.seed\.blend"),
+        (first_seed(blend="gate"), "only the model built here has 'slots.stem.occupant.gate.bias'"),
+        (first_slot(seed=None), "only the saved model has 'slots.stem.occupant"),
+    ],
+)
+def test_a_topology_that_lies_is_refused_and_leaves_the_host_as_it_was(
+    tmp_path: Path, damage: Damage, message: str
+) -> None:
+    save(grown(), tmp_path)
+    rewrite(tmp_path, damage)
+    host = fresh()
+    expected = host.eval()(images())
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(tmp_path, host, images())
+    assert "\n" not in str(caught.value)
+    assert torch.equal(host.eval()(images()), expected)
+    assert b"esper" not in pickle.dumps(host)
+
+
+def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:
+    save(grown(), tmp_path)
+    whole = tensors_file(tmp_path).read_bytes()
+    tensors = decode(whole)
+    name = "host.stem.weight"
+    damages = {
+        "is not a safetensors file": pickle.dumps({"x": 1}),
+        "only the model built here has 'host.stem.weight'": encode({n: t for n, t in tensors.items() if n != name}),
+        "only the saved model has 'more'": encode({**tensors, "more": torch.zeros(1)}),
+        "is torch.float16": encode({**tensors, name: tensors[name].half()}),
+        r"\(4, 9\) in the saved model": encode({**tensors, name: tensors[name].flatten(1).clone()}),
+    }
+    for message, data in damages.items():
+        put(tmp_path, data)
+        with pytest.raises(CheckpointError, match=message):
+            load(tmp_path, fresh(), images())
+    put(tmp_path, whole)
+    tensors_file(tmp_path).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="torn or corrupt"):
+        load(tmp_path, fresh(), images())
+    tensors_file(tmp_path).unlink()
+    with pytest.raises(CheckpointError, match="is missing"):
+        load(tmp_path, fresh(), images())
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_any_damaged_byte_is_refused_in_one_sentence_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("saved")
+    model = grown().eval()
+    save(model, folder)
+    path = data.draw(st.sampled_from([folder / TOPOLOGY, tensors_file(folder)]))
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(content[: data.draw(st.sampled_from([len(content), place]))]))
+    if path.name == TOPOLOGY and loads(folder):
+        return  # a flag, a figure or a name may say one thing as well as another
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, fresh(), images())
+    assert "\n" not in str(caught.value)
+
+
+def loads(folder: Path) -> bool:
+    try:
+        load(folder, fresh(), images())
+    except CheckpointError:
+        return False
+    return True
+
+
+def test_another_host_is_refused(tmp_path: Path) -> None:
+    save(grown(), tmp_path)
+    with pytest.raises(CheckpointError, match="no submodule 'stem'"):
+        load(tmp_path, classifier(), random(3, 5))
+    wider = fresh()
+    wider.head = nn.Linear(4, 5)
+    with pytest.raises(CheckpointError, match=r"'host\.head\.weight' is .* \(3, 4\) in the saved model"):
+        load(tmp_path, wider, images())
