@@ -39,7 +39,10 @@ class Command:
 COMMANDS = (
     Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
     Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
+    Command("grow", "esper.commands.grow:command", "Grow one model on one task."),
+    Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
     Command("report", "esper.commands.report:command", "Write a run's report anew."),
+    Command("bench attach", "esper.commands.bench_attach:command", "Measure what dormant slots cost in training."),
     Command("bench exploits", "esper.commands.bench_exploits:command", "Measure whether cheating a reward mode pays."),
     Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),

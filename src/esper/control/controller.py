@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head
 from esper.lifecycle.masks import ActionMasks
+from esper.plain_state import from_plain
 
 Actions = NDArray[np.int64]
 
 
 class Controller(Protocol):
-    """Decides for E networks at once, from what it observes and what is legal, with a state of its own."""
+    """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
+
+    The state is whatever the controller likes. To be saved in the middle of an episode it must consist of arrays,
+    tensors, numbers, text, tuples, lists, dictionaries and `esper.plain_state.Stateful` objects.
+    """
 
     name: str
 
@@ -38,3 +43,17 @@ class UniformStreams:
     def draw(self) -> NDArray[np.float64]:
         """One number in [0, 1) per network and head, ``[E, 8]``."""
         return np.stack([generator.random(len(Head)) for generator in self._generators])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the streams are, as plain values."""
+        return {"streams": [generator.bit_generator.state for generator in self._generators]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of another number of networks.
+        """
+        known = from_plain(self.state_dict(), state, "random streams")
+        for generator, reached in zip(self._generators, known["streams"], strict=True):
+            generator.bit_generator.state = reached

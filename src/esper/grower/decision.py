@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.lifecycle.actions import Op
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Cause
+from esper.lifecycle.transitions import Cause, Transitions
+from esper.training.evaluation import Evaluation
 from esper.training.governor.model import Rollback
 
 
@@ -45,3 +51,35 @@ class Decision:
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
         return f"decision {self.number}: {what}{where}{undone}"
+
+
+def told(
+    number: int,
+    slots: Sequence[str],
+    blueprints: Sequence[str],
+    actions: NDArray[np.int64],
+    changes: Transitions,
+    evaluation: Evaluation,
+    rollback: Rollback | None,
+) -> Decision:
+    """A decision in words: from the actions ``[1, 8]``, what they changed and what was measured before."""
+    op = Op(int(actions[0, Head.OP]))
+    found = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
+    return Decision(
+        number,
+        op,
+        None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
+        blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
+        tuple(
+            Change(
+                slots[int(changes.slot[index])],
+                Stage(int(changes.before[index])),
+                Stage(int(changes.after[index])),
+                blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
+                Cause(int(changes.cause[index])),
+            )
+            for index in range(len(changes))
+        ),
+        {name: value for name, value in found if math.isfinite(value)},
+        rollback,
+    )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from esper.growth.model import GrowingModel
+from esper.plain_state import to_plain
 from esper.training.gradients import HealthTable
 from esper.training.gradients.health import GradientNorms, judged
 
@@ -30,8 +31,22 @@ class Gradients:
 
     @torch.no_grad()
     def _observe(self, *_: Any) -> None:
-        parts = [self._model.host, *(slot.seed for slot in self._model.slots.values())]
-        self._norms.append(torch.stack([_norm(part, self._model) for part in parts]))
+        slots = self._model.slots.values()
+        norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
+        for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
+            gradients = [] if part is None else [p.grad for p in part.parameters() if p.grad is not None]
+            if gradients:
+                norms[place] = get_total_norm(gradients)
+        self._norms.append(norms)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen since the last report, as plain values."""
+        return to_plain({"norms": self._norms})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take `state_dict`'s as what was seen since the last report."""
+        device = self._model.slots.values()[0].anchor.device
+        self._norms = [norms.to(device) for norms in state["norms"]]
 
     def report(self) -> tuple[Floats, Floats, HealthTable]:
         """Norms in the last minibatch of the host ``[1]`` and of the seeds ``[1, S]``, and the seeds' health."""
@@ -57,10 +72,3 @@ class Gradients:
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-
-
-def _norm(part: nn.Module | None, model: GrowingModel) -> Tensor:
-    """0-d, on the device of the slots."""
-    device = model.slots.values()[0].anchor.device
-    gradients = [] if part is None else [p.grad for p in part.parameters() if p.grad is not None]
-    return get_total_norm(gradients).to(device, torch.float32) if gradients else torch.zeros((), device=device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,23 @@ from esper.control.controller import Controller
 from esper.control.features import View
 from esper.control.history import History
 from esper.control.observation import observe
-from esper.errors import ConfigError
+from esper.errors import CheckpointError
+from esper.grower.arguments import checked, whole_score
 from esper.grower.choosing import chosen
-from esper.grower.decision import Change, Decision
+from esper.grower.decision import Decision, told
+from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
-from esper.grower.measuring import Evaluate, Score, measured
+from esper.grower.measuring import Evaluate, Score, measured, note
+from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle, shadow_gradients
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import Head, Op, wait
+from esper.lifecycle.actions import wait
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Cause, Transitions, joined, revoke, step
+from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
+from esper.plain_state import from_plain, to_plain
 from esper.training.budget import Budget
 from esper.training.evaluation import Evaluation, remembered
 from esper.training.governor.model import Governor, Rollback
@@ -36,6 +39,8 @@ from esper.training.governor.settings import GovernorSettings
 from esper.training.learning import TrainingReport
 
 HORIZON = 100
+STATE_VERSION = 1
+"""Of what `Grower.state_dict` returns."""
 NO_BUDGET = Budget()
 _CPU = torch.device("cpu")
 
@@ -54,15 +59,17 @@ class Grower:
     ```
 
     It uses the lifecycle, the observations, the controllers and the governor of populations, with a single network. A
-    policy that `esper train` made sees here what it saw there.
+    policy that `esper train` made sees here what it saw there. In several processes the first decides for all, as
+    `esper.grower.distributed` tells.
 
     Args:
-        model: From `esper.attach`, without live seeds.
+        model: From `esper.attach`, without live seeds unless `load_state_dict` follows.
         optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`.
         controller: ``none``, ``random``, ``all_at_start``, ``periodic``, ``heuristic``, the directory of a run of
             `esper train`, or a `esper.control.controller.Controller`.
         evaluate: Measures a model on validation data: ``(loss, accuracy)``, the same for the same model. It is called
-            once per decision and seed, and once more where `step` is not told the figures of the whole.
+            once per decision and seed, and once more where `step` is not told the figures of the whole; of several
+            processes, only in the first.
         classes: How many there are to choose from (the vocabulary of a language model): controllers see losses
             relative to that of guessing. None: as many as the model has outputs.
         horizon: Decisions that are planned. Controllers see what share of them is over.
@@ -74,7 +81,7 @@ class Grower:
         seed: All that is random about seeds and controllers follows from it.
 
     Raises:
-        ConfigError: the model has live seeds already, or an argument is out of range.
+        ConfigError: an argument is out of range.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
@@ -94,7 +101,10 @@ class Grower:
         train_size: int = 1000,
         seed: int = 0,
     ) -> None:
-        classes = _check(model, classes, horizon, rent, train_size)
+        classes = checked(model, classes, horizon, rent, train_size)
+        self._processes = Processes()
+        seed = self._processes.agreed(lambda: seed)
+        self._processes.average_gradients(model.seeds.values())
         model.link(optimizer)
         self.model = model
         self.optimizer = optimizer
@@ -111,7 +121,9 @@ class Grower:
         self._history = History(1, len(model.slots), len(kinds), classes)
         self._gradients = Gradients(model, optimizer)
         self._state: Any = self.controller.start([seed])
+        # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
+        self.subject.table = self._after(self._actions).table
 
     def step(
         self,
@@ -132,17 +144,19 @@ class Grower:
             train_accuracy: Training accuracy since the last call; None: not known, taken to equal that of validation.
 
         Raises:
-            ConfigError: of ``val_loss`` and ``accuracy`` only one is given.
+            ConfigError: of ``val_loss`` and ``accuracy`` only one is given, or a seed came or went by another hand.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
         """
         loss = float(train_loss.detach()) if isinstance(train_loss, Tensor) else float(train_loss)
-        whole = _whole(val_loss, accuracy)
+        whole = whole_score(val_loss, accuracy)
+        require_planted(self.model, self.subject.table)
         rollback, undone = self._govern(loss, accuracy)
-        evaluation = measured(self.model, self.subject.table, self._evaluate, None if rollback else whole)
-        self._take_in(loss, train_accuracy, evaluation)
+        evaluation = self._measure(loss, train_accuracy, None if rollback else whole)
         actions, changes = self._decide()
         self.decisions += 1
-        return self._told(actions, joined([undone, changes]), evaluation, rollback)
+        names = list(self.model.slots)
+        kinds = [kind.name for kind in self.subject.roster.kinds]
+        return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback)
 
     def learn_apart(self, loss: Callable[[], Tensor]) -> None:
         """Give seeds in isolation ``shadow`` their gradients, and nobody else; without such seeds it does nothing.
@@ -160,22 +174,30 @@ class Grower:
 
     def _govern(self, loss: float, accuracy: float | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
-        if self.governor is None or not self.governor.check(loss, accuracy):
+        governor = self.governor
+        if governor is None or not governor.accept(self._processes.agreed(lambda: governor.judge(loss, accuracy))):
             return None, Transitions.none()
-        rollback = self.governor.rollback()
+        rollback = governor.rollback()
         gone = np.array([[name in rollback.pruned for name in self.model.slots]])
         self.subject.table, changes = revoke(self.subject.table, gone)
         self.subject.evidence = self.subject.evidence.without(gone)
         return rollback, changes
 
-    def _take_in(self, loss: float, train_accuracy: float | None, evaluation: Evaluation) -> None:
-        """Add what was measured to what controllers see."""
-        known = evaluation.accuracy if train_accuracy is None else np.array([train_accuracy])
-        host, seeds, health = self._gradients.report()
-        training = TrainingReport(np.array([loss]), known, host, seeds, health)
+    def _measure(self, loss: float, train_accuracy: float | None, whole: Score | None) -> Evaluation:
+        """Measure the model, and add what was measured to what controllers see."""
         subject = self.subject
+        host, seeds, health = self._gradients.report()
+
+        def measurements() -> tuple[TrainingReport, Evaluation]:
+            evaluation = measured(self.model, subject.table, self._evaluate, whole)
+            known = evaluation.accuracy if train_accuracy is None else np.array([train_accuracy])
+            return TrainingReport(np.array([loss]), known, host, seeds, health), evaluation
+
+        training, evaluation = self._processes.agreed(measurements)
+        note(self.model, evaluation)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
+        return evaluation
 
     def _decide(self) -> tuple[NDArray[np.int64], Transitions]:
         """Ask the controller and carry out what it says; a failure leaves model, optimizer and table as they were."""
@@ -183,7 +205,7 @@ class Grower:
         view = View(
             subject,
             self._history,
-            np.array([min(self.decisions / self._horizon, 1.0)]),
+            np.array([min((1 + self.decisions) / self._horizon, 1.0)]),
             self._horizon,
             np.array([self._rent]),
             np.array([float(self._train_size)]),
@@ -193,67 +215,80 @@ class Grower:
         masks = legal_actions(
             subject.table, subject.evidence, self.rules, subject.roster.compatible, subject.affordable
         )
-        actions, state = self.controller.act(observe(view, _CPU), masks, self._state)
-        result = step(
-            subject.table, subject.evidence, actions, self.rules, subject.roster.compatible, subject.affordable
-        )
+        actions, state = self._processes.agreed(lambda: self.controller.act(observe(view, _CPU), masks, self._state))
+        result = self._after(actions)
         carry_out(self.model, subject, result.transitions, actions, self._seed)
+        self._processes.average_gradients(self.model.seeds.values())
         subject.table, self._state, self._actions = result.table, state, actions
         settle(self.model, subject.table, self.rules.isolation)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result.transitions
 
+    def _after(self, actions: NDArray[np.int64]) -> Step:
+        """What the lifecycle makes of these actions ``[1, 8]``."""
+        subject = self.subject
+        return step(subject.table, subject.evidence, actions, self.rules, subject.roster.compatible, subject.affordable)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.
+
+        Save it beside the state dicts of model and optimizer; of several processes, the first one's.
+
+        Raises:
+            CheckpointError: the controller's state cannot be saved.
+        """
+        return {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Everything else comes first: plant the same seeds in the model, load its values, make the optimizer of
+        `GrowingModel.parameter_groups`, and construct the grower with the same arguments.
+
+        Raises:
+            CheckpointError: the state is of another model, controller or version, or the model holds other seeds.
+        """
+        for key, here in self._signature().items():
+            if state.get(key) != here:
+                raise CheckpointError(
+                    f"the grower's state was saved with {key} {state.get(key)!r}, but here it is {here!r}"
+                )
+        require(self.model, state["seeds"])
+        self._processes.average_gradients(self.model.seeds.values())
+        memory = from_plain(self._memory(), state["memory"], "the grower's state")
+        self.decisions, self._seed = memory["decisions"], memory["seed"]
+        self._state, self._actions = memory["controller"], memory["actions"]
+        subject = self.subject
+        subject.table, subject.evidence = memory["table"], memory["evidence"]
+        subject.germinations = memory["germinations"]
+        settle(self.model, subject.table, self.rules.isolation)
+
+    def _signature(self) -> dict[str, Any]:
+        """What must be the same where a state is saved and where it is loaded."""
+        return {
+            "version": STATE_VERSION,
+            "slots": list(self.model.slots),
+            "blueprints": [kind.name for kind in self.subject.roster.kinds],
+            "controller": self.controller.name,
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        subject = self.subject
+        return {
+            "decisions": self.decisions,
+            "seed": self._seed,
+            "table": subject.table,
+            "evidence": subject.evidence,
+            "germinations": subject.germinations,
+            "history": self._history,
+            "gradients": self._gradients,
+            "controller": self._state,
+            "actions": self._actions,
+            "governor": self.governor,
+        }
+
     def _rollbacks_used(self) -> NDArray[np.float64]:
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])
-
-    def _told(
-        self, actions: NDArray[np.int64], changes: Transitions, evaluation: Evaluation, rollback: Rollback | None
-    ) -> Decision:
-        names, kinds = list(self.model.slots), self.subject.roster.kinds
-        op = Op(int(actions[0, Head.OP]))
-        told = tuple(
-            Change(
-                names[int(changes.slot[index])],
-                Stage(int(changes.before[index])),
-                Stage(int(changes.after[index])),
-                kinds[int(changes.blueprint[index])].name if changes.blueprint[index] >= 0 else None,
-                Cause(int(changes.cause[index])),
-            )
-            for index in range(len(changes))
-        )
-        found = zip(names, evaluation.accuracy_contribution[0].tolist(), strict=True)
-        return Decision(
-            self.decisions,
-            op,
-            None if op is Op.WAIT else names[int(actions[0, Head.SLOT])],
-            kinds[int(actions[0, Head.BLUEPRINT])].name if op is Op.GERMINATE else None,
-            told,
-            {name: value for name, value in found if math.isfinite(value)},
-            rollback,
-        )
-
-
-def _check(model: GrowingModel, classes: int | None, horizon: int, rent: float, train_size: int) -> int:
-    """The number of classes."""
-    unfinished = [name for name, seed in model.seeds.items() if not seed.fossilized]
-    if unfinished:
-        raise ConfigError(f"slot {unfinished[0]!r} has a live seed already: a grower begins without; prune it first")
-    if classes is None:
-        classes = model.outputs
-    if classes is None:
-        raise ConfigError("the model returns no tensor that shows how many classes there are: say classes=...")
-    if classes < 2 or horizon < 1 or train_size < 1 or not 0 <= rent < math.inf:
-        raise ConfigError(
-            f"classes {classes}, horizon {horizon}, train_size {train_size} and rent {rent}: "
-            "give at least 2, 1, 1 and 0"
-        )
-    return classes
-
-
-def _whole(val_loss: float | None, accuracy: float | None) -> Score | None:
-    if (val_loss is None) != (accuracy is None):
-        raise ConfigError("give both val_loss and accuracy, or neither")
-    return None if val_loss is None or accuracy is None else Score(val_loss, accuracy)

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from esper.growth.model import GrowingModel
+from esper.growth.modes import modes_kept
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation
 
@@ -22,8 +23,8 @@ class Score(NamedTuple):
 
 
 Evaluate: TypeAlias = Callable[[GrowingModel], "Score | tuple[float, float]"]
-"""Measures a model on validation data: loss and accuracy. The data, the mode and the device are its business; the same
-model must give the same figures."""
+"""Measures a model on validation data: loss and accuracy. The data and the device are its business; the same model must
+give the same figures. It may leave the model in `eval` mode."""
 
 
 def measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: Score | None) -> Evaluation:
@@ -32,6 +33,11 @@ def measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: S
     A seed that counts is compared with its absence; one that does not count yet is put in at full weight and compared
     with the model as it is. ``whole`` is the former figure, if it is known already.
     """
+    with modes_kept(model):
+        return _measured(model, table, evaluate, whole)
+
+
+def _measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: Score | None) -> Evaluation:
     usual = Score(*evaluate(model)) if whole is None else whole
     by_accuracy = np.full(table.stage.shape, np.nan)
     by_loss = np.full(table.stage.shape, np.nan)
@@ -45,3 +51,10 @@ def measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: S
         by_accuracy[0, place] = sign * (usual.accuracy - other.accuracy)
         by_loss[0, place] = sign * (other.loss - usual.loss)
     return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss)
+
+
+def note(model: GrowingModel, evaluation: Evaluation) -> None:
+    """Leave with each seed what it contributes, for `GrowingModel.summary`."""
+    for slot, contribution in zip(model.slots.values(), evaluation.accuracy_contribution[0].tolist(), strict=True):
+        if slot.seed is not None:
+            slot.seed.contribution = contribution

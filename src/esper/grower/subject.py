@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.site import Layout, Site
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.lifecycle.transitions import with_fossils
 from esper.training.budget import Budget, Costs, affordable, budget_left, resident
 
 BYTES_PER_VALUE = 4
@@ -61,12 +62,23 @@ class ModelSubject:
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
         self.roster = Catalogue(model, optimizer)
         self.budget = budget
-        self.table = SeedTable.dormant(1, len(model.slots))
+        self.table = self._first_table(model)
         self.evidence = Evidence.none(1, len(model.slots))
         self.germinations: NDArray[np.int64] = np.zeros(len(model.slots), np.int64)
         """Seeds that each slot has had, ``[S]``."""
         self.host_parameters: NDArray[np.int64] = np.array([model.host_parameters])
         self._layouts = [slot.site.layout for slot in model.slots.values()]
+
+    def _first_table(self, model: GrowingModel) -> SeedTable:
+        """Empty slots, and fossils where the model has some already."""
+        kinds = [kind.name for kind in self.roster.kinds]
+        present = [slot.seed for slot in model.slots.values()]
+        fossils = [
+            kinds.index(seed.blueprint.name) if seed is not None and seed.fossilized else NO_BLUEPRINT
+            for seed in present
+        ]
+        everything = np.ones(self.roster.compatible.shape, np.bool_)
+        return with_fossils(SeedTable.dormant(1, len(present)), np.array([fossils]), everything)[0]
 
     @property
     def affordable(self) -> NDArray[np.bool_]:

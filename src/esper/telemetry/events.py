@@ -131,6 +131,16 @@ class LifecycleTransition(Event):
     reason: str
 
 
+@register("decided")
+@dataclass(frozen=True, slots=True)
+class Decided(Event):
+    """A controller of one model decided; `slot` is where and `blueprint` what germinated, both by name."""
+
+    op: str
+    slot: str | None
+    blueprint: str | None
+
+
 @register("rolled_back")
 @dataclass(frozen=True, slots=True)
 class RolledBack(Event):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.grower.grower import Grower
 from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
 from esper.tasks.practice.examples import Batch, Examples
@@ -28,10 +29,9 @@ class Learned(NamedTuple):
     """How many the model learned from."""
 
 
-def learn_epoch(
-    model: GrowingModel, optimizer: torch.optim.Optimizer, examples: Examples, size: int, rng: np.random.Generator
-) -> Learned:
+def learn_epoch(grower: Grower, examples: Examples, size: int, rng: np.random.Generator) -> Learned:
     """One pass over ``examples`` in minibatches of ``size``, in an order drawn from ``rng``."""
+    model, optimizer = grower.model, grower.optimizer
     model.train()
     tally = _Tally()
     for batch in examples.epoch(size, rng):
@@ -39,6 +39,7 @@ def learn_epoch(
         logits = model(batch.inputs)
         loss = cross_entropy(logits, batch)
         loss.backward()
+        grower.learn_apart(lambda batch=batch: cross_entropy(model(batch.inputs), batch))
         optimizer.step()
         tally.add(logits.detach(), batch, loss.detach())
     score = tally.score()
@@ -78,5 +79,5 @@ class _Tally:
         self.examples += len(batch.targets)
 
     def score(self) -> Score:
-        loss, right = (torch.stack(self._parts).sum(0) / self._targets).tolist()
-        return Score(loss, right)
+        sums = torch.stack(self._parts).sum(0)
+        return Score(float(sums[0]) / self._targets, float(sums[1]) / self._targets)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
+from esper.grower.practice.settings import GrowSettings
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
@@ -21,27 +21,28 @@ PROBED = 2
 """Examples that show the host's shapes."""
 
 
-def generator(seed: int, *key: int) -> torch.Generator:
-    """Torch's generator for one of the run's random streams."""
-    return torch.Generator().manual_seed(int(stream(seed, *key).integers(np.iinfo(np.int64).max)))
-
-
 def growing_host(settings: GrowSettings, splits: Splits) -> GrowingModel:
-    """A fresh host with dormant slots; under `ALL_FROM_START` they are all filled for good."""
-    inputs = example(splits.train)
-    kind = get_host(settings.host)
-    host = kind.build(tuple(inputs.shape[1:]), splits.classes, generator(settings.seed, HOST))
-    model = attach(host.to(settings.device), settings.slots, inputs)
-    if settings.controller == ALL_FROM_START:
-        for place, slot in enumerate(model.slots.values()):
-            slot.germinate(_dearest(slot), generator(settings.seed, SEEDS, place), alpha=1.0)
-            slot.fossilize()
-    return model
+    """A fresh host with dormant slots."""
+    inputs = first_inputs(splits.train)
+    build = get_host(settings.host).build
+    host = build(tuple(inputs.shape[1:]), splits.classes, _generator(settings.seed, HOST))
+    return attach(host.to(settings.device), settings.slots, inputs)
 
 
-def example(examples: Examples) -> Tensor:
-    """The first inputs."""
+def fill(model: GrowingModel, seed: int) -> None:
+    """Plant in every slot, for good and at full weight, the dearest blueprint that it offers."""
+    for place, slot in enumerate(model.slots.values()):
+        slot.germinate(_dearest(slot), _generator(seed, SEEDS, place), alpha=1.0)
+        slot.fossilize()
+
+
+def first_inputs(examples: Examples) -> Tensor:
+    """Enough of them to show what the host reads."""
     return next(examples.in_order(PROBED)).inputs
+
+
+def _generator(seed: int, *key: int) -> torch.Generator:
+    return torch.Generator().manual_seed(int(stream(seed, *key).integers(np.iinfo(np.int64).max)))
 
 
 def _dearest(slot: Slot) -> str:

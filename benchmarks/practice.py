@@ -1,0 +1,159 @@
+"""Does growth pay on ordinary hosts? Bare, with everything from the start, and grown by the heuristic.
+
+`python benchmarks/practice.py FOLDER --seeds 0 1 2 3 4` trains every host/task pair in each of these ways, prints a
+table of means over seeds, and writes all runs' results to FOLDER/practice.json. Stopped, it goes on: runs that are done
+are only read, one under way goes on from its last epoch. It computes in one thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.table import Table
+
+from esper.config import dump_settings, load_settings
+from esper.errors import ConfigError, EsperError, TaskError
+from esper.experiments.workers import use_one_thread
+from esper.files import write_atomically
+from esper.grower.practice.directory import GrowDirectory
+from esper.grower.practice.growth import Growth
+from esper.grower.practice.result import Result, read_result
+from esper.grower.practice.run import GrowRun
+from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
+from esper.tasks.practice.examples import Splits
+from esper.tasks.practice.registry import get_task
+from esper.tasks.practice.task import Access
+from esper.ui.output import say
+
+ARMS = {"bare host": "none", "everything from the start": ALL_FROM_START, "grown": "heuristic"}
+"""Controllers by what they are called in the table."""
+PAIRS = (("fashion-mnist", "resnet"), ("digits", "vit"), ("charlm", "gpt"), ("mnist1d", "conv1d"))
+INSTEAD = {"fashion-mnist": "digits"}
+"""What to learn where a data set is not on this machine."""
+TABLE_WIDTH = 120
+_RESULTS = TypeAdapter(list[Result])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A host with the data that it learns."""
+
+    task: str
+    host: str
+    splits: Splits
+
+
+def main(
+    folder: tyro.conf.Positional[Path],
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    tasks: tuple[str, ...] = tuple(task for task, _ in PAIRS),
+    epochs: int | None = None,
+    overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="KEY=VALUE")] = (),
+) -> None:
+    """Train, compare, print.
+
+    Args:
+        folder: Keeps the runs.
+        seeds: One run per seed, pair and way.
+        tasks: Which pairs, by task.
+        epochs: Of every run; by default as the host's recipe says.
+        overrides: Further settings of `esper grow`, for all runs.
+    """
+    use_one_thread()
+    console = Console()
+    results: list[Result] = []
+    for pair in _pairs(tasks):
+        for seed in seeds:
+            for controller in ARMS.values():
+                settings = _settings(pair, controller, seed, epochs, overrides)
+                results.append(_result(folder / f"{pair.task}-{pair.host}" / controller / str(seed), settings, pair))
+                say(console, _line(results[-1]))
+    write_atomically(folder / "practice.json", _RESULTS.dump_json(results, indent=2))
+    Console(width=TABLE_WIDTH).print(_table(results))
+
+
+def _pairs(tasks: Sequence[str]) -> list[Pair]:
+    unknown = set(tasks) - {task for task, _ in PAIRS}
+    if unknown:
+        raise ConfigError(f"no pair has task {min(unknown)!r}: choose from {', '.join(task for task, _ in PAIRS)}")
+    return [_pair(task, host) for task, host in PAIRS if task in tasks]
+
+
+def _pair(task: str, host: str) -> Pair:
+    try:
+        return Pair(task, host, get_task(task).load(Access()))
+    except TaskError:
+        if task not in INSTEAD:
+            raise
+        return _pair(INSTEAD[task], host)
+
+
+def _settings(pair: Pair, controller: str, seed: int, epochs: int | None, overrides: Sequence[str]) -> GrowSettings:
+    own = [f"task={pair.task}", f"host={pair.host}", f"controller={controller}", f"seed={seed}"]
+    return load_settings(GrowSettings, None, [*overrides, *own, *([] if epochs is None else [f"epochs={epochs}"])])
+
+
+def _result(path: Path, settings: GrowSettings, pair: Pair) -> Result:
+    """Of the run at ``path``, which is finished first if need be."""
+    if (path / "config.yaml").exists():
+        run = GrowDirectory.open(path)
+        if load_settings(GrowSettings, run.config) != settings:
+            raise ConfigError(f"{path} holds a run of other settings: choose another folder")
+    else:
+        run = GrowDirectory.create(path)
+    if run.result.exists():
+        return read_result(run.result)
+    with run.locked("benchmarks/practice.py"):
+        dump_settings(settings, run.config)
+        with run.open_store() as store:
+            growing = GrowRun(run, Growth(settings, pair.splits), store)
+            growing.train(lambda epoch: None)  # noqa: ARG005
+            return growing.conclude()
+
+
+def _line(result: Result) -> str:
+    return (
+        f"{result.host} on {result.task}, {result.controller}, seed {result.seed}: accuracy {result.accuracy:.4f}, "
+        f"{result.host_parameters} + {result.added_parameters} parameters, {result.seconds:.1f} s"
+    )
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table(box=None, header_style="underline")
+    for name in ("host on task", "how", "accuracy", "loss", "parameters", "training GFLOP", "seconds", "learning"):
+        table.add_column(name, justify="left" if name in ("host on task", "how") else "right", no_wrap=True)
+    for task, host in dict.fromkeys((one.task, one.host) for one in results):
+        for how, controller in ARMS.items():
+            runs = [one for one in results if (one.task, one.host, one.controller) == (task, host, controller)]
+            table.add_row(
+                f"{host} on {task}",
+                how,
+                _spread([100 * one.accuracy for one in runs], 1),
+                _spread([one.loss for one in runs], 3),
+                f"{statistics.mean(one.host_parameters + one.added_parameters for one in runs):,.0f}",
+                f"{statistics.mean(one.training_flops for one in runs) / 1e9:,.1f}",
+                f"{statistics.mean(one.seconds for one in runs):.1f}",
+                f"{statistics.mean(one.learning_seconds for one in runs):.1f}",
+            )
+    return table
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Mean and standard deviation over seeds."""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except EsperError as error:
+        sys.exit(f"error: {error}")

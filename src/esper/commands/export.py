@@ -1,0 +1,44 @@
+"""`esper export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.config import load_settings
+from esper.grower.practice.directory import GrowDirectory
+from esper.grower.practice.network import first_inputs, growing_host
+from esper.grower.practice.settings import GrowSettings
+from esper.growth.export import Format, export
+from esper.growth.persist import load
+from esper.tasks.practice.registry import get_task
+from esper.tasks.practice.task import Access
+
+
+def command(
+    run: Annotated[Path, tyro.conf.Positional],
+    to: Annotated[Format, tyro.conf.EnumChoicesFromValues],
+    out: Path,
+    download: bool = False,
+) -> None:
+    """Write the model that a run of `esper grow` left as a file that needs no Esper.
+
+    A fresh process that cannot import Esper first loads the file and must compute the same with it.
+
+    Args:
+        run: Directory of the run.
+        to: pt2 (for torch.export.load), onnx, safetensors (weights alone), or python (a module and its weights).
+        out: The file to write.
+        download: Fetch the run's data, which show the model's shapes, if they are not on this machine.
+    """
+    directory = GrowDirectory.open(run)
+    settings = load_settings(GrowSettings, directory.config).model_copy(update={"device": "cpu"})
+    splits = get_task(settings.task).load(Access(download, settings.text))
+    inputs = first_inputs(splits.train)
+    fresh = growing_host(settings, splits)
+    fresh.release()  # the saved model brings its own slots
+    export(load(directory.model, fresh.host, inputs).finalize(), inputs, to, out)
+    sys.stdout.write(f"exported: {out}\n")

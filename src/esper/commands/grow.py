@@ -1,0 +1,127 @@
+"""`esper grow`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from esper.config import Overrides, dump_settings, load_settings
+from esper.errors import ConfigError
+from esper.experiments.workers import use_one_thread
+from esper.grower.practice.directory import GrowDirectory
+from esper.grower.practice.growth import Growth
+from esper.grower.practice.result import Result
+from esper.grower.practice.run import GrowRun
+from esper.grower.practice.settings import GrowSettings
+from esper.signals import Terminated
+from esper.tasks.practice.registry import get_task
+from esper.tasks.practice.task import Access
+from esper.ui.formats import duration, score
+from esper.ui.growth import GrowthView
+from esper.ui.output import console_beside, print_json, say
+
+RUNS = Path("runs")
+
+
+def command(
+    task: str | None = None,
+    host: str | None = None,
+    controller: str | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    rent: float | None = None,
+    text: Path | None = None,
+    config: Path | None = None,
+    run_dir: Path | None = None,
+    resume: Path | None = None,
+    download: bool = False,
+    overrides: Overrides = (),
+    json: bool = False,
+) -> None:
+    """Grow one model on one task, under a controller of your choice.
+
+    A host is trained by AdamW; after every epoch the controller decides what germinates, stays or goes. In the end the
+    host with what stayed is measured on test data, and saved.
+
+    Args:
+        task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm; by default digits.
+        host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt, as suits the task.
+        controller: Who decides: heuristic (the default), none, random, periodic, all_at_start, all_from_start, or the
+            directory of a run of `esper train`, whose policy it then is.
+        epochs: Passes over the training data, and so decisions.
+        seed: All randomness follows from it.
+        rent: What growth costs; the score is accuracy - rent * log1p(added parameters / host parameters).
+        text: The UTF-8 file that charlm learns; by default the text of Python's help.
+        config: YAML file with settings; what it does not say follows from task and host.
+        run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.
+        resume: Directory of a run to go on with, from its last whole epoch and with its own settings.
+        download: Fetch the data if they are not on this machine.
+        json: Print the result as a machine-readable last line; progress then goes to stderr.
+    """
+    console = console_beside(json)
+    use_one_thread()
+    named = {
+        "task": task,
+        "host": host,
+        "controller": controller,
+        "epochs": epochs,
+        "seed": seed,
+        "rent": rent,
+        "text": text if text is None else text.absolute(),  # a resumed run may be elsewhere
+    }
+    given = (*overrides, *(f"{name}={value}" for name, value in named.items() if value is not None))
+    if resume is None:
+        settings = load_settings(GrowSettings, config, given)
+        growth = _growth(settings, download)
+        run = GrowDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+        with run.locked(run.command):
+            run.require_new()
+            dump_settings(settings, run.config)
+            result = _grow(run, growth, console)
+    else:
+        if config or run_dir or given:
+            raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
+        run = GrowDirectory.open(resume)
+        with run.locked(run.command):
+            growth = _growth(load_settings(GrowSettings, run.config), download)
+            result = _grow(run, growth, console)
+    _conclude(console, run, result)
+    if json:
+        print_json({"run": str(run.path), **asdict(result)})
+
+
+def _growth(settings: GrowSettings, download: bool) -> Growth:
+    return Growth(settings, get_task(settings.task).load(Access(download, settings.text)))
+
+
+def _grow(run: GrowDirectory, growth: Growth, console: Console) -> Result:
+    """Do what remains of the run, and say how to go on if that is interrupted."""
+    try:
+        with run.open_store() as store:
+            growing = GrowRun(run, growth, store)
+            if growing.done:
+                say(console, f"going on after epoch {growing.done} of {growth.settings.epochs}")
+            with GrowthView(console, growth.settings.epochs, growing.done) as view:
+                growing.train(view.epoch)
+            return growing.conclude()
+    except (KeyboardInterrupt, Terminated):
+        say(console, f"resume with: esper grow --resume {shlex.quote(str(run.path))}")
+        raise
+
+
+def _conclude(console: Console, run: GrowDirectory, result: Result) -> None:
+    grown = f"{result.host_parameters} parameters + {result.added_parameters}"
+    for one in result.kept:
+        say(console, f"kept {one.blueprint} in {one.slot}: {one.parameters} parameters")
+    say(
+        console,
+        f"{result.host} on {result.task}: accuracy {score(result.accuracy)}, loss {score(result.loss)}, "
+        f"score {score(result.score)} on test data; {grown}, {result.training_flops:.2g} training FLOPs, "
+        f"{duration(result.seconds)}",
+    )
+    say(console, f"model: {run.model}")
+    say(console, f"run: {run.path}")

@@ -1,0 +1,77 @@
+"""Growth in several processes: the first one decides, and all carry it out.
+
+With `torch.nn.parallel.DistributedDataParallel` every process holds the same model. A grower in each of them, made with
+the same arguments and stepped at the same time, keeps it so: the first process measures, judges and decides for all;
+fresh seeds have the same values everywhere, since their generators do.
+
+`DistributedDataParallel` averages the gradients of the parameters that it was constructed with. Those that grow later
+are averaged here, one by one as they arrive, by hooks: before anything clips them, and without constructing it anew,
+which trainers would not notice. To average a gradient that it averages as well changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, distributed, nn
+
+from esper.errors import DistributedError
+
+T = TypeVar("T")
+
+FIRST = 0
+"""Rank of the process that decides."""
+
+
+class Processes:
+    """The processes of `torch.distributed`'s default group, if there is one; otherwise this one alone."""
+
+    def __init__(self) -> None:
+        several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        # Of its own, lest what is sent here meets what DistributedDataParallel sends.
+        self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
+        self._averaged: WeakSet[nn.Module] = WeakSet()
+
+    def agreed(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns in the first process, in all of them; it is called only there.
+
+        Raises:
+            DistributedError: in the other processes, if it failed in the first.
+        """
+        if self._group is None:
+            return compute()
+        outcome: list[Any] = []
+        if distributed.get_rank() == FIRST:
+            try:
+                outcome = [compute()]
+            finally:
+                distributed.broadcast_object_list([outcome], src=FIRST, group=self._group)
+            return outcome[0]
+        box: list[Any] = [None]
+        distributed.broadcast_object_list(box, src=FIRST, group=self._group)
+        if not box[0]:
+            raise DistributedError("growth failed in the first process: see its message")
+        return box[0][0]
+
+    def average_gradients(self, modules: Iterable[nn.Module]) -> None:
+        """Let the gradients of all parameters in ``modules`` be averages over all processes from now on."""
+        if self._group is None:
+            return
+        for module in modules:
+            if module in self._averaged:
+                continue
+            self._averaged.add(module)
+            for parameter in module.parameters():
+                learns = parameter.requires_grad
+                parameter.requires_grad_(True)  # only then torch takes a hook
+                parameter.register_post_accumulate_grad_hook(self._average)
+                parameter.requires_grad_(learns)
+
+    @torch.no_grad()
+    def _average(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad /= distributed.get_world_size()
+        distributed.all_reduce(parameter.grad, group=self._group)

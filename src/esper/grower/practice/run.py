@@ -1,0 +1,79 @@
+"""A run of `esper grow`: train and decide, record, checkpoint, again; in the end test and save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from esper import __version__
+from esper.experiments.checkpoints import Checkpoints
+from esper.experiments.interrupts import Interrupts
+from esper.grower.practice.checkpoint import capture, restore
+from esper.grower.practice.directory import GrowDirectory
+from esper.grower.practice.growth import Epoch, Growth
+from esper.grower.practice.record import record
+from esper.grower.practice.result import Result, concluded, read_result, write_result
+from esper.growth.persist import save
+from esper.signals import Terminated
+from esper.telemetry.events import RunEnded, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.store import RunStore
+
+KEPT_CHECKPOINTS = 2
+
+
+class GrowRun:
+    """A run in progress, which goes on from its newest checkpoint, or begins.
+
+    Raises:
+        CheckpointError: none of its checkpoints is usable.
+    """
+
+    def __init__(self, run: GrowDirectory, growth: Growth, store: RunStore) -> None:
+        self.run = run
+        self.growth = growth
+        self.store = store
+        self.done = 0
+        """Epochs."""
+        self._checkpoints = Checkpoints(run.checkpoints, KEPT_CHECKPOINTS)
+        if self._checkpoints.iterations():
+            found = self._checkpoints.latest()
+            restore(growth, found.tensors, found.state)
+            self.done = found.iteration
+            event = RunResumed(self.done, __version__)
+        else:
+            event = RunStarted(0, __version__, growth.settings.seed)
+        store.rewind(self.done)
+        store.emit(event)
+        store.flush()
+
+    def train(self, show: Callable[[Epoch], None]) -> None:
+        """Do the epochs that remain and ``show`` each; Ctrl-C and SIGTERM lose at most the one under way.
+
+        Raises:
+            DivergedError: training blew up more often than the governor's `max_rollbacks`.
+        """
+        try:
+            with Interrupts() as interrupts:
+                while self.done < self.growth.settings.epochs:
+                    with interrupts.at_once():
+                        epoch = self.growth.epoch(self.done + 1)
+                    record(self.store, epoch, list(self.growth.model.slots))
+                    self._checkpoints.save(epoch.number, *capture(self.growth))
+                    self.done = epoch.number
+                    show(epoch)
+                    interrupts.check()
+        except (KeyboardInterrupt, Terminated) as stopped:
+            self.store.emit(RunInterrupted(self.done, type(stopped).__name__))
+            self.store.flush()
+            raise
+
+    def conclude(self) -> Result:
+        """Drop what is unfinished, measure the rest on test data and save it; the second time, only read the result."""
+        if self.run.result.exists():
+            return read_result(self.run.result)
+        self.growth.commit()
+        result = concluded(self.growth, self.growth.test(), self.store)
+        save(self.growth.model, self.run.model)
+        self.store.emit(RunEnded(self.done, result.seconds))
+        self.store.flush()
+        write_result(result, self.run.result)
+        return result

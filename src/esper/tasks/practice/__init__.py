@@ -1,0 +1,1 @@
+"""Tasks for practitioners: data sets by name, ordinary hosts for them, and where those may grow."""

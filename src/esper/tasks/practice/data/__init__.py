@@ -1,0 +1,1 @@
+"""The data sets of the tasks, each read from one place and split once for all."""

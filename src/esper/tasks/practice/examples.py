@@ -1,0 +1,146 @@
+"""Training, validation and test parts of a task's data, on one device, without a loader between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.errors import TaskError
+from esper.tasks.data import Scale
+
+Tokens = NDArray[np.uint8] | NDArray[np.uint16]
+"""Indices into a vocabulary; usually mapped from a file."""
+
+
+class Batch(NamedTuple):
+    """What a host reads, and the classes it is to find."""
+
+    inputs: Tensor
+    """``[B, ...]``."""
+    targets: Tensor
+    """int64 ``[B]``, or ``[B, T]`` for every position of a sequence."""
+
+
+class Examples(Protocol):
+    """One part of a task's data."""
+
+    def __len__(self) -> int:
+        """Examples in one epoch."""
+        ...
+
+    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+        """Minibatches of exactly ``size`` examples in random order; one of all examples if there are fewer."""
+        ...
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All examples once, always the same, at most ``size`` at a time."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """The same examples, whose batches are on ``device``."""
+        ...
+
+
+class Splits(NamedTuple):
+    """Disjoint parts of one data set, the same in every run."""
+
+    train: Examples
+    """What hosts learn from."""
+    validation: Examples
+    """What controllers are told about."""
+    test: Examples
+    """Read once, at the end."""
+    classes: int
+    """How many a host has to choose from."""
+
+    def to(self, device: torch.device) -> Splits:
+        """The same, on ``device``."""
+        return Splits(self.train.to(device), self.validation.to(device), self.test.to(device), self.classes)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """N examples of one label each: inputs of any type ``[N, ...]``, which batches hold as float32, standardised."""
+
+    inputs: Tensor
+    labels: Tensor
+    """int64 ``[N]``."""
+    scale: Scale
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+        """A random permutation; what does not fill the last minibatch is left out."""
+        order = torch.from_numpy(rng.permutation(len(self))).to(self.labels.device)
+        for begin in _whole(len(self), size):
+            yield self._batch(order[begin : begin + size])
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """From the first to the last."""
+        for begin in range(0, len(self), size):
+            yield self._batch(slice(begin, begin + size))
+
+    def to(self, device: torch.device) -> Labelled:
+        """All of them at once."""
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
+
+    def _batch(self, chosen: Tensor | slice) -> Batch:
+        inputs = self.inputs[chosen].to(torch.float32)
+        return Batch((inputs - self.scale.mean) / self.scale.deviation, self.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Stretches of a text: at each of ``length`` positions the next token is to be found.
+
+    Raises:
+        TaskError: the text is too short for a single window.
+    """
+
+    tokens: Tokens
+    """``[N]``."""
+    length: int
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        if len(self) < 1:
+            raise TaskError(
+                f"a part of the text has {len(self.tokens)} characters, which is less than a window of "
+                f"{self.length} and what follows it: give a longer text"
+            )
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.length
+
+    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+        """Windows that begin anywhere, as many as would cover the text once."""
+        starts = rng.integers(len(self.tokens) - self.length, size=len(self))
+        for begin in _whole(len(self), size):
+            yield self._batch(starts[begin : begin + size])
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """One window after the other, without overlap; what does not fill the last one is left out."""
+        starts = np.arange(len(self)) * self.length
+        for begin in range(0, len(self), size):
+            yield self._batch(starts[begin : begin + size])
+
+    def to(self, device: torch.device) -> Windows:
+        """The text stays where it is; each batch is moved."""
+        return replace(self, device=device)
+
+    def _batch(self, starts: NDArray[np.int64]) -> Batch:
+        places = starts[:, None] + np.arange(self.length + 1)
+        windows = torch.from_numpy(self.tokens[places].astype(np.int64)).to(self.device)
+        return Batch(windows[:, :-1], windows[:, 1:])
+
+
+def _whole(count: int, size: int) -> range:
+    """Where minibatches of ``size`` begin, the last one whole unless it is the only one."""
+    return range(0, max(count - size, 0) + 1, size)

@@ -1,0 +1,84 @@
+"""Two processes that train one model: run by `test_distributed` as a program of its own, once per rank."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from esper import Grower
+from esper.grower.in_state_dict import GrowthInStateDict
+from esper.grower.measuring import Evaluate
+from esper.grower.packing import pack
+from grower.training_loop import data, growing, validate
+
+RANKS = 2
+DECISIONS = 12
+BLOWN_UP = 9
+"""Decision at which the first process is told of a loss that is not finite."""
+FALSE_ALARM = 7
+"""Decision at which the second one is."""
+SAVED_AFTER = 6
+SEED = 7
+
+
+def main(folder: Path, rank: int, resume: bool) -> None:
+    """Train, and leave behind what each process held at the end."""
+    torch.set_num_threads(1)
+    store = distributed.FileStore(str(folder / f"store-{resume}"), RANKS)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    model = growing()
+    carrier = GrowthInStateDict(model)
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True) if resume else None
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    network = DistributedDataParallel(model)
+    # Only the first process's controller and seed matter.
+    grower = Grower(model, optimizer, "random", evaluate=_only_first(rank), horizon=20, seed=SEED + rank)
+    carrier.carry("grower", grower)
+    if saved is not None:
+        optimizer.load_state_dict(saved["optimizer"])
+    mine = slice(rank * 48, (rank + 1) * 48)
+    told: list[str] = []
+    gradients: list[float] = []
+    for number in range(grower.decisions, DECISIONS):
+        blown_up = number == (FALSE_ALARM if rank else BLOWN_UP)
+        gradient, decision = train(network, grower, mine, blown_up=blown_up)
+        gradients.append(gradient)
+        told.append(decision)
+        if grower.decisions == SAVED_AFTER and rank == 0 and not resume:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
+    held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
+    state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
+    torch.save(state, folder / f"rank-{rank}-{resume}.pt")
+    distributed.destroy_process_group()
+
+
+def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) -> tuple[float, str]:
+    """One minibatch and one decision: the norm of the gradient, which is clipped, and the decision."""
+    inputs, labels = data()
+    network.train()
+    grower.optimizer.zero_grad()
+    loss = F.cross_entropy(network(inputs[part]), labels[part])
+    loss.backward()
+    gradient = float(nn.utils.clip_grad_norm_(network.parameters(), 0.5))
+    grower.optimizer.step()
+    return gradient, str(grower.step(train_loss=float("nan") if blown_up else loss))
+
+
+def _only_first(rank: int) -> Evaluate:
+    def evaluate(model: nn.Module) -> tuple[float, float]:
+        assert rank == 0, "only the first process evaluates"
+        return validate(model)
+
+    return evaluate
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "resume")

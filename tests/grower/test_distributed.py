@@ -1,0 +1,89 @@
+"""Several processes that train one model keep it one model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper import Grower
+from esper.grower.distributed import Processes
+from grower.processes import BLOWN_UP, DECISIONS, RANKS, SAVED_AFTER, SEED, train
+from grower.training_loop import growing, validate
+
+TESTS = Path(__file__).parent.parent
+
+
+def run(folder: Path, how: str) -> list[dict[str, Any]]:
+    """What each process left behind."""
+    path = {**os.environ, "PYTHONPATH": str(TESTS)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "grower.processes", str(folder), str(rank), how],
+            env=path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors)
+    resumed = how == "resume"
+    return [torch.load(folder / f"rank-{rank}-{resumed}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("processes")
+    return folder, run(folder, "fresh")
+
+
+@pytest.mark.slow
+def test_all_processes_decide_alike_and_hold_equal_models(trained: tuple[Path, list[dict[str, Any]]]):
+    first, second = trained[1]
+    assert first["told"] == second["told"]
+    assert first["gradients"] == second["gradients"]
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+    assert any("germinate" in decision for decision in first["told"][:SAVED_AFTER])
+
+
+@pytest.mark.slow
+def test_the_governors_verdict_is_the_first_processes(trained: tuple[Path, list[dict[str, Any]]]):
+    for left in trained[1]:
+        undone = [number for number, told in enumerate(left["told"]) if "rollback" in told]
+        assert undone == [BLOWN_UP]
+
+
+@pytest.mark.slow
+def test_training_resumes_on_all_processes(trained: tuple[Path, list[dict[str, Any]]]):
+    folder, whole = trained
+    resumed = run(folder, "resume")
+    for before, after in zip(whole, resumed, strict=True):
+        assert len(after["told"]) == DECISIONS - SAVED_AFTER
+        assert after["told"] == before["told"][SAVED_AFTER:]
+        torch.testing.assert_close(after["model"], before["model"], rtol=0, atol=0)
+    assert torch.equal(resumed[0]["grower"], whole[0]["grower"])
+
+
+@pytest.mark.slow
+def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, list[dict[str, Any]]]):
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(model, optimizer, "random", evaluate=validate, horizon=20, seed=SEED)
+    alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
+    assert trained[1][0]["told"] == [decision for _, decision in alone]
+    assert trained[1][0]["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
+
+
+def test_alone_nothing_is_sent():
+    processes = Processes()
+    model = growing()
+    processes.average_gradients([model.slots["0"].germinate("mlp", alpha=1.0)])
+    assert processes.agreed(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        processes.agreed(lambda: 1 // 0)

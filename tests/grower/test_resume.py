@@ -1,0 +1,227 @@
+"""A grower goes on where it was saved, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import esper
+from esper.control.controller import Controller
+from esper.control.learned import Learned
+from esper.control.observation import SPEC
+from esper.control.policy import Policy, PolicySettings
+from esper.control.rules.replay import Replay
+from esper.errors import CheckpointError, ConfigError
+from esper.grower.in_state_dict import KEY, GrowthInStateDict
+from esper.grower.packing import pack, unpack
+from esper.grower.structure import regrow, structure
+from esper.training.governor.settings import GovernorSettings
+from grower.training_loop import SLOTS, Loop, growing, host
+
+DECISIONS = 8
+
+
+def _policy(*, greedy: bool) -> Controller:
+    return Learned(Policy(SPEC, PolicySettings(hidden=16), torch.Generator().manual_seed(3)), greedy=greedy)
+
+
+def _controller(name: str) -> str | Controller:
+    return {"greedy": _policy(greedy=True), "policy": _policy(greedy=False)}.get(name, name)
+
+
+def _told(decision: int) -> Any:
+    """The ninth loss is not finite, so that the governor returns to a snapshot from before the checkpoint or after."""
+    return lambda loss: math.nan if decision == DECISIONS else loss
+
+
+def _resumed(saved: dict[str, Any], controller: str | Controller) -> Loop:
+    """In new objects, from what went through a file."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    model = growing(seed=5)
+    regrow(model, state["grower"]["seeds"])
+    model.load_state_dict(state["model"])
+    loop = Loop(controller, model)
+    loop.optimizer.load_state_dict(state["optimizer"])
+    loop.scheduler.load_state_dict(state["scheduler"])
+    loop.grower.load_state_dict(state["grower"])
+    return loop
+
+
+@pytest.mark.parametrize("name", ["heuristic", "random", "periodic", "all_at_start", "greedy", "policy"])
+def test_a_resumed_run_equals_one_that_was_never_cut(name: str):
+    whole = Loop(_controller(name))
+    decisions = [whole.epoch(_told(number)) for number in range(DECISIONS)]
+    saved = copy.deepcopy(whole.saved())
+    decisions += [whole.epoch(_told(number)) for number in range(DECISIONS, 2 * DECISIONS)]
+
+    half = _resumed(saved, _controller(name))
+    again = [half.epoch(_told(number)) for number in range(DECISIONS, 2 * DECISIONS)]
+
+    assert list(map(str, again)) == list(map(str, decisions[DECISIONS:]))
+    assert [decision.contributions for decision in again] == [d.contributions for d in decisions[DECISIONS:]]
+    mine, theirs = half.saved(), whole.saved()
+    assert torch.equal(pack(mine["grower"]), pack(theirs["grower"]))
+    torch.testing.assert_close(mine["model"], theirs["model"], rtol=0, atol=0)
+    torch.testing.assert_close(mine["optimizer"]["state"], theirs["optimizer"]["state"], rtol=0, atol=0)
+    assert any(decision.rollback for decision in again)
+
+
+def test_something_grew_in_those_runs():
+    loop = Loop("heuristic")
+    for _ in range(DECISIONS):
+        loop.epoch()
+    assert loop.model.seeds
+
+
+def test_a_snapshot_from_before_the_checkpoint_is_restored():
+    loop = Loop("none")
+    loop.epoch()
+    loop.inputs = loop.inputs * 100  # the loss jumps: no snapshot is taken of what follows
+    for _ in range(3):
+        loop.epoch(lambda _: 1.0)
+    for _ in range(2):
+        loop.epoch(lambda _: 1e6)
+    resumed = _resumed(loop.saved(), "none")
+    expected = loop.epoch(lambda _: 1e6)
+    found = resumed.epoch(lambda _: 1e6)
+    assert expected.rollback is not None
+    assert found.rollback == expected.rollback
+    pairs = zip(resumed.model.parameters(), loop.model.parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_a_model_without_the_seeds_is_refused():
+    loop = Loop("all_at_start")
+    for _ in range(3):
+        loop.epoch()
+    with pytest.raises(CheckpointError, match="slot '0' holds no seed, but held a live mlp .* restore the model first"):
+        Loop("all_at_start").grower.load_state_dict(loop.grower.state_dict())
+
+
+def test_another_controller_or_other_slots_are_refused():
+    state = Loop("heuristic").grower.state_dict()
+    with pytest.raises(CheckpointError, match="saved with controller 'heuristic', but here it is 'random'"):
+        Loop("random").grower.load_state_dict(state)
+    fewer = esper.attach(host(), {"0": SLOTS["0"]}, torch.zeros(2, 4))
+    with pytest.raises(CheckpointError, match="saved with slots"):
+        Loop("heuristic", fewer).grower.load_state_dict(state)
+
+
+def test_a_governor_of_another_window_is_refused():
+    state = Loop("none").grower.state_dict()
+    with pytest.raises(CheckpointError, match="losses is torch.float64"):
+        Loop("none", governor=GovernorSettings(window=5)).grower.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="governor"):
+        Loop("none", governor=None).grower.load_state_dict(state)
+
+
+def test_a_state_that_cannot_be_saved_is_named():
+    class Odd(Replay):
+        def start(self, seeds: Any) -> Any:
+            return (0, [{1, 2}])
+
+    loop = Loop(Odd({0: np.zeros((1, 8), np.int64)}))
+    with pytest.raises(CheckpointError, match="holds a set"):
+        loop.grower.state_dict()
+
+
+def test_seeds_that_a_grower_does_not_know_of_are_refused_at_the_next_step():
+    loop = Loop("none")
+    loop.model.slots["2"].germinate("mlp")
+    with pytest.raises(ConfigError, match="slot '2' holds a seed without its grower's doing"):
+        loop.epoch()
+
+
+def test_fossils_from_before_are_known():
+    model = growing()
+    model.slots["2"].germinate("lowrank", alpha=1.0)
+    model.slots["2"].fossilize()
+    loop = Loop("all_at_start", model)
+    for _ in range(4):
+        decision = loop.epoch()
+    assert "2" in decision.contributions
+    assert structure(model)["2"] == {"blueprint": "lowrank", "blend": 0, "fossilized": True}
+    assert "0" in model.seeds
+
+
+def test_evaluation_leaves_every_module_in_the_mode_that_it_had():
+    loop = Loop("none")
+    loop.model.host[1].eval()
+    loop.model.host[0].train()
+    loop.grower.step(train_loss=1.0)
+    assert loop.model.host[0].training
+    assert not loop.model.host[1].training
+
+
+def test_a_state_dict_carries_growth_into_a_model_that_has_none():
+    loop = Loop("all_at_start")
+    GrowthInStateDict(loop.model).carry("grower", loop.grower)
+    for _ in range(DECISIONS):
+        loop.epoch()
+    saved = {name: tensor.clone() for name, tensor in loop.model.state_dict().items()}
+
+    other = Loop("all_at_start", growing(seed=5))
+    late = GrowthInStateDict(other.model)
+    other.model.load_state_dict(saved)
+    late.carry("grower", other.grower)
+
+    assert structure(other.model) == structure(loop.model) != {}
+    assert other.grower.decisions == DECISIONS
+    assert torch.equal(pack(other.grower.state_dict()), pack(loop.grower.state_dict()))
+    inputs = loop.inputs
+    assert torch.equal(other.model.eval()(inputs), loop.model.eval()(inputs))
+
+
+def test_loading_prunes_what_grew_since():
+    loop = Loop("none")
+    GrowthInStateDict(loop.model)
+    bare = loop.model.state_dict()
+    loop.model.slots["0"].germinate("mlp")
+    loop.model.load_state_dict(bare)
+    assert not loop.model.seeds
+    assert all(len(group["params"]) == 0 for group in loop.optimizer.param_groups[1:])
+
+
+def test_tensors_with_two_names_are_saved_once():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    model = esper.attach(net, {"0": "auto"}, torch.zeros(2, 4))
+    usual = set(model.state_dict())
+    GrowthInStateDict(model)
+    saved = model.state_dict()
+    assert usual - set(saved) == {"host.1.weight"}
+    assert set(saved) - usual == {KEY}
+    model.load_state_dict(saved)
+
+
+def test_copies_of_the_model_leave_the_grower_behind():
+    loop = Loop("all_at_start")
+    GrowthInStateDict(loop.model).carry("grower", loop.grower)
+    loop.epoch()
+    twin = copy.deepcopy(loop.model)
+    state = unpack(twin.state_dict()[KEY])
+    assert state["seeds"] == structure(loop.model)
+    assert state["parts"] == {}
+
+
+def test_packed_state_is_what_it_was():
+    state = {"a": [1, 2.5, None, True, "x", math.inf, 2**100], "b": {"c": torch.arange(3), "d": torch.tensor(1.5)}}
+    found = unpack(pack(state))
+    assert torch.equal(found["b"].pop("c"), state["b"].pop("c"))
+    assert found["b"].pop("d") == 1.5
+    assert found["a"] == state["a"]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:4], lambda data: data * 0])
+def test_damaged_packed_state_is_refused(damage: Any):
+    with pytest.raises(CheckpointError, match="damaged"):
+        unpack(damage(pack({"a": [torch.zeros(3)]})))

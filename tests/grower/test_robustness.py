@@ -1,0 +1,55 @@
+"""What a grower does when a seed cannot be made, and what it must not do to a device."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from esper.grower import Grower
+from esper.growth.attach import attach
+from esper.growth.blueprints import registry
+from growth.broken import Broken
+from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score
+
+
+def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registry, Broken.name, Broken)
+    model = attach(mlp(), {"0": [Broken.name]}, numbers(7))
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    grower = Grower(model, optimizer, "heuristic", evaluate=lambda one: score(one, numbers(7)), classes=CLASSES)
+    found = loss(model, numbers(7))
+    found.backward()
+    optimizer.step()
+    table, state, keys = copy.deepcopy(grower.subject.table), optimizer.state_dict(), model.state_dict().keys()
+    with pytest.raises(MemoryError):
+        grower.step(train_loss=found)
+    assert model.seeds == {}
+    assert model.state_dict().keys() == keys
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+    assert optimizer.state_dict()["state"].keys() == state["state"].keys()
+    assert np.array_equal(grower.subject.table.stage, table.stage)
+    assert grower.subject.germinations.tolist() == [0]
+
+
+@pytest.mark.gpu
+def test_training_waits_for_no_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    images = numbers(3, 8, 8).cuda()
+    model = attach(RESNET.network().cuda(), RESNET.places, images)
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    Grower(model, optimizer, "heuristic", evaluate=lambda one: (1.0, 0.5), classes=CLASSES)
+    for grown in (False, True):
+        if grown:
+            model.slots["layer1"].germinate("conv3x3", alpha=0.5)
+        for step in range(3):
+            torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step chooses kernels
+            try:
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,87 @@
+"""A small model that grows in a plain loop, with all that such a loop owns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper import Grower, GrowingModel
+from esper.control.controller import Controller
+from esper.grower.packing import pack
+
+CLASSES = 3
+WIDTH = 8
+SLOTS = {"0": ["mlp", "norm"], "2": ["mlp", "lowrank"]}
+
+
+def data(examples: int = 96, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Points in three interleaved rings."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(examples, 4, generator=generator)
+    return points, (points.norm(dim=1) * CLASSES / math.pi).long().clamp(max=CLASSES - 1)
+
+
+def host(seed: int = 0) -> nn.Module:
+    """Two hidden layers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+def growing(seed: int = 0) -> GrowingModel:
+    """`host` with two slots."""
+    return esper.attach(host(seed), SLOTS, torch.zeros(2, 4))
+
+
+@torch.no_grad()
+def validate(model: nn.Module) -> tuple[float, float]:
+    """Loss and accuracy on points of its own."""
+    model.eval()
+    inputs, labels = data(64, seed=1)
+    logits = model(inputs)
+    return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
+
+
+def remembered(grower: Grower) -> Tensor:
+    """All that a grower remembers but the state of torch's global generator, which trainers need not restore."""
+    state = grower.state_dict()
+    del state["memory"]["governor"]["generators"]
+    return pack(state)
+
+
+class Loop:
+    """Model, optimizer, scheduler and grower."""
+
+    def __init__(self, controller: str | Controller, model: GrowingModel | None = None, **options: Any) -> None:
+        self.model = growing() if model is None else model
+        self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=1e-2, total_steps=1000)
+        self.grower = Grower(self.model, self.optimizer, controller, evaluate=validate, horizon=20, **options)
+        self.inputs, self.labels = data()
+
+    def epoch(self, told: Callable[[float], float] = float) -> esper.Decision:
+        """Two minibatches and a decision; the grower hears ``told(loss)``."""
+        self.model.train()
+        total = 0.0
+        for half in (slice(0, 48), slice(48, 96)):
+            loss = F.cross_entropy(self.model(self.inputs[half]), self.labels[half])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            total += loss.item() / 2
+        return self.grower.step(train_loss=told(total))
+
+    def saved(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return {
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "grower": self.grower.state_dict(),
+        }
