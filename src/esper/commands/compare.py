@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import tyro
@@ -17,13 +18,13 @@ from esper.errors import ConfigError
 from esper.experiments.arms.field import run_arms
 from esper.experiments.arms.standings import Standing, standings
 from esper.experiments.compare.judgement import Pair, judge
-from esper.experiments.compare.trials import Contest, Trial, run_contest
+from esper.experiments.compare.trials import Contest, Outcomes, Trial, run_contest, scores_of
 from esper.experiments.iteration import Iteration
 from esper.experiments.settings import TrainSettings
-from esper.experiments.statistics import Floats
 from esper.signals import Terminated
 from esper.ui.arms import arms_json, arms_table
 from esper.ui.arms import sentence as arm_sentence
+from esper.ui.formats import mega, percent, score
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report.arms import write_arms_report
 
@@ -42,6 +43,8 @@ def command(
     json: bool = False,
 ) -> None:
     """Train controllers by two or more configurations with several seeds each, and say which is better, if any.
+
+    The first configuration is compared with each of the others.
 
     Args:
         configs: YAML files with settings, two or more (with --arms, one will do); their names name what is compared.
@@ -62,20 +65,21 @@ def command(
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     try:
-        scores = _run(contest, console)
+        outcomes = _run(contest, console)
         found = _standings(contest, console) if arms else []
     except (KeyboardInterrupt, Terminated):
         say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
         raise
-    pairs = judge(scores, [instance.family for instance in contest.played()])
-    console.print(_scores_table(scores))
+    families = [instance.family for instance in contest.played()]
+    pairs = judge({name: scores_of(own) for name, own in outcomes.items()}, families)
+    console.print(_outcomes_table(outcomes))
     for pair in pairs:
         say(console, _sentence(pair))
     if found:
         _show_arms(contest, found, console)
     say(console, f"runs: {folder}")
     if json:
-        print_json(_json(folder, pairs, found))
+        print_json(_json(folder, outcomes, pairs, found))
 
 
 def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
@@ -113,7 +117,7 @@ def _show_arms(contest: Contest, found: list[Standing], console: Console) -> Non
     say(console, f"report: {report}")
 
 
-def _run(contest: Contest, console: Console) -> dict[str, Floats]:
+def _run(contest: Contest, console: Console) -> dict[str, Outcomes]:
     bar = _bar(console)
     iterations = {name: settings.iterations for name, settings in contest.arms.items()}
     total = contest.seeds * sum(iterations.values())
@@ -126,20 +130,39 @@ def _run(contest: Contest, console: Console) -> dict[str, Floats]:
             now = 0 if iteration is None else iteration.number
             bar.update(shown, completed=before + now, description=f"{trial.arm}, seed {trial.seed}")
 
-        scores = run_contest(contest, show)
+        outcomes = run_contest(contest, show)
         bar.update(shown, completed=total, description="all trials done")
-    return scores
+    return outcomes
 
 
-def _scores_table(scores: dict[str, Floats]) -> Table:
+def _outcomes_table(outcomes: dict[str, Outcomes]) -> Table:
+    """Means: of scores, of accuracies on test data, of added parameters over the host's, of training FLOPs."""
     table = Table(box=None)
-    table.add_column("arm")
-    table.add_column("mean score")
-    table.add_column("by seed")
-    for name, values in scores.items():
-        by_seed = values.mean(1)
-        table.add_row(name, f"{by_seed.mean():.3f}", " ".join(f"{value:.3f}" for value in by_seed))
+    for column in ("arm", "score", "accuracy", "added", "MFLOP"):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    table.add_column("score by seed")
+    for name, own in outcomes.items():
+        means = _means(own)
+        table.add_row(
+            name,
+            score(means["score"]),
+            percent(means["accuracy"]),
+            percent(means["added"]),
+            mega(means["flops"]),
+            " ".join(score(value) for value in scores_of(own).mean(1).tolist()),
+        )
     return table
+
+
+def _means(outcomes: Outcomes) -> dict[str, float]:
+    """Over seeds and instances."""
+    every = [one for own in outcomes for one in own]
+    return {
+        "score": mean(one.score for one in every),
+        "accuracy": mean(one.test_accuracy for one in every),
+        "added": mean(one.growth for one in every),
+        "flops": mean(one.flops for one in every),
+    }
 
 
 def _sentence(pair: Pair) -> str:
@@ -151,7 +174,7 @@ def _sentence(pair: Pair) -> str:
     )
 
 
-def _json(folder: Path, pairs: list[Pair], found: list[Standing]) -> dict[str, Any]:
+def _json(folder: Path, outcomes: dict[str, Outcomes], pairs: list[Pair], found: list[Standing]) -> dict[str, Any]:
     records = [
         {
             **asdict(pair),
@@ -164,5 +187,6 @@ def _json(folder: Path, pairs: list[Pair], found: list[Standing]) -> dict[str, A
     words = [pair.words for pair in pairs]
     if not pairs:  # one configuration: all there is to say is about the arms
         words = [f"{one.arm}: {one.against.verdict}" for one in found if one.against is not None]
-    record = {"verdict": "; ".join(words), "pairs": records, "run": str(folder)}
+    means = {name: {**_means(own), "by_seed": scores_of(own).mean(1).tolist()} for name, own in outcomes.items()}
+    record = {"verdict": "; ".join(words), "means": means, "pairs": records, "run": str(folder)}
     return {**record, "arms": arms_json(found)} if found else record

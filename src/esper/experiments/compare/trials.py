@@ -15,10 +15,11 @@ from pydantic import TypeAdapter
 
 from esper.config import dump_settings, load_settings
 from esper.errors import ConfigError, RunError
+from esper.experiments.arms.outcome import Outcome, shown
 from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.iteration import Iteration
-from esper.experiments.play import Record, play, terms_of
+from esper.experiments.play import play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import Trainer
@@ -32,7 +33,7 @@ _STREAM = 8
 WHAT = "esper compare"
 """Who holds a trial's directory."""
 _NAME = re.compile(r"\w[\w.+-]*")
-_RECORDS = TypeAdapter(list[Record])
+_RECORDS = TypeAdapter(list[Outcome])
 
 
 class Trial(NamedTuple):
@@ -89,15 +90,24 @@ class Contest:
         return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
 
 
-def run_contest(contest: Contest, progress: Progress) -> dict[str, NDArray[np.float64]]:
-    """Scores ``[N, M]`` of each arm's policies; trials that are done already are only read.
+Outcomes = list[list[Outcome]]
+"""What an arm's policies came to: N lists, one per training seed, of M instances."""
+
+
+def scores_of(outcomes: Outcomes) -> NDArray[np.float64]:
+    """``[N, M]``."""
+    return np.array([[one.score for one in own] for own in outcomes])
+
+
+def run_contest(contest: Contest, progress: Progress) -> dict[str, Outcomes]:
+    """What each arm's policies came to; trials that are done already are only read.
 
     Raises:
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
     trials, instances = contest.trials(), contest.played()
-    scores = {name: np.zeros((contest.seeds, len(instances))) for name in contest.arms}
+    found: dict[str, dict[int, list[Outcome]]] = {name: {} for name in contest.arms}
     with LocalWorkers(max(settings.shards for settings in contest.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)
@@ -105,17 +115,17 @@ def run_contest(contest: Contest, progress: Progress) -> dict[str, NDArray[np.fl
             def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
                 progress(done, len(trials), trial, iteration)
 
-            scores[trial.arm][trial.seed] = _score(contest, trial, instances, workers, show)
-    return scores
+            found[trial.arm][trial.seed] = _outcomes(contest, trial, instances, workers, show)
+    return {name: [own[seed] for seed in range(contest.seeds)] for name, own in found.items()}
 
 
-def _score(
+def _outcomes(
     contest: Contest,
     trial: Trial,
     instances: list[Instance],
     workers: LocalWorkers,
     report: Callable[[Iteration], None],
-) -> NDArray[np.float64]:
+) -> list[Outcome]:
     """Of the trial's policy on each instance."""
     settings, path = contest.settings(trial), contest.path(trial)
     new = not (path / "config.yaml").exists()
@@ -126,9 +136,10 @@ def _score(
         if records is None:
             _train(run, settings, workers, report)
             policy = load_policy(run, settings).controller
-            records = play(workers, [policy], terms_of(settings), instances)[0].records
+            played = play(workers, [policy], terms_of(settings), instances)[0]
+            records = shown(played, get_suite(settings.suite)).outcomes
             write_atomically(_file(run), json.dumps([asdict(record) for record in records]))
-    return np.array([record.score for record in records])
+    return records
 
 
 def _settle(run: RunDirectory, settings: TrainSettings, new: bool) -> None:
@@ -149,10 +160,10 @@ def _train(
             trainer.train(report)
 
 
-def _known(run: RunDirectory, instances: list[Instance]) -> list[Record] | None:
+def _known(run: RunDirectory, instances: list[Instance]) -> list[Outcome] | None:
     """The records of a trial that is done, if they are of these instances."""
     try:
-        records: list[Record] = read_json(_file(run), _RECORDS)
+        records: list[Outcome] = read_json(_file(run), _RECORDS)
     except RunError:
         return None
     same = [record.instance for record in records] == [instance.name for instance in instances]
