@@ -25,7 +25,7 @@ EXTRAS = (
     "wandb",
 )
 
-NEEDS_AN_EXTRA = "esper.integrations.sb3"
+NEEDS_AN_EXTRA = ("esper.integrations.lightning", "esper.integrations.sb3", "esper.integrations.transformers")
 
 IMPORT_EVERYTHING = f"""
 import importlib, pkgutil, sys

@@ -38,7 +38,7 @@ def main(folder: Path, rank: int, resume: bool) -> None:
     if saved is not None:
         model.load_state_dict(saved["model"])
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    network = DistributedDataParallel(model)
+    network = DistributedDataParallel(model, find_unused_parameters=resume)
     # Only the first process's controller and seed matter.
     grower = Grower(model, optimizer, "random", evaluate=_only_first(rank), horizon=20, seed=SEED + rank)
     carrier.carry("grower", grower)

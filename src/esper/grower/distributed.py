@@ -6,7 +6,9 @@ fresh seeds have the same values everywhere, since their generators do.
 
 `DistributedDataParallel` averages the gradients of the parameters that it was constructed with. Those that grow later
 are averaged here, one by one as they arrive, by hooks: before anything clips them, and without constructing it anew,
-which trainers would not notice. To average a gradient that it averages as well changes nothing.
+which trainers would not notice. To average a gradient that it averages as well changes nothing. Constructed on a model
+that has grown already, as where training resumes, it waits for parameters that may be pruned or at rest: then give it
+``find_unused_parameters=True``.
 """
 
 from __future__ import annotations

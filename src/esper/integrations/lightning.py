@@ -1,0 +1,117 @@
+"""Growth under Lightning's Trainer (extra ``lightning``)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from esper.errors import ConfigError
+from esper.grower import Grower
+from esper.grower.in_state_dict import GrowthInStateDict
+from esper.grower.measuring import Evaluate
+from esper.growth.model import GrowingModel
+from esper.growth.ownership import SLOT_KEY
+from esper.integrations.reporting import MeanLoss, figures
+
+_log = logging.getLogger(__name__)
+
+
+class GrowerCallback(Callback):
+    """Lets a `GrowingModel` inside a LightningModule grow.
+
+    ```python
+    class Classifier(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = esper.attach(net, {"layer2": "auto"}, example_input=images[:2])
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.model.parameter_groups(lr=1e-3))
+
+
+    trainer = Trainer(callbacks=[GrowerCallback(evaluate=validate, controller="heuristic", horizon=30)], max_epochs=30)
+    ```
+
+    It decides after the last minibatch of an epoch, before validation and checkpoints, or every so many optimizer
+    steps, and logs what it decided through the module. Checkpoints hold what has grown and all that the grower
+    remembers: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
+
+    Args:
+        evaluate: As in `Grower`.
+        every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ...
+
+    Raises:
+        ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`.
+        SlotError: when training begins, if no optimizer was made from its `parameter_groups`.
+    """
+
+    def __init__(self, evaluate: Evaluate, *, every_n_steps: int | None = None, **options: Any) -> None:
+        super().__init__()
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ConfigError(f"every_n_steps is {every_n_steps}: give at least 1, or None for a decision per epoch")
+        self.grower: Grower | None = None
+        """From the beginning of training on."""
+        self._evaluate, self._every, self._options = evaluate, every_n_steps, options
+        self._losses = MeanLoss()
+        self._carriers: dict[GrowingModel, GrowthInStateDict] = {}
+        self._step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Before a checkpoint is loaded: have the model's state dict carry growth."""
+        model = _growing(pl_module)
+        if model not in self._carriers:
+            self._carriers[model] = GrowthInStateDict(model)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Optimizers are there, and whatever a checkpoint held has been loaded."""
+        model = _growing(pl_module)
+        optimizer = _optimizer(trainer)
+        self._step = trainer.global_step
+        if self.grower is not None and self.grower.model is model and self.grower.optimizer is optimizer:
+            return
+        self.grower = Grower(model, optimizer, evaluate=self._evaluate, **self._options)
+        self._carriers[model].carry("grower", self.grower)
+        self._carriers[model].carry("losses", self._losses)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take in the loss, and decide if it is time to."""
+        # Lightning divides losses by the number of minibatches whose gradients it accumulates.
+        self._losses.add(_loss(outputs) * trainer.accumulate_grad_batches)
+        stepped, self._step = trainer.global_step != self._step, trainer.global_step
+        due = trainer.is_last_batch if self._every is None else stepped and trainer.global_step % self._every == 0
+        if not due or self.grower is None:
+            return
+        decision = self.grower.step(train_loss=self._losses.take())
+        _log.info("%s", decision)
+        pl_module.log_dict(figures(decision, self.grower), rank_zero_only=True)
+
+
+def _growing(module: LightningModule) -> GrowingModel:
+    found = [part for part in module.modules() if isinstance(part, GrowingModel)]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{type(module).__name__} holds {len(found)} growing models, but GrowerCallback needs exactly one: "
+            "make it in __init__ with esper.attach"
+        )
+    return found[0]
+
+
+def _optimizer(trainer: Trainer) -> Optimizer:
+    """The one that has groups for slots; `Grower` refuses another."""
+    able = [one for one in trainer.optimizers if any(SLOT_KEY in group for group in one.param_groups)]
+    return (able or trainer.optimizers)[0]
+
+
+def _loss(outputs: Tensor | Mapping[str, Any] | None) -> float:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor):
+        raise ConfigError("training_step returned no loss: GrowerCallback needs Lightning's automatic optimization")
+    return float(loss.detach())

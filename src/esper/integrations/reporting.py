@@ -1,0 +1,46 @@
+"""What a trainer's logger is told of growth, and the mean loss that a grower is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from esper.grower import Decision, Grower
+
+
+def figures(decision: Decision, grower: Grower) -> dict[str, float]:
+    """Numbers for a logger: the operation (an `esper.lifecycle.actions.Op`), what has grown, what each seed earns."""
+    seeds = grower.model.seeds.values()
+    fossils = sum(seed.fossilized for seed in seeds)
+    return {
+        "growth/op": float(decision.op),
+        "growth/live": float(len(seeds) - fossils),
+        "growth/fossils": float(fossils),
+        "growth/added_parameters": float(sum(part.numel() for seed in seeds for part in seed.parameters())),
+        **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
+    }
+
+
+class MeanLoss:
+    """The mean of the losses since it was last taken: an `esper.plain_state.Stateful`."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, loss: float, count: int = 1) -> None:
+        """The mean over ``count`` minibatches."""
+        self._sum += loss * count
+        self._count += count
+
+    def take(self) -> float:
+        """The mean; from then on it counts anew."""
+        mean = self._sum / self._count
+        self._sum, self._count = 0.0, 0
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"sum": self._sum, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self._sum, self._count = state["sum"], state["count"]

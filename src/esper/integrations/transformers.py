@@ -1,0 +1,129 @@
+"""Growth under Hugging Face's Trainer (extra ``hf``)."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, cast
+
+from torch import nn
+from torch.optim import Optimizer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from esper.errors import ConfigError
+from esper.grower import Grower
+from esper.grower.in_state_dict import GrowthInStateDict
+from esper.grower.measuring import Evaluate
+from esper.growth.model import GrowingModel
+from esper.integrations.reporting import MeanLoss, figures
+
+_log = logging.getLogger(__name__)
+
+_LOSS = "loss"
+"""What the Trainer calls the mean training loss since it last logged."""
+
+
+class GrowerCallback(TrainerCallback):
+    """Lets a `GrowingModel` grow that is a Trainer's model.
+
+    ```python
+    model = esper.attach(net, {"layer2": "auto"}, example_input={"inputs": images[:2]})
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
+    arguments = TrainingArguments("out", remove_unused_columns=False)
+    trainer = Trainer(model, arguments, train_dataset=train, optimizers=(optimizer, None))
+    trainer.add_callback(GrowerCallback(trainer, evaluate=validate, controller="heuristic", horizon=30))
+    trainer.train()
+    ```
+
+    It decides at the end of every epoch, or every so many steps, once the Trainer has logged the loss, which it makes
+    it do then, and logs what it decided. Checkpoints hold what has grown and all that the grower remembers:
+    ``trainer.train(resume_from_checkpoint=...)`` with all objects made in the same way goes on from there.
+
+    Args:
+        trainer: Whose model and optimizer it takes.
+        evaluate: As in `Grower`.
+        every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ...
+
+    Raises:
+        ConfigError: the trainer's model does not grow, it has no optimizer yet, or it would drop the model's inputs.
+        SlotError: its optimizer was not made from `GrowingModel.parameter_groups`.
+    """
+
+    def __init__(
+        self, trainer: Trainer, evaluate: Evaluate, *, every_n_steps: int | None = None, **options: Any
+    ) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ConfigError(f"every_n_steps is {every_n_steps}: give at least 1, or None for a decision per epoch")
+        model = cast("nn.Module", trainer.model)
+        optimizer = cast("Optimizer | None", trainer.optimizer)
+        if not isinstance(model, GrowingModel):
+            raise ConfigError(f"the Trainer's model is a {type(model).__name__}: give it what esper.attach returns")
+        if optimizer is None:
+            raise ConfigError(
+                "give the Trainer optimizers=(an optimizer made from model.parameter_groups(lr=...), None)"
+            )
+        if trainer.args.remove_unused_columns:
+            raise ConfigError("give TrainingArguments remove_unused_columns=False: a growing model has no signature")
+        # The Trainer looks at the growing model, which passes any keyword on; what matters is what the host takes.
+        trainer.model_accepts_loss_kwargs = _takes_any_keyword(model)
+        self.grower = Grower(model, optimizer, evaluate=evaluate, **options)
+        self._trainer, self._every = trainer, every_n_steps
+        self._losses = MeanLoss()
+        self._logged = 0
+        """Step until which the loss has been logged."""
+        self._due = False
+        carrier = GrowthInStateDict(model)
+        carrier.carry("grower", self.grower)
+        carrier.carry("losses", self._losses)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Perhaps a resumed training."""
+        self._logged = state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Decide every so many steps."""
+        if self._every is not None and state.global_step % self._every == 0:
+            self._decide_soon(state, control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Decide every epoch."""
+        if self._every is None:
+            self._decide_soon(state, control)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take in the loss, and decide if it is time to."""
+        if logs is None or _LOSS not in logs:
+            return
+        self._losses.add(float(logs[_LOSS]), state.global_step - self._logged)
+        self._logged = state.global_step
+        if self._due:
+            self._decide()
+
+    def _decide_soon(self, state: TrainerState, control: TrainerControl) -> None:
+        if self._logged == state.global_step:
+            self._decide()
+        else:
+            self._due = control.should_log = True
+
+    def _decide(self) -> None:
+        self._due = False
+        decision = self.grower.step(train_loss=self._losses.take())
+        _log.info("%s", decision)
+        self._trainer.log(figures(decision, self.grower))
+
+
+def _takes_any_keyword(model: GrowingModel) -> bool:
+    parameters = inspect.signature(model.host.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)

@@ -1,0 +1,42 @@
+"""The examples run, grow something, and end with both scores."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDED = {"lightning_trainer": "lightning", "hugging_face_trainer": "transformers"}
+SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer"])
+def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
+    if name in NEEDED and importlib.util.find_spec(NEEDED[name]) is None:
+        pytest.skip(f"needs {NEEDED[name]}")
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "live" in result.stdout or "fossilized" in result.stdout
+    scores = SCORES.search(result.stdout)
+    assert scores is not None
+    assert float(scores[2]) > 1 / 10
+
+
+def test_every_example_is_run():
+    shared = {"digits"}
+    named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

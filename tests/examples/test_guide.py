@@ -1,0 +1,24 @@
+"""Every block of code in the guide runs, one after the other, as a reader would type them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = GUIDE.read_text()
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) >= 6
+    names: dict[str, object] = {"__name__": "guide"}
+    for block in blocks:
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], str(GUIDE), "exec"), names)  # noqa: S102
+    assert names["resumed"] is not None

@@ -1,0 +1,108 @@
+"""Growth under Lightning's Trainer."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from esper.errors import ConfigError, SlotError
+from esper.grower.structure import structure
+from grower.training_loop import data, growing, host, remembered, validate
+
+lightning = pytest.importorskip("lightning.pytorch")
+from esper.integrations.lightning import GrowerCallback  # noqa: E402
+
+EPOCHS = 4
+
+
+class Classifier(lightning.LightningModule):
+    """A growing model with an optimizer and a scheduler."""
+
+    def __init__(self, *, slots: bool = True, groups: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        self.model = growing(seed) if slots else host(seed)
+        self._groups = groups
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        groups = self.model.parameter_groups(lr=1e-2) if self._groups else self.model.parameters()
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=1000)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def callback(**options: Any) -> GrowerCallback:
+    return GrowerCallback(validate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
+
+
+def fit(folder: Path, module: Classifier, growth: GrowerCallback, epochs: int, resume: Path | None = None) -> Any:
+    """Two minibatches per epoch."""
+    checkpoint = lightning.callbacks.ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            gradient_clip_val=1.0,
+            logger=lightning.loggers.CSVLogger(folder),
+            callbacks=[growth, checkpoint],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+        )
+        trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48), ckpt_path=resume)
+    return trainer
+
+
+def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path):
+    whole, growth = Classifier(), callback()
+    trainer = fit(tmp_path / "whole", whole, growth, 2 * EPOCHS)
+
+    fit(tmp_path / "half", Classifier(), callback(), EPOCHS)
+    resumed, late = Classifier(seed=5), callback()
+    again = fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
+
+    assert structure(resumed.model) == structure(whole.model) != {}
+    assert growth.grower is not None
+    assert late.grower is not None
+    assert late.grower.decisions == growth.grower.decisions == 2 * EPOCHS
+    assert torch.equal(remembered(late.grower), remembered(growth.grower))
+    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert again.optimizers[0].param_groups[1]["lr"] == trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def test_decisions_are_logged(tmp_path: Path):
+    module = Classifier()
+    trainer = fit(tmp_path, module, callback(), EPOCHS)
+    assert trainer.logged_metrics["growth/live"] + trainer.logged_metrics["growth/fossils"] == len(module.model.seeds)
+    assert trainer.logged_metrics["growth/added_parameters"] > 0
+    assert "growth/contribution/0" in trainer.logged_metrics
+    assert "growth/op" in (next(tmp_path.rglob("metrics.csv"))).read_text()
+
+
+def test_decisions_come_every_so_many_steps(tmp_path: Path):
+    growth = callback(every_n_steps=3)
+    fit(tmp_path, Classifier(), growth, EPOCHS)
+    assert growth.grower is not None
+    assert growth.grower.decisions == EPOCHS * 2 // 3
+
+
+def test_what_cannot_grow_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds 0 growing models"):
+        fit(tmp_path, Classifier(slots=False), callback(), 1)
+    with pytest.raises(SlotError, match="no parameter group for slot"):
+        fit(tmp_path, Classifier(groups=False), callback(), 1)
+    with pytest.raises(ConfigError, match="every_n_steps is 0"):
+        callback(every_n_steps=0)

@@ -1,0 +1,160 @@
+"""Growth under Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.errors import ConfigError, SlotError
+from esper.grower.structure import structure
+from grower.training_loop import SLOTS, data, host, remembered
+
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+from esper.integrations.transformers import GrowerCallback  # noqa: E402
+
+EPOCHS = 4
+
+
+class Classifier(nn.Module):
+    """A host that returns its loss, as the Trainer wants it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.net = host(seed)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.net(inputs)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def classifier(seed: int = 0) -> esper.GrowingModel:
+    slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
+    inputs, labels = data(2)
+    return esper.attach(Classifier(seed), slots, {"inputs": inputs, "labels": labels})
+
+
+@torch.no_grad()
+def validate(model: nn.Module) -> tuple[float, float]:
+    model.eval()
+    inputs, labels = data(64, seed=1)
+    found = model(inputs=inputs, labels=labels)
+    return float(found["loss"]), float((found["logits"].argmax(1) == labels).float().mean())
+
+
+def examples() -> list[dict[str, Tensor]]:
+    return [{"inputs": point, "labels": label} for point, label in zip(*data(), strict=True)]
+
+
+def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **arguments: Any) -> Any:
+    """Two minibatches per epoch."""
+    settings = transformers.TrainingArguments(
+        str(folder),
+        **{
+            "num_train_epochs": 2 * EPOCHS,
+            "per_device_train_batch_size": 48,
+            "logging_steps": 1,
+            "save_strategy": "epoch",
+            "remove_unused_columns": False,
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "lr_scheduler_type": "cosine",
+            **arguments,
+        },
+    )
+    return transformers.Trainer(model, settings, train_dataset=examples(), optimizers=(optimizer, None))
+
+
+def prepared(folder: Path, *, seed: int = 0, every: int | None = None, **arguments: Any) -> tuple[Any, GrowerCallback]:
+    model = classifier(seed)
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    trainer = trainer_for(model, folder, optimizer, **arguments)
+    growth = GrowerCallback(
+        trainer, validate, every_n_steps=every, controller="all_at_start", horizon=2 * EPOCHS, classes=3
+    )
+    trainer.add_callback(growth)
+    return trainer, growth
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3])
+def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, logging_steps: int):
+    trainer, growth = prepared(tmp_path, logging_steps=logging_steps)
+    trainer.train()
+    resumed, late = prepared(tmp_path / "again", seed=5, logging_steps=logging_steps)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{2 * EPOCHS}"))
+
+    assert structure(late.grower.model) == structure(growth.grower.model) != {}
+    assert late.grower.decisions == growth.grower.decisions == 2 * EPOCHS
+    assert torch.equal(remembered(late.grower), remembered(growth.grower))
+    for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert resumed.optimizer.param_groups[1]["lr"] == trainer.optimizer.param_groups[0]["lr"]
+
+
+def test_decisions_are_logged_and_see_the_mean_loss(tmp_path: Path):
+    trainer, growth = prepared(tmp_path, every=3, num_train_epochs=3)
+    told: list[float] = []
+    usual = growth.grower.step
+    growth.grower.step = lambda *, train_loss: (told.append(train_loss), usual(train_loss=train_loss))[1]
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert told == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:6]) / 3])
+    logged = [entry for entry in trainer.state.log_history if "growth/op" in entry]
+    assert [entry["step"] for entry in logged] == [3, 6]
+    assert logged[-1]["growth/added_parameters"] > 0
+
+
+def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
+    def language_model(seed: int) -> tuple[Any, GrowerCallback]:
+        torch.manual_seed(seed)
+        config = transformers.GPT2Config(vocab_size=17, n_positions=8, n_embd=16, n_layer=2, n_head=2)
+        tokens = torch.randint(17, (32, 8), generator=torch.Generator().manual_seed(0))
+        model = esper.attach(transformers.GPT2LMHeadModel(config), {"transformer.h.0.mlp": "auto"}, tokens[:2])
+        trainer = trainer_for(
+            model,
+            tmp_path / str(seed),
+            torch.optim.AdamW(model.parameter_groups(lr=1e-3)),
+            num_train_epochs=4,
+            per_device_train_batch_size=16,
+        )
+        trainer.train_dataset = [{"input_ids": row, "labels": row} for row in tokens]
+
+        @torch.no_grad()
+        def evaluate(network: nn.Module) -> tuple[float, float]:
+            network.eval()
+            logits = network(input_ids=tokens).logits[:, :-1]
+            after = tokens[:, 1:]
+            return float(F.cross_entropy(logits.flatten(0, 1), after.flatten())), float(
+                (logits.argmax(-1) == after).float().mean()
+            )
+
+        growth = GrowerCallback(trainer, evaluate, controller="all_at_start", horizon=4)
+        trainer.add_callback(growth)
+        return trainer, growth
+
+    trainer, growth = language_model(0)
+    trainer.train()
+    resumed, late = language_model(1)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "0" / "checkpoint-4"))
+    assert structure(late.grower.model) == structure(growth.grower.model) != {}
+    assert torch.equal(remembered(late.grower), remembered(growth.grower))
+
+
+def test_what_cannot_grow_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="model is a Classifier"):
+        GrowerCallback(trainer_for(Classifier(0), tmp_path), validate)
+    model = classifier()
+    with pytest.raises(ConfigError, match="optimizers="):
+        GrowerCallback(trainer_for(model, tmp_path), validate)
+    optimizer = torch.optim.AdamW(model.parameter_groups())
+    with pytest.raises(ConfigError, match="remove_unused_columns=False"):
+        GrowerCallback(trainer_for(model, tmp_path, optimizer, remove_unused_columns=True), validate)
+    with pytest.raises(SlotError, match="no parameter group for slot"):
+        GrowerCallback(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)
