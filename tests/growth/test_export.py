@@ -49,10 +49,13 @@ def names_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", Format)
-def test_every_format_is_written_once_it_has_proved_itself(kind: Format, plain: nn.Module, tmp_path: Path) -> None:
+def test_every_format_is_written_once_it_has_proved_itself(
+    kind: Format, plain: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kind is Format.ONNX:
         pytest.importorskip("onnxruntime")
-    export(plain, random(1, 5), kind, tmp_path / NAMES[kind])  # a single example does as well
+    monkeypatch.chdir(tmp_path)
+    export(plain, random(1, 5), kind, NAMES[kind])  # a single example does as well, and so does a relative path
     assert names_in(tmp_path) == FILES[kind]
     inputs = random(9, 5)
     found = by_hand(kind, tmp_path / NAMES[kind], plain, inputs)

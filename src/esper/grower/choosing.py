@@ -19,6 +19,10 @@ from esper.growth.names import did_you_mean
 from esper.lifecycle.rules import Rules
 
 ALL_AT_START = "all_at_start"
+SHORTEST_TRIALS = 4
+"""A trial takes at most this part of the horizon."""
+_BEFORE_TRIAL = 2 + max(DEFAULT_RULES.tempos)
+"""Decisions from a seed's germination to its trial."""
 
 Offered = list[tuple[int, int]]
 """Slot and blueprint indices, in the order in which rules try them."""
@@ -55,9 +59,22 @@ def _rule(name: str, offered: Offered, horizon: int) -> Controller:
         return Uniform()
     if name == ALL_AT_START:
         return Schedule(_one_each(offered), horizon, ALL_AT_START)
+    trial, stop_after = _in_time(horizon)
     if name == Periodic.name:
-        return Periodic(PeriodicSettings(plantings=tuple(offered)), horizon)
-    return Heuristic(HeuristicSettings(preferences=tuple(offered)), horizon)
+        return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), horizon)
+    return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), horizon)
+
+
+def _in_time(horizon: int) -> tuple[int, float]:
+    """A seed's trial in decisions, and the share of the horizon after which nothing may germinate any more.
+
+    Every seed is judged before the end: one that is still unfinished then is dropped, and the host, which has learned
+    to live with it, does worse than if it had never grown.
+    """
+    usual = HeuristicSettings()
+    trial = min(usual.trial, max(horizon // SHORTEST_TRIALS, 1))
+    needed = _BEFORE_TRIAL + trial + usual.at_a_time
+    return trial, min(usual.stop_after, max(1 - needed / horizon, 0.0))
 
 
 def _offered(catalogue: Catalogue) -> Offered:

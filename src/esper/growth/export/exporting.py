@@ -50,7 +50,7 @@ def export(model: nn.Module, example_input: Arguments, format: Format | str, pat
     with torch.no_grad():
         expected = tensors_in(plain(*fresh.positional, **fresh.keywords))
     try:
-        with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent) as name:
+        with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as name:
             written = Path(name) / path.name
             writer.write(plain, program, written)
             work = Path(name) / "work"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -57,10 +60,25 @@ def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
     if missing:
         raise ExportError(f"export to ONNX needs {', '.join(missing)}: pip install 'esper-growth[onnx]'")
     try:
-        torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
+        with _quiet():
+            torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
     except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(f"torch.onnx cannot express this model ({reason}): choose another format") from error
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Without torch's notes to itself, such as which operators of torchvision it has not found."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _write_safetensors(model: nn.Module, _: ExportedProgram, path: Path) -> None:
