@@ -91,6 +91,11 @@ def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
 
 
+def _log_learning_rate(view: View) -> Floats:
+    """Schedules may end at zero."""
+    return np.log(np.maximum(view.subject.roster.learning_rates / 0.01, TINY))
+
+
 GLOBAL_FEATURES: tuple[Feature, ...] = (
     Feature("progress", 0, 1, lambda v: v.progress),
     Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.training.loss)),
@@ -113,7 +118,7 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
     Feature("rent", 0, 1, lambda v: v.rent),
     Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
-    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.roster.learning_rates / 0.01)),
+    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _log_learning_rate),
     Feature(
         "log_host_gradient",
         -LOG_LIMIT,

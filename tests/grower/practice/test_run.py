@@ -127,7 +127,7 @@ def test_rent_is_taken_off_the_score(tmp_path: Path) -> None:
 
 
 def test_unfinished_seeds_are_dropped_before_the_test(tmp_path: Path) -> None:
-    result = grow(tmp_path / "run", "controller=heuristic", "epochs=3", "batch_size=128")
+    result = grow(tmp_path / "run", "controller=all_at_start", "epochs=3", "batch_size=128")
     assert any(choice.op == "GERMINATE" for choice in result.choices)
     assert (result.kept, result.added_parameters) == ((), 0)
 
