@@ -19,14 +19,12 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import dump_settings, load_settings
+from esper.config import load_settings
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.experiments.workers import use_one_thread
 from esper.files import write_atomically
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.growth import Growth
-from esper.grower.practice.result import Result, read_result
-from esper.grower.practice.run import GrowRun
+from esper.grower.practice.result import Result
+from esper.grower.practice.run import result_at
 from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import get_task
@@ -74,7 +72,8 @@ def main(
         for seed in seeds:
             for controller in ARMS.values():
                 settings = _settings(pair, controller, seed, epochs, overrides)
-                results.append(_result(folder / f"{pair.task}-{pair.host}" / controller / str(seed), settings, pair))
+                path = folder / f"{pair.task}-{pair.host}" / controller / str(seed)
+                results.append(result_at(path, settings, pair.splits, "benchmarks/practice.py"))
                 say(console, _line(results[-1]))
     write_atomically(folder / "practice.json", _RESULTS.dump_json(results, indent=2))
     Console(width=TABLE_WIDTH).print(_table(results))
@@ -99,24 +98,6 @@ def _pair(task: str, host: str) -> Pair:
 def _settings(pair: Pair, controller: str, seed: int, epochs: int | None, overrides: Sequence[str]) -> GrowSettings:
     own = [f"task={pair.task}", f"host={pair.host}", f"controller={controller}", f"seed={seed}"]
     return load_settings(GrowSettings, None, [*overrides, *own, *([] if epochs is None else [f"epochs={epochs}"])])
-
-
-def _result(path: Path, settings: GrowSettings, pair: Pair) -> Result:
-    """Of the run at ``path``, which is finished first if need be."""
-    if (path / "config.yaml").exists():
-        run = GrowDirectory.open(path)
-        if load_settings(GrowSettings, run.config) != settings:
-            raise ConfigError(f"{path} holds a run of other settings: choose another folder")
-    else:
-        run = GrowDirectory.create(path)
-    if run.result.exists():
-        return read_result(run.result)
-    with run.locked("benchmarks/practice.py"):
-        dump_settings(settings, run.config)
-        with run.open_store() as store:
-            growing = GrowRun(run, Growth(settings, pair.splits), store)
-            growing.train(lambda epoch: None)  # noqa: ARG005
-            return growing.conclude()
 
 
 def _line(result: Result) -> str:

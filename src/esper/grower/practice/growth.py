@@ -66,6 +66,7 @@ class Growth:
             evaluate=self._validate,
             classes=splits.classes,
             horizon=settings.epochs,
+            rules=settings.rules,
             budget=settings.budget,
             governor=settings.governor,
             rent=settings.rent,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from esper import __version__
+from esper.config import dump_settings, load_settings
+from esper.errors import ConfigError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.interrupts import Interrupts
 from esper.grower.practice.checkpoint import capture, restore
@@ -12,8 +15,10 @@ from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.growth import Epoch, Growth
 from esper.grower.practice.record import record
 from esper.grower.practice.result import Result, concluded, read_result, write_result
+from esper.grower.practice.settings import GrowSettings
 from esper.growth.persist import save
 from esper.signals import Terminated
+from esper.tasks.practice.examples import Splits
 from esper.telemetry.events import RunEnded, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.store import RunStore
 
@@ -77,3 +82,26 @@ class GrowRun:
         self.store.flush()
         write_result(result, self.run.result)
         return result
+
+
+def result_at(path: Path, settings: GrowSettings, splits: Splits, what: str) -> Result:
+    """Of the run in the directory ``path``, which is begun or gone on with if need be; ``what`` tells who asks.
+
+    Raises:
+        ConfigError: the directory holds a run of other settings.
+        RunError: it cannot be written, or is in use.
+    """
+    if (path / "config.yaml").exists():
+        directory = GrowDirectory.open(path)
+        if load_settings(GrowSettings, directory.config) != settings:
+            raise ConfigError(f"{path} holds a run of other settings: choose another folder")
+    else:
+        directory = GrowDirectory.create(path)
+    if directory.result.exists():
+        return read_result(directory.result)
+    with directory.locked(what):
+        dump_settings(settings, directory.config)
+        with directory.open_store() as store:
+            run = GrowRun(directory, Growth(settings, splits), store)
+            run.train(lambda epoch: None)  # noqa: ARG005
+            return run.conclude()

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from esper.grower.grower import NO_BUDGET
+from esper.lifecycle.rules import Rules
 from esper.settings import Settings
 from esper.tasks.practice.registry import get_host, get_task, host_for
 from esper.training.budget import Budget
@@ -42,6 +43,8 @@ class GrowSettings(Settings):
     """What growth costs: the score is ``accuracy - rent * log1p(added parameters / host parameters)``."""
     slots: dict[str, tuple[str, ...] | Literal["auto"]]
     """Submodules of the host behind which it may grow, with the blueprints on offer there; auto: all that fit."""
+    rules: Rules | None = None
+    """What may happen to seeds; null: the rules that the controller was trained with, or the usual ones."""
     budget: Budget = NO_BUDGET
     """Caps on growth."""
     governor: GovernorSettings | None = GovernorSettings()

@@ -1,0 +1,71 @@
+"""Does it matter how a seed learns before it counts? Three hosts, grown by the same rule under each isolation.
+
+`python benchmarks/isolations.py FOLDER --seeds 0 1 2 3 4` trains every host without growth and under each isolation,
+and prints test accuracies, means over seeds and differences to no growth, paired by seed, with 95% t-intervals.
+Stopped, it goes on: runs that are done are only read. It computes in one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from esper.config import load_settings
+from esper.errors import EsperError
+from esper.experiments.workers import use_one_thread
+from esper.grower.practice.result import Result
+from esper.grower.practice.run import result_at
+from esper.grower.practice.settings import GrowSettings
+from esper.lifecycle.rules import Isolation
+from esper.tasks.practice.registry import get_task
+from esper.tasks.practice.task import Access
+
+HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
+NOTHING = "no growth"
+LEVEL = 0.95
+
+
+def main(folder: tyro.conf.Positional[Path], seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
+    """Run what is missing, and print the table."""
+    use_one_thread()
+    console = Console(width=120)
+    table = Table("host", "isolation", "accuracy by seed", "mean", "less no growth", box=None)
+    for task, host in HOSTS:
+        scores = {
+            way: np.array([_result(folder, task, host, way, seed).accuracy for seed in seeds])
+            for way in (NOTHING, *Isolation)
+        }
+        for way, found in scores.items():
+            gain = "" if way == NOTHING else _gain(found - scores[NOTHING])
+            by_seed = " ".join(f"{one:.3f}" for one in found)
+            table.add_row(f"{host} on {task}", way, by_seed, f"{found.mean():.3f}", gain)
+    console.print(table)
+
+
+def _gain(differences: np.ndarray) -> str:
+    mean = differences.mean()
+    if len(differences) < 2:
+        return f"{mean:+.3f}"
+    half = stats.t.ppf((1 + LEVEL) / 2, len(differences) - 1) * stats.sem(differences)
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def _result(folder: Path, task: str, host: str, way: str, seed: int) -> Result:
+    words = [f"task={task}", f"host={host}", f"seed={seed}"]
+    words.append("controller=none" if way == NOTHING else f"rules.isolation={way}")
+    path = folder / f"{host}-{task}" / way.replace(" ", "_") / f"seed-{seed}"
+    splits = get_task(task).load(Access())
+    return result_at(path, load_settings(GrowSettings, None, words), splits, "benchmarks/isolations.py")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except EsperError as error:
+        sys.exit(f"error: {error}")
