@@ -1,4 +1,4 @@
-"""Growth under Hugging Face's Trainer: a tiny GPT-2 learns to add one, twice, three times ... along a sequence."""
+"""Growth under Hugging Face's Trainer: a tiny GPT-2 learns to count in steps of one, two or three."""
 
 import tempfile
 
@@ -10,20 +10,21 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import esper
 from esper.integrations.transformers import GrowerCallback
 
-EPOCHS, VOCABULARY, LENGTH = 12, 23, 12
+EPOCHS, VOCABULARY, LENGTH, LARGEST_STEP = 20, 13, 12, 3
 
 
 def sequences(number: int, seed: int) -> Tensor:
     """Arithmetic progressions modulo the vocabulary, ``[number, LENGTH]``: start and step are to be found out."""
     generator = torch.Generator().manual_seed(seed)
-    start, step = torch.randint(VOCABULARY, (2, number, 1), generator=generator)
+    start = torch.randint(VOCABULARY, (number, 1), generator=generator)
+    step = torch.randint(1, 1 + LARGEST_STEP, (number, 1), generator=generator)
     return (start + step * torch.arange(LENGTH)) % VOCABULARY
 
 
 def network() -> nn.Module:
     """One thin block."""
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=24, n_layer=1, n_head=2))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2))
 
 
 @torch.no_grad()
