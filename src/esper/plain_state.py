@@ -43,7 +43,7 @@ def to_plain(value: Any) -> Any:
         return [to_plain(part) for part in cast("list[Any]", value)]
     if isinstance(value, dict):
         return {str(name): to_plain(part) for name, part in cast("dict[Any, Any]", value).items()}
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or type(value) in (bool, int, float, str):  # of subclasses, torch.load reads none
         return value
     raise CheckpointError(
         f"a state holds a {type(value).__name__}, which cannot be saved: make it of arrays, tensors, numbers, text, "
@@ -71,16 +71,17 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
         parts = from_plain({field.name: vars(like)[field.name] for field in fields(like)}, plain, name)
         return type(like)(**parts)
     if isinstance(like, dict):
-        return _from_mapping(cast("dict[str, Any]", like), _of(dict, plain, name), name)
+        return _from_mapping(cast("dict[Any, Any]", like), _of(dict, plain, name), name)
     if isinstance(like, list | tuple):
         return _from_sequence(cast("list[Any]", like), _of(list, plain, name), name)
     return _of(cast("type[Any]", type(like)), plain, name)
 
 
-def _from_mapping(like: dict[str, Any], plain: dict[str, Any], name: str) -> dict[str, Any]:
-    if like.keys() != plain.keys():
-        raise CheckpointError(f"{name} has {_listed(plain)} in the saved state, but {_listed(like)} here")
-    return {part: from_plain(value, plain[part], f"{name}.{part}") for part, value in like.items()}
+def _from_mapping(like: dict[Any, Any], plain: dict[str, Any], name: str) -> dict[Any, Any]:
+    keys = {str(key): key for key in like}
+    if keys.keys() != plain.keys():
+        raise CheckpointError(f"{name} has {_listed(plain)} in the saved state, but {_listed(keys)} here")
+    return {key: from_plain(like[key], plain[part], f"{name}.{part}") for part, key in keys.items()}
 
 
 def _from_sequence(like: list[Any], plain: list[Any], name: str) -> Any:

@@ -17,10 +17,12 @@ from esper.control.learned import Learned
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.replay import Replay
-from esper.errors import CheckpointError, ConfigError
+from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.packing import pack, unpack
 from esper.grower.structure import regrow, structure
+from esper.lifecycle.actions import Op
+from esper.plain_state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 from grower.training_loop import SLOTS, Loop, growing, host
 
@@ -134,6 +136,24 @@ def test_a_state_that_cannot_be_saved_is_named():
         loop.grower.state_dict()
 
 
+@pytest.mark.parametrize("part", [np.float64(1.0), np.int64(1), Op.WAIT])
+def test_what_torch_would_not_read_again_is_not_saved(part: Any):
+    with pytest.raises(CheckpointError, match=f"holds a {type(part).__name__}"):
+        to_plain({"part": part})
+
+
+def test_a_state_of_every_make_comes_back():
+    state = {1: (2, [3.5, None]), "b": {"c": np.arange(3)}, "d": torch.ones(2)}
+    like = {1: (0, [0.0, None]), "b": {"c": np.zeros(3, np.int64)}, "d": torch.zeros(2)}
+    found = from_plain(like, unpack(pack(to_plain(state))), "a state")
+    assert found.keys() == state.keys()
+    assert found[1] == state[1]
+    assert found["b"]["c"].tolist() == [0, 1, 2]
+    assert torch.equal(found["d"], state["d"])
+    with pytest.raises(CheckpointError, match="a state has 1, b, d in the saved state, but 1, b here"):
+        from_plain({1: 0, "b": 0}, to_plain(state), "a state")
+
+
 def test_seeds_that_a_grower_does_not_know_of_are_refused_at_the_next_step():
     loop = Loop("none")
     loop.model.slots["2"].germinate("mlp")
@@ -201,6 +221,22 @@ def test_tensors_with_two_names_are_saved_once():
     assert usual - set(saved) == {"host.1.weight"}
     assert set(saved) - usual == {KEY}
     model.load_state_dict(saved)
+
+
+def test_a_transposed_view_is_no_second_name():
+    net = torch.nn.Linear(4, 4)
+    net.register_buffer("turned", net.weight.detach().T)
+    model = esper.attach(torch.nn.Sequential(net), {"0": "auto"}, torch.zeros(2, 4))
+    GrowthInStateDict(model)
+    assert "host.0.turned" in model.state_dict()
+
+
+def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
+    model = growing()
+    model.disable("0")
+    with pytest.raises(SlotError, match="not on offer"):
+        regrow(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
+    assert not model.slots["0"].enabled
 
 
 def test_copies_of_the_model_leave_the_grower_behind():

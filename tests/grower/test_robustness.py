@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch
 
+from esper.errors import DivergedError
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
+from esper.training.governor.settings import GovernorSettings
+from grower.training_loop import Loop
 from growth.broken import Broken
 from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score
 
@@ -32,6 +36,18 @@ def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pyt
     assert optimizer.state_dict()["state"].keys() == state["state"].keys()
     assert np.array_equal(grower.subject.table.stage, table.stage)
     assert grower.subject.germinations.tolist() == [0]
+
+
+def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
+    loop = Loop("all_at_start", governor=GovernorSettings(max_rollbacks=0))
+    for _ in range(2):
+        loop.epoch()
+    assert loop.model.seeds
+    with pytest.raises(DivergedError):
+        loop.epoch(lambda _: math.nan)
+    assert loop.model.seeds == {}
+    assert not loop.grower.subject.table.owning.any()
+    loop.epoch()
 
 
 @pytest.mark.gpu

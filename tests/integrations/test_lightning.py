@@ -92,6 +92,15 @@ def test_decisions_are_logged(tmp_path: Path):
     assert "growth/op" in (next(tmp_path.rglob("metrics.csv"))).read_text()
 
 
+def test_the_grower_sees_the_gradients_that_the_optimizer_met(tmp_path: Path):
+    module, growth = Classifier(), callback()
+    fit(tmp_path, module, growth, EPOCHS)
+    assert growth.grower is not None
+    met = [parameter.grad for parameter in module.model.host.parameters()]
+    seen = growth.grower._history.training.host_gradient
+    assert seen == pytest.approx([float(torch.nn.utils.get_total_norm(met))])
+
+
 def test_decisions_come_every_so_many_steps(tmp_path: Path):
     growth = callback(every_n_steps=3)
     fit(tmp_path, Classifier(), growth, EPOCHS)

@@ -21,13 +21,14 @@ Bools = NDArray[np.bool_]
 
 
 class Gradients:
-    """Looks at the gradients before every step of the optimizer, without waiting for a device."""
+    """Looks at the gradients of every step of the optimizer, without waiting for a device."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._model = model
         self._norms: list[Tensor] = []
         """Of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
-        optimizer.register_step_pre_hook(self._observe)
+        # After the step: trainers such as Lightning compute the gradients within it.
+        optimizer.register_step_post_hook(self._observe)
 
     @torch.no_grad()
     def _observe(self, *_: Any) -> None:

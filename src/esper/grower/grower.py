@@ -177,10 +177,12 @@ class Grower:
         governor = self.governor
         if governor is None or not governor.accept(self._processes.agreed(lambda: governor.judge(loss, accuracy))):
             return None, Transitions.none()
-        rollback = governor.rollback()
-        gone = np.array([[name in rollback.pruned for name in self.model.slots]])
-        self.subject.table, changes = revoke(self.subject.table, gone)
-        self.subject.evidence = self.subject.evidence.without(gone)
+        try:
+            rollback = governor.rollback()
+        finally:  # the one too many prunes as well before it raises
+            gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
+            self.subject.table, changes = revoke(self.subject.table, gone)
+            self.subject.evidence = self.subject.evidence.without(gone)
         return rollback, changes
 
     def _measure(self, loss: float, train_accuracy: float | None, whole: Score | None) -> Evaluation:

@@ -67,11 +67,12 @@ class GrowthInStateDict:
 
 def _drop_twins(state_dict: dict[str, Tensor], prefix: str) -> dict[str, str]:
     """Remove all but the first name of every tensor; the name that stays by those that went, without ``prefix``."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
     twins: dict[str, str] = {}
     for name in [name for name in state_dict if name.startswith(prefix)]:
         tensor = state_dict[name]
-        kept = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        kept = first.setdefault(place, name) if tensor.numel() else name
         if kept != name:
             twins[name.removeprefix(prefix)] = kept.removeprefix(prefix)
             del state_dict[name]

@@ -46,8 +46,10 @@ def regrow(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None
             continue
         seed = wanted[slot.name]
         enabled, slot.enabled = slot.enabled, True
-        slot.germinate(seed["blueprint"], torch.Generator(), blend=Blend(seed["blend"]))
-        slot.enabled = enabled
+        try:
+            slot.germinate(seed["blueprint"], torch.Generator(), blend=Blend(seed["blend"]))
+        finally:
+            slot.enabled = enabled
         if seed["fossilized"]:
             slot.fossilize()
 

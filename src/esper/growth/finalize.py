@@ -34,7 +34,7 @@ def finalize(model: GrowingModel) -> nn.Module:
         inputs = None
         if traced.reads_inputs:
             inputs = _unused(behind, "inputs")
-            relay_input(grown.host, slot.name, inputs, grown.input_place)
+            relay_input(grown.host, slot.name, inputs, grown.tap.place)
         names: dict[str, str] = {}
         for name, tensor in traced.tensors.items():
             names[name] = _unused(behind, name.removeprefix("blueprint."))

@@ -13,11 +13,10 @@ from torch.export import Dim, ExportedProgram, export
 
 from esper.errors import ExportError
 from esper.growth.seed import Seed
-from esper.growth.site import Layout, Site
+from esper.growth.site import CHANNELS_LAST, Layout, Site
 
 TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 """What `torch.export` raises of modules that it cannot trace."""
-_CHANNEL_AXES = {Layout.FEATURES: 1, Layout.TOKENS: 2, Layout.SEQUENCE: 1, Layout.IMAGE: 1}
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
     # A batch unlike all other axes, so that none is taken to be the same.
     batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
     example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
-    lengths = {axis: Dim.AUTO for axis in range(1, len(site.shape) + 1) if axis != _CHANNEL_AXES[site.layout]}
-    axes = [{0: Dim.DYNAMIC, **lengths} for _ in shapes]
+    axes = [{0: Dim.DYNAMIC, **dict.fromkeys(_lengths(shape, site.layout), Dim.AUTO)} for shape in shapes]
     try:
         program = export(_Traced(seed), example, dynamic_shapes=(tuple(axes),))
     except TRACING_ERRORS as error:
@@ -86,6 +84,12 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
         spec.target: held[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None
     }
     return TracedFossil(program, {_own(name): tensor for name, tensor in tensors.items()}, kind.reads_inputs)
+
+
+def _lengths(shape: tuple[int, ...], layout: Layout) -> list[int]:
+    """The axes of a batch of such examples that are neither the batch's nor the channels'."""
+    channels = len(shape) if layout in CHANNELS_LAST else 1
+    return [axis for axis in range(1, len(shape) + 1) if axis != channels]
 
 
 class _Traced(nn.Module):

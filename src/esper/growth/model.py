@@ -80,11 +80,9 @@ class GrowingModel(nn.Module):
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal)
         self.host = host
-        self.tap = InputTap()
+        self.tap = InputTap(input_place(example_input))
         self.ownership = Ownership()
         made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in probed.sites.items()}
-        self.input_place = input_place(example_input)
-        """Where among the host's arguments its input is: an index, or the name of a keyword."""
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot))

@@ -44,7 +44,7 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         write_atomically(folder / TOPOLOGY_FILE, saved.model_dump_json(indent=2))
         for other in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
             if other != path:
-                other.unlink()
+                other.unlink(missing_ok=True)
     except (OSError, RunError) as error:
         raise CheckpointError(f"the model is not saved: {error}") from error
 

@@ -29,19 +29,23 @@ class Occupant(Protocol):
 class InputTap(nn.Module):
     """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
 
-    The input is the first tensor among the host's arguments, positional ones first. It is held from one host forward
-    to the next; `clear` lets go of it, and copies do not carry it.
+    It is held from one host forward to the next; `clear` lets go of it, and copies do not carry it.
+
+    Args:
+        place: Of the input among the host's arguments: an index, or the name of a keyword. Where no tensor is there,
+            the input is the first tensor among them, positional ones first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: int | str) -> None:
         super().__init__()
+        self.place = place
         self._inputs: Tensor | None = None
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        for argument in (*arguments, *keywords.values()):
-            if isinstance(argument, Tensor):
-                self._inputs = argument
-                return
+        given: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        tensors = {place: argument for place, argument in given.items() if isinstance(argument, Tensor)}
+        if tensors:
+            self._inputs = tensors.get(self.place, next(iter(tensors.values())))
 
     @property
     def inputs(self) -> Tensor:

@@ -110,8 +110,8 @@ def _optimizer(trainer: Trainer) -> Optimizer:
     return (able or trainer.optimizers)[0]
 
 
-def _loss(outputs: Tensor | Mapping[str, Any] | None) -> float:
+def _loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
         raise ConfigError("training_step returned no loss: GrowerCallback needs Lightning's automatic optimization")
-    return float(loss.detach())
+    return loss.detach().float()

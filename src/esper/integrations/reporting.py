@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from esper.grower import Decision, Grower
 
 
@@ -24,22 +26,23 @@ class MeanLoss:
     """The mean of the losses since it was last taken: an `esper.plain_state.Stateful`."""
 
     def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
+        self._sum: float | Tensor = 0.0
+        self._count = 0
 
-    def add(self, loss: float, count: int = 1) -> None:
-        """The mean over ``count`` minibatches."""
-        self._sum += loss * count
+    def add(self, loss: float | Tensor, count: int = 1) -> None:
+        """The mean over ``count`` minibatches; a tensor's value is not waited for."""
+        self._sum = self._sum + loss * count
         self._count += count
 
     def take(self) -> float:
         """The mean; from then on it counts anew."""
-        mean = self._sum / self._count
+        mean = float(self._sum) / self._count
         self._sum, self._count = 0.0, 0
         return mean
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"sum": self._sum, "count": self._count}
+        return {"sum": float(self._sum), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called."""

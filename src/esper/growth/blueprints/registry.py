@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import ClassVar, TypeVar
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError
+from esper.growth.names import did_you_mean
 from esper.growth.site import Layout, Site
 
 
@@ -124,9 +124,8 @@ def get(name: str) -> type[Blueprint]:
         UnknownBlueprintError: nobody registered that name.
     """
     if name not in _registry:
-        near = difflib.get_close_matches(name, _registry)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known are {', '.join(names())}"
-        raise UnknownBlueprintError(f"unknown blueprint {name!r}; {hint}")
+        hint = did_you_mean(name, _registry) or f"; known are {', '.join(names())}"
+        raise UnknownBlueprintError(f"unknown blueprint {name!r}{hint}")
     return _registry[name]
 
 

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation with as many hidden units as in its paper."""
+"""Squeeze-and-excitation with more hidden units where there are more channels, as in its paper."""
 
 from __future__ import annotations
 

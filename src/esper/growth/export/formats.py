@@ -82,6 +82,10 @@ def _quiet() -> Generator[None]:
 
 
 def _write_safetensors(model: nn.Module, _: ExportedProgram, path: Path) -> None:
+    state: Mapping[str, object] = model.state_dict()
+    strange = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if strange:
+        raise ExportError(f"the model's state has {strange[0]!r}, which is no tensor: choose another format")
     path.write_bytes(encode(_apart(model.state_dict())))
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in modules}
@@ -89,7 +93,7 @@ def _write_safetensors(model: nn.Module, _: ExportedProgram, path: Path) -> None
 
 
 def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> None:
-    path.write_text(source_of(program, type(model).__name__))
+    path.write_text(source_of(program, type(model).__name__), encoding="utf-8")
     path.with_suffix(".safetensors").write_bytes(encode(_apart(weights_of(program))))
 
 

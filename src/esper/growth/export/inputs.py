@@ -24,7 +24,7 @@ class Inputs:
         """The tensors in ``arguments``, on the CPU.
 
         Raises:
-            ExportError: something else is among them, or nothing, or the first one has no axis for the batch.
+            ExportError: something else is among them, or nothing, one is empty, or the first has no axis for the batch.
         """
         positional: tuple[Any, ...] = ()
         keywords: dict[str, Any] = {}
@@ -43,6 +43,9 @@ class Inputs:
             )
         if not given or given[0].dim() == 0:
             raise ExportError("the example input needs a first tensor whose first axis is the batch")
+        empty = [tuple(one.shape) for one in given if not one.numel()]
+        if empty:
+            raise ExportError(f"the example input has a tensor of shape {empty[0]}: give an example or more")
         return cls(tuple(one.cpu() for one in positional), {name: one.cpu() for name, one in keywords.items()})
 
     @property

@@ -70,7 +70,7 @@ def weights_of(program: ExportedProgram) -> dict[str, Tensor]:
 
 
 def _attribute(target: str) -> str:
-    """Distinct for distinct targets, and none of `nn.Module`'s own."""
+    """None of `nn.Module`'s own, and distinct for distinct targets, but for such as ``a_.b`` and ``a._b``."""
     return "w_" + target.replace("_", "__").replace(".", "_")
 
 

@@ -239,7 +239,7 @@ class Governor:
 
 
 def _number(value: float | Tensor) -> float:
-    return value.detach().item() if isinstance(value, Tensor) else value
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _buffers(model: nn.Module) -> Iterable[tuple[nn.Module, str, Tensor]]:
