@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from esper.cli import main
-from esper.experiments.doctor import checkup, packages, runs_folder
+from esper.experiments.doctor import checkup, packages
 from esper.experiments.doctor.checkup import examine, suites_data
 from esper.experiments.doctor.devices import Device, devices
 from esper.experiments.doctor.packages import installed_packages
-from esper.experiments.doctor.runs_folder import examine_folder, file_system
+from esper.experiments.doctor.runs_folder import examine_folder
 from esper.experiments.doctor.self_test import SelfTest, self_test
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.source import Source
+from esper.telemetry import file_system as telemetry_file_system
+from esper.telemetry.file_system import file_system
 
 PASSED = SelfTest("cpu", 16, 27, 26, 1e-15, 1e-6, True, 0.5, 1.0, 2.0, "stacked")
 MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -212,13 +214,13 @@ class TestRunsFolder:
     ):
         mounts = tmp_path / "mounts"
         mounts.write_text(f"27 1 254:0 / / rw shared:1 - {kind} /dev/vda rw\n")
-        monkeypatch.setattr(runs_folder, "MOUNTS", mounts)
+        monkeypatch.setattr(telemetry_file_system, "MOUNTS", mounts)
         found = examine(tmp_path / "runs")
         assert found.runs.wal_safe is safe
         assert (found.problems == ()) is safe
 
     def test_elsewhere_than_on_linux_it_is_unknown(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-        monkeypatch.setattr(runs_folder, "MOUNTS", tmp_path / "nowhere")
+        monkeypatch.setattr(telemetry_file_system, "MOUNTS", tmp_path / "nowhere")
         found = examine_folder(tmp_path)
         assert (found.file_system, found.wal_safe) == (None, None)
 

@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 
 from esper.experiments.collect import instances_of
-from esper.experiments.iteration import record
-from esper.experiments.tallies import Rollback, Tally
 from esper.tasks import registry
 from esper.tasks.instance import Instance
 from esper.telemetry.events import RolledBack
 from esper.telemetry.reader import RunReader
-from esper.telemetry.store import RunStore
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import ShortSuite
-from ui.planted import iteration as planted
 
 ILL = "vote"
 
@@ -38,16 +34,6 @@ class WildSuite(ShortSuite):
 def _wild_suite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(registry._SUITES, WildSuite.name, f"{WildSuite.__module__}:{WildSuite.__name__}")
     return
-
-
-def test_environments_are_numbered_across_shards(tmp_path: Path) -> None:
-    suite = ShortSuite()
-    shards = [Tally(suite, suite.sample(4, "train", np.random.default_rng(0))) for _ in range(2)]
-    for place, tally in enumerate(shards):
-        tally.rollbacks.append(Rollback(3, "exploded", 9.0, 0.2, 1.0, 0.6, (place,), False, step=5))
-    with RunStore.create(tmp_path / "run.db") as store:
-        record(store, planted(1), shards)
-        assert [(event.environment, event.pruned) for event in store.events(RolledBack)] == [(3, (0,)), (7, (1,))]
 
 
 def test_training_survives_networks_that_blow_up_and_tells_of_each(tmp_path: Path) -> None:

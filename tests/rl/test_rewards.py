@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from esper.lifecycle.stages import Stage
 from esper.rl.rewards import MODES, Facts, Moment, RewardSettings, RewardSpec, Scheme, Worth, rent_due
+from esper.rl.rewards import total as sum_of
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rewards.terms import PROGRESS
 
@@ -66,7 +67,7 @@ def rewards_of(settings: RewardSettings, course: Sequence[Tick]) -> list[float]:
         finished = number == len(course) - 1
         after = moment(tick.slots, finished)
         facts = Facts(before, after, np.array([finished]), np.array([tick.acted]), np.array([tick.pruned_age]))
-        paid.append(float(scheme.pay(facts)[0]))
+        paid.append(float(sum_of(scheme.pay(facts))[0]))
         before = after
     return paid
 
@@ -162,7 +163,7 @@ def test_each_environment_is_paid_by_its_own_mode() -> None:
         np.repeat(after.alpha, 3, 0),
     )
     facts = Facts(before, three, np.zeros(3, np.bool_), np.zeros(3, np.bool_), np.full(3, -1))
-    np.testing.assert_allclose(Scheme(settings).pay(facts), [BASE + 0.2, 0, BASE + 0.2])
+    np.testing.assert_allclose(sum_of(Scheme(settings).pay(facts)), [BASE + 0.2, 0, BASE + 0.2])
 
 
 def test_groups_take_turns() -> None:

@@ -6,7 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,20 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import RunError
+from esper.telemetry import file_system
+from esper.telemetry import store as telemetry_store
 from esper.telemetry.events import CheckpointWritten, LifecycleTransition, RunInterrupted, RunStarted
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
 
 TRANSITION = LifecycleTransition(
     iteration=2,
+    episode=2,
     environment=1,
     step=9,
     slot=0,
-    before="DORMANT",
-    after="GERMINATED",
+    before="dormant",
+    after="germinated",
     blueprint="norm",
-    cause="GERMINATE",
-    reason="PASSED",
+    cause="germinate",
+    reason="passed",
 )
 
 
@@ -78,7 +83,13 @@ def test_a_follower_asks_for_new_events_only(path: Path):
         assert [stored.event for stored in reader.stored_events(after_id=first.id)] == [TRANSITION]
 
 
-def test_unflushed_values_are_invisible_to_a_reader(path: Path):
+@pytest.fixture
+def _no_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_store, "COMMIT_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("_no_commits")
+def test_uncommitted_values_are_invisible_to_a_reader(path: Path):
     with RunStore.create(path) as store, RunReader.open(path) as reader:
         store.scalars(1, {"x": 1.0})
         store.emit(TRANSITION)
@@ -86,6 +97,58 @@ def test_unflushed_values_are_invisible_to_a_reader(path: Path):
         assert reader.stored_events() == []
         store.flush()
         assert reader.series("x") == [(1, 1.0)]
+
+
+def test_what_is_emitted_is_soon_seen_by_a_reader(path: Path):
+    with RunStore.create(path) as store, RunReader.open(path) as reader:
+        store.emit(TRANSITION)
+        deadline = time.monotonic() + 60
+        while not reader.stored_events() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [stored.event for stored in reader.stored_events()] == [TRANSITION]
+
+
+@pytest.mark.usefixtures("_no_commits")
+def test_too_many_events_are_committed_by_whoever_emits_one_more(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(telemetry_store, "CAPACITY", 10)
+    with RunStore.create(path) as store, RunReader.open(path) as reader:
+        for _ in range(25):
+            store.emit(TRANSITION)
+        assert len(reader.stored_events()) == 20
+    with RunReader.open(path) as reader:
+        assert len(reader.stored_events()) == 25
+
+
+@pytest.mark.usefixtures("_no_commits")
+def test_scalars_that_are_replaced_before_a_commit_are_counted(path: Path):
+    with RunStore.create(path) as store:
+        for value in range(5):
+            store.scalars(1, {"x": value, f"y{value}": 0.0})
+        assert store.coalesced == 4
+        store.flush()
+        assert store.series("x") == [(1, 4.0)]
+        assert len(store.scalar_names()) == 6
+
+
+def test_events_of_many_threads_are_all_kept(path: Path):
+    with RunStore.create(path) as store:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(400):
+                threads.submit(store.emit, TRANSITION)
+        store.flush()
+        assert len(store.stored_events()) == 400
+
+
+def test_on_a_shared_file_system_there_is_no_write_ahead_log(path: Path, monkeypatch: pytest.MonkeyPatch):
+    mounts = path.with_name("mounts")
+    mounts.write_text("27 1 254:0 / / rw shared:1 - nfs4 server:/export rw\n")
+    monkeypatch.setattr(file_system, "MOUNTS", mounts)
+    with RunStore.create(path) as store:
+        assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        store.emit(TRANSITION)
+        store.flush()
+        with RunReader.open(path) as reader:
+            assert len(reader.stored_events()) == 1
 
 
 def test_a_killed_process_loses_only_what_was_not_flushed(path: Path):
@@ -130,6 +193,7 @@ def test_a_rewound_run_equals_an_uninterrupted_one(tmp_path: Path):
         assert cut.events(RunInterrupted) == [RunInterrupted(5, "Ctrl-C")]
 
 
+@pytest.mark.usefixtures("_no_commits")
 def test_rewinding_drops_what_waits(path: Path):
     with RunStore.create(path) as store:
         store.scalars(1, {"x": 1.0})
@@ -146,6 +210,7 @@ def test_a_later_value_replaces_an_earlier_one(path: Path):
         assert store.series("x") == [(1, 2.0)]
 
 
+@pytest.mark.usefixtures("_no_commits")
 def test_a_failed_flush_keeps_everything_for_the_next(path: Path):
     with RunStore.create(path) as store:
         pages = store._connection.execute("PRAGMA page_count").fetchone()[0]

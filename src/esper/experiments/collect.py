@@ -6,7 +6,7 @@ process, any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from esper.control.observation import SPEC
 from esper.control.policy import Policy
 from esper.control.policy.recurrent import PolicyState
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.lifecycle.actions import Head, wait
@@ -26,6 +27,7 @@ from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+from esper.telemetry.store import EventRow, as_rows
 
 _INSTANCE_STREAM = 1
 _ACTION_STREAM = 2
@@ -71,15 +73,21 @@ def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int
     return rng.random((steps, len(Head)))
 
 
-def collect(task: ShardTask) -> ShardResult:
-    """Run the shard's episodes to their end, and those of their twins, where there are any."""
+Told = list[EventRow]
+"""What happened in the last moments."""
+
+
+def collect(task: ShardTask) -> Generator[Told, None, ShardResult]:
+    """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step."""
     settings, steps = task.settings, get_suite(task.settings.suite).steps
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights))
     size, group = settings.environments // settings.shards, settings.ppo.group
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
-    result = run_policy(policy, _episodes(task, environments), torch.from_numpy(noise).float())
+    episodes = _episodes(task, environments)
+    chronicle = Chronicle(episodes, _scope(task, environments.start))
+    result = yield from run_policy(policy, episodes, torch.from_numpy(noise).float(), chronicle)
     if not settings.ppo.twin:
         return result
     # A population of their own: the others' numbers are the same with twins and without, to the last bit.
@@ -88,6 +96,14 @@ def collect(task: ShardTask) -> ShardResult:
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
     rollout = replace(result.rollout, twin_reward=earned.repeat_interleave(group, 1))
     return ShardResult(rollout, result.tally, sum(int(step.running.sum()) for step in waited))
+
+
+def _scope(task: ShardTask, first: int) -> Scope:
+    """What is told of the shard whose first environment has that number."""
+    telemetry, number = task.settings.telemetry, task.iteration + 1
+    steps = telemetry.tells_steps(number)
+    watched = telemetry.watched_of(task.settings.environments) if steps else ()
+    return Scope(number, first, steps, watched)
 
 
 def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
@@ -106,17 +122,22 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     )
 
 
-def run_policy(policy: Policy, episodes: Episodes, noise: Tensor) -> ShardResult:
-    """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end."""
+def run_policy(
+    policy: Policy, episodes: Episodes, noise: Tensor, chronicle: Chronicle
+) -> Generator[Told, None, ShardResult]:
+    """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
     state = policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state)
     tally = Tally(episodes.suite, episodes.instances)
+    yield as_rows(chronicle.started())
     for uniforms in noise:
         observation = episodes.observe()
         masks = mask_tensors(episodes.legal_actions(), episodes.device)
         step = policy.act(observation, masks, state, uniforms)
         actions = step.actions.cpu().numpy()
+        told = as_rows(chronicle.looked(observation, step))
         result = episodes.step(actions)
+        yield told + as_rows(chronicle.stepped(actions, result, step))
         running = torch.from_numpy(result.running)
         buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
         tally.add(actions, result)

@@ -10,7 +10,7 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -51,6 +51,22 @@ class _Member:
         )
 
 
+@dataclass(frozen=True)
+class _Said:
+    what: Any
+
+
+@dataclass(frozen=True)
+class _Finished:
+    index: int
+    result: Any
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: Exception
+
+
 class Crew:
     """Processes that compute tasks, as many at a time as there are members, until it is ended."""
 
@@ -75,8 +91,15 @@ class Crew:
             self._idle = self._members.copy()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def finished(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+    def finished(
+        self,
+        function: Callable[[Task], Generator[Any, None, Result]],
+        tasks: Sequence[Task],
+        hear: Callable[[Any], None],
+    ) -> Iterator[tuple[int, Result]]:
         """Each task's index and result as soon as it is known; a call given up half-way does not disturb the next.
+
+        What a task yields is heard, in its order, while it goes on.
 
         Raises:
             RunError: a member died. What a task raises is raised here, too.
@@ -89,18 +112,33 @@ class Crew:
                 self._idle[-1].send((call, index, function, task))
                 self._idle.pop()
             for member in self._ready():
-                asked, index, result, error = member.receive()
-                self._idle.append(member)
-                if asked == call:
-                    if error is not None:
-                        raise error
+                asked, message = member.receive()
+                if not isinstance(message, _Said):
+                    self._idle.append(member)
+                if asked != call:
+                    continue
+                if isinstance(message, _Said):
+                    hear(message.what)
+                elif isinstance(message, _Failed):
+                    raise message.error
+                else:
                     missing -= 1
-                    yield index, result
+                    yield message.index, message.result
 
     def _ready(self) -> list[_Member]:
         """Busy members that have something to say, of which there is one in the end."""
         busy = {member.connection: member for member in self._members if member not in self._idle}
         return [busy[connection] for connection in wait(list(busy)) if isinstance(connection, Connection)]
+
+
+def exhausted(task: Generator[Any, None, Result], hear: Callable[[Any], None]) -> Result:
+    """What a task returns, after what it yields was heard."""
+    while True:
+        try:
+            said = next(task)
+        except StopIteration as end:
+            return end.value
+        hear(said)
 
 
 def _end(members: list[_Member]) -> None:
@@ -123,10 +161,11 @@ def _serve(connection: Connection[Any, Any], prepare: Callable[[], None]) -> Non
         except EOFError:
             return
         try:
-            connection.send((call, index, function(task), None))
+            result = exhausted(function(task), lambda what, call=call: connection.send((call, _Said(what))))
+            connection.send((call, _Finished(index, result)))
         except Exception as error:  # noqa: BLE001 (whatever it is, it is for the caller to handle)
             error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            connection.send((call, index, None, error))
+            connection.send((call, _Failed(error)))
 
 
 def _end_with_parent() -> None:

@@ -24,6 +24,7 @@ from esper.experiments.play import Played, PlayTask, by_controller, cohorts, ter
 from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
+from esper.experiments.tallies import side_by_side
 from esper.experiments.workers import LocalWorkers
 from esper.rl.ppo import Learner
 from esper.tasks.instance import Instance
@@ -157,9 +158,8 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
 def _shuffled(game: _Game, settings: TrainSettings, played: Played) -> _Game:
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
-    actions = np.concatenate([tally.actions for tally in played.tallies], axis=1)
     rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))
-    controller = shuffled(actions, [instance.seed for instance in instances], rng)
+    controller = shuffled(side_by_side(played.tallies), [instance.seed for instance in instances], rng)
     return _Game(game.split, controller, cohorts([controller], terms_of(settings), instances))
 
 

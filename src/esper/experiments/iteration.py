@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from esper.experiments.collect import ShardResult
 from esper.experiments.settings import TrainSettings
-from esper.experiments.tallies import Tally
 from esper.rl.diagnostics import Anomaly, History, UpdateMetrics, anomalies
 from esper.tasks.registry import get_suite
-from esper.telemetry.events import LifecycleTransition, PPOUpdated, RolledBack
+from esper.telemetry.events import AnomalyRaised, PolicyProbed, PPOUpdated
 from esper.telemetry.store import RunStore
 
 
@@ -77,20 +76,17 @@ def summarised(
     )
 
 
-def record(store: RunStore, iteration: Iteration, tallies: Sequence[Tally]) -> None:
-    """Keep an iteration's figures, the lives of its first environment's seeds, and all rollbacks."""
+def record(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
+    """Keep an iteration's figures and how the policy fared; ``baselines`` are their scores on the probe instances."""
     number, update = iteration.number, iteration.update
     store.scalars(number, _scalars(iteration))
     names = tuple(str(anomaly) for anomaly in iteration.anomalies)
-    store.emit(PPOUpdated(number, update.optimizer_steps, update.stopped_early, update.kl, names))
-    for change in tallies[0].changes:
-        if change.environment == 0:
-            store.emit(LifecycleTransition(number, **vars(change)))
-    for shard, tally in enumerate(tallies):
-        first = shard * len(tally.instances)
-        for rollback in tally.rollbacks:
-            numbered = replace(rollback, environment=first + rollback.environment)
-            store.emit(RolledBack(number, **vars(numbered)))
+    metrics = update.scalars()
+    store.emit(PPOUpdated(number, update.optimizer_steps, update.stopped_early, update.kl, names, metrics))
+    for anomaly in iteration.anomalies:
+        store.emit(AnomalyRaised(number, str(anomaly), anomaly.meaning))
+    if iteration.probe_score is not None:
+        store.emit(PolicyProbed(number, iteration.probe_score, dict(baselines)))
     store.flush()
 
 

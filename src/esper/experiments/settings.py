@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from esper.control.policy import PolicySettings
+from esper.experiments.telemetry_settings import TelemetrySettings
 from esper.lifecycle.actions import Curve, Op
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
@@ -69,6 +70,8 @@ class TrainSettings(Settings):
     """A start by imitation of a baseline; null: from random weights."""
     ppo: PPOSettings = DEFAULT_PPO
     """How the policy learns."""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """What the run store keeps of the growing networks."""
     probe_every: int = Field(default=20, ge=1)
     """Iterations between measurements of the greedy policy on fixed instances."""
     probe_instances: int = Field(default=56, ge=1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.experiments.seed_gradients import SeedGradients, seed_gradients
-from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
@@ -77,7 +77,7 @@ class Tally:
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
         self.rollbacks += [Rollback(step=step, **vars(incident)) for incident in result.incidents]
-        self._health.append(result.health)
+        self._health.append(result.training.health)
         changes = result.transitions
         self._transitions.append(changes)
         for index in range(len(changes)):
@@ -132,6 +132,13 @@ class Tally:
         taken = self.actions[..., Head.OP][np.stack(self.running)]
         counts = np.bincount(taken, minlength=len(Op))
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
+
+
+def side_by_side(tallies: Sequence[Tally]) -> NDArray[np.int64]:
+    """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
+    longest = max(len(tally.steps) for tally in tallies)
+    padded = [np.stack(tally.steps + [wait(len(tally.instances))] * (longest - len(tally.steps))) for tally in tallies]
+    return np.concatenate(padded, axis=1)
 
 
 Numbered = TypeVar("Numbered", StageChange, Rollback, SeedGradients)

@@ -16,6 +16,7 @@ from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
 from esper.experiments.collect import ShardTask, collect, joined, new_policy
 from esper.experiments.demonstrate import demonstrations
+from esper.experiments.description import described
 from esper.experiments.interrupts import Interrupts
 from esper.experiments.iteration import Iteration, record, summarised
 from esper.experiments.play import mean_score, play, terms_of
@@ -65,6 +66,7 @@ class Trainer:
         if trainer._checkpoints.iterations() or store.last_iteration():
             trainer._take_up()
         else:
+            store.set_metadata(described(settings))
             store.emit(RunStarted(0, __version__, settings.seed))
             store.flush()
             trainer._imitate()
@@ -150,7 +152,7 @@ class Trainer:
         weights = self.policy.state_dict()
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
-            shards = self._workers.map(collect, tasks)
+            shards = self._workers.heard(collect, tasks, self.store.append)
         rollout = joined([shard.rollout for shard in shards])
         update = self.learner.update(rollout, self.done / settings.iterations)
         self._updates = remembered(self._updates, update)
@@ -158,7 +160,7 @@ class Trainer:
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations
         probe = self._probe(interrupts) if due else None
         result = summarised(settings, self.done, shards, self._updates, probe, time.perf_counter() - began)
-        record(self.store, result, [shard.tally for shard in shards])
+        record(self.store, result, self.store.metadata().get(LEVELS, {}))
         return result
 
     def _probe(self, interrupts: Interrupts) -> float:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
-from esper.experiments.crew import Crew
+from esper.experiments.crew import Crew, exhausted
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Message = TypeVar("Message")
 
 
 # Training makes and drops large blocks of memory all the time. By default glibc returns each to the system and page
@@ -47,14 +49,30 @@ class LocalWorkers:
         Raises:
             RunError: a worker process died.
         """
-        results = dict(self.finished(function, tasks))
-        return [results[index] for index in range(len(tasks))]
+        return _in_order(self.finished(function, tasks))
 
     def finished(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
         """Each task's index and result, as soon as it is known; raises as `map` does."""
+        return self._computed(partial(_silent, function), tasks, _ignore)
+
+    def heard(
+        self,
+        function: Callable[[Task], Generator[Message, None, Result]],
+        tasks: Sequence[Task],
+        hear: Callable[[Message], None],
+    ) -> list[Result]:
+        """The results of tasks that talk: ``hear`` is given what each yields, while it works; raises as `map` does."""
+        return _in_order(self._computed(function, tasks, hear))
+
+    def _computed(
+        self,
+        function: Callable[[Task], Generator[Any, None, Result]],
+        tasks: Sequence[Task],
+        hear: Callable[[Any], None],
+    ) -> Iterator[tuple[int, Result]]:
         if self._crew is not None:
-            return self._crew.finished(function, tasks)
-        return ((index, function(task)) for index, task in enumerate(tasks))
+            return self._crew.finished(function, tasks, hear)
+        return ((index, exhausted(function(task), hear)) for index, task in enumerate(tasks))
 
     def __enter__(self) -> Self:
         return self
@@ -64,3 +82,17 @@ class LocalWorkers:
     ) -> None:
         if self._crew is not None:
             self._crew.end()
+
+
+def _in_order(finished: Iterator[tuple[int, Result]]) -> list[Result]:
+    return [result for _, result in sorted(finished, key=lambda one: one[0])]
+
+
+def _silent(function: Callable[[Task], Result], task: Task) -> Generator[Any, None, Result]:
+    """A task that yields nothing."""
+    yield from ()
+    return function(task)
+
+
+def _ignore(_: Any) -> None:
+    pass

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions
 from esper.training.evaluation import Evaluation
@@ -26,6 +27,8 @@ class Change:
     blueprint: str | None
     """Of the seed that came, stayed or went; None in a cooldown."""
     cause: Cause
+    reason: Reason
+    """What the gate before the new stage said."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def told(
                 Stage(int(changes.after[index])),
                 blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
                 Cause(int(changes.cause[index])),
+                Reason(int(changes.reason[index])),
             )
             for index in range(len(changes))
         ),

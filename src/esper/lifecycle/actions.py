@@ -62,6 +62,21 @@ ALPHA_SPEEDS = (0, 3, 5, 8)
 """Steps that a change of alpha takes; 0 is at once. The action column holds an index into this."""
 
 
+_SPOKEN: dict[Head, tuple[str, ...]] = {
+    Head.BLEND: tuple(blend.name.lower() for blend in Blend),
+    Head.TEMPO: tuple(map(str, TEMPOS)),
+    Head.ALPHA_TARGET: tuple(map(str, ALPHA_TARGETS)),
+    Head.ALPHA_SPEED: tuple(map(str, ALPHA_SPEEDS)),
+    Head.ALPHA_CURVE: tuple(curve.name.lower() for curve in Curve),
+}
+
+
+def details(action: Sequence[int]) -> dict[str, str]:
+    """What an action of 8 columns chooses besides operation, slot and blueprint: values by head, of relevant heads."""
+    relevant = RELEVANT[action[Head.OP]]
+    return {head.name.lower(): values[action[head]] for head, values in _SPOKEN.items() if relevant[head]}
+
+
 def _relevant(op: Op) -> set[Head]:
     heads: dict[Op, set[Head]] = {
         Op.WAIT: set(),

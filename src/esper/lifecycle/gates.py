@@ -12,6 +12,9 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 
+GATES: dict[Stage, str] = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
+"""The gate ahead of a slot, by its stage."""
+
 
 class Reason(IntEnum):
     """Why a gate let a seed pass, or did not."""
@@ -76,16 +79,15 @@ def g5_harmless(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
 
 
 def gate_ahead(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
-    """The verdict of the gate ahead of each slot: G1 in GERMINATED, G2 in TRAINING, G3 in BLENDING, G5 in HOLDING."""
+    """The verdict of the gate ahead of each slot, as in `GATES`."""
     ahead = (
         g1_probed(table, evidence),
         g2_trained(table, evidence, rules),
         g3_arrived(table),
         g5_harmless(table, evidence, rules),
     )
-    stages = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
     reason = np.zeros(table.stage.shape, dtype=np.int8)
-    for stage, verdicts in zip(stages, ahead, strict=True):
+    for stage, verdicts in zip(GATES, ahead, strict=True):
         reason = np.where(table.stage == stage, verdicts.reason, reason)
     return Verdicts(passed=reason == Reason.PASSED, reason=reason)
 

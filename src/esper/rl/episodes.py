@@ -14,6 +14,7 @@ from esper.control.history import History
 from esper.control.observation import observe
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import wait
+from esper.lifecycle.gates import Verdicts
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -21,7 +22,7 @@ from esper.lifecycle.transitions import Transitions, joined
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.incidents import Incident, incidents
 from esper.rl.ledger import Ledger
-from esper.rl.rewards import Facts, RewardSettings, Scheme, rent_due
+from esper.rl.rewards import Facts, RewardSettings, Scheme, Terms, rent_due, total
 from esper.rl.rewards.settings import OUTCOME
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
@@ -29,7 +30,6 @@ from esper.tasks.suite import Suite
 from esper.training.commitment import Commitment, committed_networks
 from esper.training.evaluation import Evaluation, evaluate, remember
 from esper.training.governor.rows import Intervention, watching
-from esper.training.gradients.health import HealthTable
 from esper.training.learning import Batch, TrainingReport, train
 from esper.training.plan import PopulationPlan, StrategyChoice
 from esper.training.population import Actions, Population
@@ -51,15 +51,19 @@ class StepResult:
 
     reward: Floats
     """``[E]``; 0 in episodes that had ended before."""
+    terms: Terms
+    """What the rewards are the sum of, ``[E]`` each, in episodes that had not."""
     finished: Bools
     """``[E]``: the episode is over, by its horizon, a plateau or a divergence. All of them are observed and part of the
     problem: termination, not truncation."""
     running: Bools
     """``[E]``: the step was part of the episode, which had not ended before."""
+    verdicts: Verdicts
+    """Of the gate ahead of each slot, before the decision."""
     transitions: Transitions
     """By the decision, and by rollbacks after it."""
-    health: HealthTable
-    """Of the seeds' gradients since the decision, ``[E, S]``."""
+    training: TrainingReport
+    """Of the minibatches that followed it."""
     evaluation: Evaluation
     """After rollbacks."""
     potential: Floats
@@ -173,7 +177,8 @@ class Episodes:
         running = ~self.finished
         actions = np.where(running[:, None], actions, wait(self.size))
         decided_on = self.population.table
-        decided = self.population.decide(actions).transitions
+        step = self.population.decide(actions)
+        decided = step.transitions
         # A network that lost a seed, or whose problem is another one now, may well do worse.
         self.governor.expect_change(self._drift(running) | _pruned(decided, self.size))
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
@@ -188,10 +193,21 @@ class Episodes:
         commitment = committed_networks(self.population, self.validation) if ending.any() else None
         self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
         facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
-        reward = np.where(running, self._scheme.pay(facts) - self.governor.penalty * intervention.rows, 0.0)
+        terms = {**self._scheme.pay(facts), "rollback": np.where(intervention.rows, -self.governor.penalty, 0.0)}
+        reward = np.where(running, total(terms), 0.0)
         changes = joined([decided, intervention.transitions])
         return StepResult(
-            reward, self.finished, running, changes, training.health, evaluation, self.potential, happened, facts
+            reward,
+            terms,
+            self.finished,
+            running,
+            step.verdicts,
+            changes,
+            training,
+            evaluation,
+            self.potential,
+            happened,
+            facts,
         )
 
     def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from esper.errors import RunError
 from esper.files import replacing
+from esper.telemetry.file_system import file_system_of, wal_safe
+from esper.telemetry.views import definitions
 
 APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
@@ -32,6 +34,7 @@ CREATE TABLE scalars (
     PRIMARY KEY (iteration, name)
 ) WITHOUT ROWID;
 CREATE INDEX scalars_by_name ON scalars (name, iteration);
+{definitions("VIEW")}
 PRAGMA user_version = {SCHEMA_VERSION};
 PRAGMA application_id = {APPLICATION_ID};
 """
@@ -60,12 +63,12 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open an existing run store for appending; RunError if it is missing, damaged or not ours."""
     connection = _connect(path, "mode=rw")
     with translated_errors(path):
-        _prepare_writing(connection)
+        _prepare_writing(connection, path)
     return connection
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open an existing run store read-only, also while another process writes to it.
+    """Open an existing run store read-only, with the newest views, also while another process writes to it.
 
     Raises:
         RunError: the store is missing, damaged or not ours.
@@ -73,7 +76,11 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     # A finished store in a read-only folder has no room for WAL's shared memory, and needs none.
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
-    return _connect(path, "immutable=1" if frozen else "mode=ro")
+    connection = _connect(path, "immutable=1" if frozen else "mode=ro")
+    with translated_errors(path):
+        connection.executescript(definitions("TEMP VIEW"))
+        connection.execute("PRAGMA query_only = TRUE")
+    return connection
 
 
 @contextmanager
@@ -93,7 +100,8 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         raise RunError(f"no run store at {path}: give the directory of a run that `esper train` made")
     with translated_errors(path):
         uri = f"{path.absolute().as_uri()}?{options}"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        # Whoever shares a connection between threads locks it.
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             _check_ours(connection, path)
         except BaseException:
@@ -102,8 +110,10 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
     return connection
 
 
-def _prepare_writing(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
+def _prepare_writing(connection: sqlite3.Connection, path: Path) -> None:
+    # Where the write-ahead log would fail, readers and the writer wait for each other instead.
+    safe = wal_safe(file_system_of(path))
+    connection.execute(f"PRAGMA journal_mode = {'DELETE' if safe is False else 'WAL'}")
     # What was flushed must survive a power cut too; commits are few, so this costs little.
     connection.execute("PRAGMA synchronous = FULL")
 

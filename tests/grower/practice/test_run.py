@@ -17,7 +17,7 @@ from esper.grower.practice.learning import measure
 from esper.grower.practice.result import Result
 from esper.growth.persist import load
 from esper.tasks.practice.registry import get_host
-from esper.telemetry.events import Decided, LifecycleTransition, RunEnded, RunInterrupted, RunResumed
+from esper.telemetry.events import LifecycleTransition, RunEnded, RunInterrupted, RunResumed, StepTaken
 from esper.telemetry.reader import RunReader
 from grower.practice.runs import digits, grow, growth
 
@@ -46,12 +46,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_a_run_leaves_all_that_happened(finished: tuple[Path, Result]) -> None:
     path, result = finished
     with RunReader.open(path / "run.db") as reader:
-        assert [one.iteration for one in reader.events(Decided)] == list(range(1, 13))
+        assert [one.iteration for one in reader.events(StepTaken)] == list(range(1, 13))
         assert reader.events(LifecycleTransition)
         assert len(reader.events(RunEnded)) == 1
         assert [number for number, _ in reader.series("validation_loss")] == list(range(1, 13))
     assert json.loads((path / "result.json").read_text())["accuracy"] == result.accuracy
-    assert any(choice.op == "GERMINATE" for choice in result.choices)
+    assert any(choice.op == "germinate" for choice in result.choices)
     assert result.added_parameters == sum(one.parameters for one in result.kept)
 
 
@@ -128,7 +128,7 @@ def test_rent_is_taken_off_the_score(tmp_path: Path) -> None:
 
 def test_unfinished_seeds_are_dropped_before_the_test(tmp_path: Path) -> None:
     result = grow(tmp_path / "run", "controller=all_at_start", "epochs=3", "batch_size=128")
-    assert any(choice.op == "GERMINATE" for choice in result.choices)
+    assert any(choice.op == "germinate" for choice in result.choices)
     assert (result.kept, result.added_parameters) == ((), 0)
 
 

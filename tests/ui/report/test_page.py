@@ -123,7 +123,7 @@ def run(tmp_path: Path) -> RunDirectory:
                 },
             )
             names = ("explained variance",) if number == 3 else ()
-            store.emit(PPOUpdated(number, 4, False, 0.01, names))
+            store.emit(PPOUpdated(number, 4, False, 0.01, names, {}))
         store.scalars(ITERATIONS, {"probe_score": 0.655})
     return run
 
@@ -250,7 +250,7 @@ def test_health_counts_rollbacks(run: RunDirectory):
     assert "No network blew up." in page_of(run).text
     with RunStore.open(run.store) as store:
         for environment, trouble in enumerate(("not_finite", "exploded", "not_finite")):
-            store.emit(RolledBack(3, environment, 9, trouble, float("nan"), 0.25, 1.1, 0.6, (0, 2), False))
+            store.emit(RolledBack(3, 3, environment, 9, trouble, float("nan"), 0.25, 1.1, 0.6, (0, 2), False))
     assert "returned networks that blew up to their last good state, 3 times in all (exploded 1, not finite 2)" in (
         page_of(run).text
     )

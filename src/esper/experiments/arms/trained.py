@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from esper.control.controller import Actions
 from esper.control.rules.replay import shuffled
 from esper.experiments.arms.fixed import FixedNetwork, train_fixed
 from esper.experiments.arms.flops import TRAINING_PASSES, Prices, examples_per_decision
@@ -18,8 +17,8 @@ from esper.experiments.play import Played, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import summarise
+from esper.experiments.tallies import side_by_side
 from esper.experiments.workers import LocalWorkers
-from esper.lifecycle.actions import wait
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.reader import RunReader
@@ -75,8 +74,7 @@ class Trained:
     def shuffled(self) -> ArmRecords:
         """The policy's own actions, each instance's played on another one."""
         rng = np.random.default_rng((self._settings.seed, _SHUFFLE_STREAM))
-        actions = _side_by_side([tally.actions for tally in self._played.tallies])
-        controller = shuffled(actions, [instance.seed for instance in self._instances], rng)
+        controller = shuffled(side_by_side(self._played.tallies), [instance.seed for instance in self._instances], rng)
         played = play(self._workers, [controller], self._terms, self._instances)[0]
         return ArmRecords(self.environment_steps, shown(played, self._suite).outcomes)
 
@@ -118,10 +116,3 @@ class Trained:
     def _fixed(self, arm: str, fossils: Sequence[Fossils], decisions: Sequence[int]) -> list[Outcome]:
         networks = [FixedNetwork(*one) for one in zip(self._instances, fossils, decisions, strict=True)]
         return train_fixed(self._workers, self._terms, arm, networks)
-
-
-def _side_by_side(actions: Sequence[Actions]) -> Actions:
-    """The actions ``[T', E, 8]`` of several cohorts as one ``[T, N, 8]``; those of shorter ones end in waiting."""
-    longest = max(len(one) for one in actions)
-    padded = [np.concatenate([one, *[wait(one.shape[1])[None]] * (longest - len(one))]) for one in actions]
-    return np.concatenate(padded, axis=1)

@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any, cast
 
-from esper.grower.practice.growth import Epoch
-from esper.telemetry.events import Decided, LifecycleTransition, RolledBack
+from esper.grower.decision import Change
+from esper.grower.practice.growth import Epoch, Growth
+from esper.lifecycle.stages import Stage
+from esper.telemetry.events import LifecycleTransition, NetworkEvent, RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 from esper.training.governor.model import Rollback
 
 FLOPS, LEARNING_SECONDS, SECONDS = "training_flops", "learning_seconds", "seconds"
 """Scalars that a run's totals are the sums of."""
+_EPISODE, _ENVIRONMENT = 1, 0
+"""There is but one of each."""
 
 
-def record(store: RunStore, epoch: Epoch, slots: Sequence[str]) -> None:
-    """Keep an epoch, durably. ``slots`` are the names of all."""
-    number, decision = epoch.number, epoch.decision
+def described(growth: Growth) -> dict[str, Any]:
+    """What the metadata of the run store say about the run, by key."""
+    settings, grower = growth.settings, growth.grower
+    return {
+        "command": "grow",
+        "seed": settings.seed,
+        "task": settings.task,
+        "host": settings.host,
+        "controller": settings.controller,
+        "environments": 1,
+        "iterations": settings.epochs,
+        "steps": settings.epochs,
+        "slots": list(growth.model.slots),
+        "blueprints": [kind.name for kind in grower.subject.roster.kinds],
+    }
+
+
+def record(store: RunStore, epoch: Epoch, growth: Growth) -> None:
+    """Keep an epoch, durably."""
+    number, decision, slots = epoch.number, epoch.decision, list(growth.model.slots)
     contributions = {f"contribution/{slot}": value for slot, value in decision.contributions.items()}
     store.scalars(number, {**_figures(epoch), **contributions})
-    store.emit(Decided(number, decision.op.name, decision.slot, decision.blueprint))
-    for change in decision.changes:
-        place, cause = slots.index(change.slot), change.cause.name
-        before, after = change.before.name, change.after.name
-        store.emit(LifecycleTransition(number, 0, number, place, before, after, change.blueprint, cause, reason=""))
     if decision.rollback is not None:
         store.emit(_rolled_back(epoch, decision.rollback, slots))
+    for change in decision.changes:
+        store.emit(_changed(epoch, change, slots))
+    store.emit(_decided(epoch, growth, slots))
     store.flush()
 
 
 def total(store: RunStore, name: str) -> float:
     """The sum of a scalar over all epochs."""
     return sum(value for _, value in store.series(name))
+
+
+def _place(epoch: Epoch) -> tuple[int, int, int, int]:
+    """The first fields of a `NetworkEvent`."""
+    return epoch.number, _EPISODE, _ENVIRONMENT, epoch.number - 1
 
 
 def _figures(epoch: Epoch) -> dict[str, float]:
@@ -47,12 +71,45 @@ def _figures(epoch: Epoch) -> dict[str, float]:
     }
 
 
-def _rolled_back(epoch: Epoch, rollback: Rollback, slots: Sequence[str]) -> RolledBack:
+def _decided(epoch: Epoch, growth: Growth, slots: list[str]) -> NetworkEvent:
+    decision, validation = epoch.decision, epoch.validation
+    table, blueprints = growth.grower.subject.table, growth.grower.subject.roster.kinds
+    residents = cast("list[int]", table.blueprint[0].tolist())
+    added = epoch.added_parameters / growth.model.host_parameters
+    return StepTaken(
+        *_place(epoch),
+        op=decision.op.name.lower(),
+        slot=None if decision.slot is None else slots.index(decision.slot),
+        blueprint=decision.blueprint,
+        train_loss=epoch.learned.loss,
+        loss=validation.loss,
+        accuracy=validation.accuracy,
+        objective=validation.accuracy - growth.settings.rent * math.log1p(added),
+        added=added,
+        stages=tuple(Stage(stage).name.lower() for stage in table.stage[0]),
+        blueprints=tuple(None if index < 0 else blueprints[index].name for index in residents),
+        alphas=tuple(table.alpha[0].tolist()),
+        contributions=tuple(decision.contributions.get(slot) for slot in slots),
+    )
+
+
+def _changed(epoch: Epoch, change: Change, slots: list[str]) -> NetworkEvent:
+    return LifecycleTransition(
+        *_place(epoch),
+        slot=slots.index(change.slot),
+        before=change.before.name.lower(),
+        after=change.after.name.lower(),
+        blueprint=change.blueprint,
+        cause=change.cause.name.lower(),
+        reason=change.reason.name.lower(),
+        contribution=epoch.decision.contributions.get(change.slot),
+    )
+
+
+def _rolled_back(epoch: Epoch, rollback: Rollback, slots: list[str]) -> NetworkEvent:
     return RolledBack(
-        epoch.number,
-        environment=0,
-        step=epoch.number,
-        trouble=rollback.trouble.name,
+        *_place(epoch),
+        trouble=rollback.trouble.name.lower(),
         loss_before=rollback.loss,
         accuracy_before=epoch.validation.accuracy,
         loss_after=rollback.loss_restored,

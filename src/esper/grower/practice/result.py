@@ -15,7 +15,7 @@ from esper.grower.practice.growth import Growth
 from esper.grower.practice.record import FLOPS, LEARNING_SECONDS, SECONDS, total
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
-from esper.telemetry.events import Decided, RolledBack
+from esper.telemetry.events import RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 
 
@@ -90,7 +90,7 @@ def concluded(growth: Growth, test: Score, store: RunStore) -> Result:
         seconds=total(store, SECONDS),
         rollbacks=len(store.events(RolledBack)),
         kept=_kept(growth.model),
-        choices=_choices(store),
+        choices=_choices(store, list(growth.model.slots)),
     )
 
 
@@ -118,6 +118,9 @@ def _kept(model: GrowingModel) -> tuple[Kept, ...]:
     )
 
 
-def _choices(store: RunStore) -> tuple[Choice, ...]:
-    decisions = store.events(Decided)
-    return tuple(Choice(one.iteration, one.op, one.slot, one.blueprint) for one in decisions if one.op != Op.WAIT.name)
+def _choices(store: RunStore, slots: list[str]) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(step.iteration, step.op, None if step.slot is None else slots[step.slot], step.blueprint)
+        for step in store.events(StepTaken)
+        if step.op != Op.WAIT.name.lower()
+    )

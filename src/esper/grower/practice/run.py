@@ -13,7 +13,7 @@ from esper.experiments.interrupts import Interrupts
 from esper.grower.practice.checkpoint import capture, restore
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.growth import Epoch, Growth
-from esper.grower.practice.record import record
+from esper.grower.practice.record import described, record
 from esper.grower.practice.result import Result, concluded, read_result, write_result
 from esper.grower.practice.settings import GrowSettings
 from esper.growth.persist import save
@@ -46,6 +46,7 @@ class GrowRun:
             event = RunResumed(self.done, __version__)
         else:
             event = RunStarted(0, __version__, growth.settings.seed)
+            store.set_metadata(described(growth))
         store.rewind(self.done)
         store.emit(event)
         store.flush()
@@ -61,7 +62,7 @@ class GrowRun:
                 while self.done < self.growth.settings.epochs:
                     with interrupts.at_once():
                         epoch = self.growth.epoch(self.done + 1)
-                    record(self.store, epoch, list(self.growth.model.slots))
+                    record(self.store, epoch, self.growth)
                     self._checkpoints.save(epoch.number, *capture(self.growth))
                     self.done = epoch.number
                     show(epoch)

@@ -19,8 +19,10 @@ from esper.rl.rewards.facts import Step
 from esper.rl.rewards.weights import Weights
 
 Floats = NDArray[np.float64]
-Pay = Callable[[Step, Weights], Floats]
-"""Rewards ``[E]`` of a step."""
+Terms = dict[str, Floats]
+"""What a reward is the sum of, by name; ``[E]`` each."""
+Pay = Callable[[Step, Weights], Terms]
+"""Rewards of a step."""
 
 
 @dataclass(frozen=True)
@@ -52,62 +54,66 @@ def look_up(name: str) -> Mode:
 
 
 @_register("accuracy", "loss")
-def outcome(step: Step, _weights: Weights) -> Floats:
+def outcome(step: Step, _weights: Weights) -> Terms:
     """``J' - J``: telescopes to J of the committed network, exactly.
 
     Known failure: noise of single evaluations enters every step's reward, though not their sum. In loss, a controller
     that moves alpha to and fro is not told apart from an honest one (docs/rewards.md).
     """
-    return terms.objective(step.after) - terms.objective(step.before)
+    return {"objective": terms.objective(step.after) - terms.objective(step.before)}
 
 
 @_register("accuracy")
-def sparse(step: Step, _weights: Weights) -> Floats:
+def sparse(step: Step, _weights: Weights) -> Terms:
     """J of the committed network at the last step, 0 before.
 
     Known failure: gives no hint which of the episode's decisions mattered.
     """
-    return np.where(step.finished, terms.objective(step.after), 0.0)
+    return {"objective": np.where(step.finished, terms.objective(step.after), 0.0)}
 
 
 @_register("accuracy")
-def minimal(step: Step, weights: Weights) -> Floats:
+def minimal(step: Step, weights: Weights) -> Terms:
     """`sparse` less the cost of pruning before its time.
 
     Known failure: that of `sparse`; and a seed that measurably harms is kept up to `early_age` all the same.
     """
-    return sparse(step, weights) - weights.early_prune * terms.early_prune(step, weights)
+    return {**sparse(step, weights), "early_prune": -weights.early_prune * terms.early_prune(step, weights)}
 
 
 @_register("accuracy")
-def simplified(step: Step, weights: Weights) -> Floats:
+def simplified(step: Step, weights: Weights) -> Terms:
     """`sparse`, plus shaping by the progress of all slots, less the cost of interventions.
 
     Known failure: progress says that a seed is there, not that it is any good; what it advances is pure noise to learn
     from where most seeds are pruned. The cost of interventions can teach never to act before anything else is learned.
     """
-    shaping = weights.progress * terms.progress(step)
-    return sparse(step, weights) + shaping - weights.intervention * terms.intervention(step)
+    return {
+        **sparse(step, weights),
+        "progress": weights.progress * terms.progress(step),
+        "intervention": -weights.intervention * terms.intervention(step),
+    }
 
 
 @_register("accuracy", "loss")
-def shaped(step: Step, weights: Weights) -> Floats:
+def shaped(step: Step, weights: Weights) -> Terms:
     """`outcome`, plus shaping by attribution and progress, less costs of interventions, alpha shocks, early pruning.
 
     Known failure: every ramp of alpha costs, so growth that gains less than its shock (a third of the weight for three
     steps) does not pay; and six terms with weights are six ways to be wrong.
     """
-    advanced = weights.attribution * terms.attribution(step) + weights.progress * terms.progress(step)
-    costs = (
-        weights.intervention * terms.intervention(step)
-        + weights.shock * terms.shock(step)
-        + weights.early_prune * terms.early_prune(step, weights)
-    )
-    return outcome(step, weights) + advanced - costs
+    return {
+        **outcome(step, weights),
+        "attribution": weights.attribution * terms.attribution(step),
+        "progress": weights.progress * terms.progress(step),
+        "intervention": -weights.intervention * terms.intervention(step),
+        "shock": -weights.shock * terms.shock(step),
+        "early_prune": -weights.early_prune * terms.early_prune(step, weights),
+    }
 
 
 @_register("accuracy", "loss")
-def escrow(step: Step, _weights: Weights) -> Floats:
+def escrow(step: Step, _weights: Weights) -> Terms:
     """The change of what seeds contribute, less the change of rent.
 
     Contributions are paid as they come and clawed back as they go; what is not fossilized by the end is taken back
@@ -116,5 +122,8 @@ def escrow(step: Step, _weights: Weights) -> Floats:
     Known failure: contributions are not J. Of two seeds that do the same job neither contributes, so neither is paid;
     two that only work together are both paid for all of it, which makes complements worth twice their gain.
     """
-    held, owed = (standing.contribution.sum(axis=1) - standing.rent for standing in (step.after, step.before))
-    return held - owed
+    before, after = step.before, step.after
+    return {
+        "contribution": after.contribution.sum(axis=1) - before.contribution.sum(axis=1),
+        "rent": before.rent - after.rent,
+    }

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.rl.rewards.facts import Facts
-from esper.rl.rewards.modes import MODES
+from esper.rl.rewards.modes import MODES, Terms
 from esper.rl.rewards.settings import RewardSettings
 
 Floats = NDArray[np.float64]
@@ -21,13 +21,20 @@ class Scheme:
         self._kinds = list(dict.fromkeys(settings))
         self._kind_of: NDArray[np.int64] = np.array([self._kinds.index(one) for one in settings])
 
-    def pay(self, facts: Facts) -> Floats:
-        """The rewards ``[E]``, each environment's by its own mode."""
-        rewards = np.zeros(len(self._kind_of))
+    def pay(self, facts: Facts) -> Terms:
+        """What the rewards are the sum of, ``[E]`` each; every environment is paid by its own mode."""
+        paid: Terms = {}
         for index, settings in enumerate(self._kinds):
-            paid = MODES[settings.mode].pay(facts.step(settings.family, settings.rent_on), settings)
-            rewards = np.where(self._kind_of == index, paid, rewards)
-        return rewards
+            theirs = self._kind_of == index
+            terms = MODES[settings.mode].pay(facts.step(settings.family, settings.rent_on), settings)
+            for name, term in terms.items():
+                paid[name] = np.where(theirs, term, paid.get(name, 0.0))
+        return paid
+
+
+def total(terms: Terms) -> Floats:
+    """The rewards ``[E]``."""
+    return np.sum(list(terms.values()), axis=0)
 
 
 def in_turns(settings: Sequence[RewardSettings], environments: int, group: int = 1) -> list[RewardSettings]:

@@ -51,8 +51,8 @@ def event_types() -> dict[str, type[Event]]:
 
 
 def encode(event: Event) -> str:
-    """The event's fields as JSON; non-finite numbers become strings, which `decode` turns back."""
-    return _adapter(type(event)).dump_json(event).decode()
+    """The event's fields as JSON, but for defaults; non-finite numbers become strings, which `decode` turns back."""
+    return _adapter(type(event)).dump_json(event, exclude_defaults=True).decode()
 
 
 def decode(name: str, version: int, payload: str) -> Event:
@@ -73,105 +73,3 @@ def decode(name: str, version: int, payload: str) -> Event:
 @cache
 def _adapter(event_type: type[Event]) -> TypeAdapter[Any]:
     return TypeAdapter(event_type)
-
-
-@register("run_started")
-@dataclass(frozen=True, slots=True)
-class RunStarted(Event):
-    """A new run begins."""
-
-    history = True
-
-    esper_version: str
-    seed: int
-
-
-@register("run_interrupted")
-@dataclass(frozen=True, slots=True)
-class RunInterrupted(Event):
-    """The run stopped before its end, for instance by Ctrl-C."""
-
-    history = True
-
-    reason: str
-
-
-@register("run_resumed")
-@dataclass(frozen=True, slots=True)
-class RunResumed(Event):
-    """The run goes on after the checkpoint of `iteration`."""
-
-    history = True
-
-    esper_version: str
-
-
-@register("run_ended")
-@dataclass(frozen=True, slots=True)
-class RunEnded(Event):
-    """All iterations are done; `seconds` counts the last process only."""
-
-    history = True
-
-    seconds: float
-
-
-@register("lifecycle_transition")
-@dataclass(frozen=True, slots=True)
-class LifecycleTransition(Event):
-    """A slot changed its stage; stages, blueprint, cause and reason are given by name."""
-
-    environment: int
-    step: int
-    slot: int
-    before: str
-    after: str
-    blueprint: str | None
-    cause: str
-    reason: str
-
-
-@register("decided")
-@dataclass(frozen=True, slots=True)
-class Decided(Event):
-    """A controller of one model decided; `slot` is where and `blueprint` what germinated, both by name."""
-
-    op: str
-    slot: str | None
-    blueprint: str | None
-
-
-@register("rolled_back")
-@dataclass(frozen=True, slots=True)
-class RolledBack(Event):
-    """The governor returned a network to its last good state; losses in nats, accuracies on validation data."""
-
-    environment: int
-    step: int
-    trouble: str
-    loss_before: float
-    accuracy_before: float
-    loss_after: float
-    accuracy_after: float
-    pruned: tuple[int, ...]
-    ended: bool
-
-
-@register("ppo_updated")
-@dataclass(frozen=True, slots=True)
-class PPOUpdated(Event):
-    """A policy update is done; `anomalies` names the health checks it failed."""
-
-    epochs: int
-    stopped_early: bool
-    kl: float
-    anomalies: tuple[str, ...]
-
-
-@register("checkpoint_written")
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten(Event):
-    """A checkpoint is safe on disk; `file` is relative to the run directory."""
-
-    file: str
-    sha256: str

@@ -1,0 +1,212 @@
+"""Tells what happens to the networks of a population, step by step, as events of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.control.policy import PolicyStep
+from esper.control.spaces import Observation
+from esper.lifecycle.actions import RELEVANT, Head, Op, details
+from esper.lifecycle.gates import GATES, Reason
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import NO_BLUEPRINT
+from esper.lifecycle.transitions import Cause
+from esper.rl.episodes import Episodes, StepResult
+from esper.telemetry.events import (
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    GateJudged,
+    LifecycleTransition,
+    PolicyLooked,
+    RolledBack,
+    StepTaken,
+)
+
+_DECIMALS = 5
+"""Kept of measured figures; far below their noise."""
+_STAGES = tuple(stage.name.lower() for stage in Stage)
+_OPS = tuple(op.name.lower() for op in Op)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which episodes are told of, and how fully."""
+
+    episode: int
+    """Their number, and the iteration of the events."""
+    first: int
+    """Number of the first environment."""
+    steps: bool
+    """Whether every decision is told; otherwise only changes of stage, verdicts, rollbacks and ends."""
+    watched: Collection[int]
+    """Numbers of the environments of which is told what the policy saw."""
+
+
+class Chronicle:
+    """Makes events of the steps of E episodes, in order, from the first one on."""
+
+    def __init__(self, episodes: Episodes, scope: Scope) -> None:
+        self._episodes = episodes
+        self._scope = scope
+        self._watched = [number - scope.first for number in scope.watched if 0 <= number - scope.first < episodes.size]
+        shape = (episodes.size, len(episodes.suite.sites))
+        self._reasons = np.full(shape, Reason.NO_GATE, np.int8)
+        self._contributions = np.full(shape, np.nan)
+        self._paid = np.zeros(episodes.size)
+        self._number = 0
+
+    def started(self) -> Iterator[Event]:
+        """The episodes begin."""
+        parameters = self._episodes.population.host_parameters.tolist()
+        for row, instance in enumerate(self._episodes.instances):
+            yield EpisodeStarted(
+                *self._place(row),
+                instance=instance.name,
+                family=instance.family,
+                variant=instance.variant,
+                rent=instance.rent,
+                learning_rate=instance.learning_rate,
+                train_size=instance.train_size,
+                widths=instance.widths,
+                host_parameters=parameters[row],
+            )
+
+    def looked(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
+        """What the policy saw and thought before a decision, of the watched networks."""
+        for row in self._watched:
+            relevant = RELEVANT[int(step.actions[row, Head.OP])]
+            likely = {head: step.head_log_probs[head][row].exp() for head in Head if relevant[head]}
+            yield PolicyLooked(
+                *self._place(row),
+                *(_nested(part[row]) for part in observation),
+                probabilities={head.name.lower(): _nested(probabilities) for head, probabilities in likely.items()},
+            )
+
+    def stepped(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
+        """A decision and what it led to; ``policy`` is what decided, if it was a policy."""
+        yield from self._judged(result)
+        yield from self._changed(result)
+        self._contributions = result.evaluation.accuracy_contribution
+        self._paid += result.reward
+        if self._scope.steps:
+            yield from self._decided(actions, result, policy)
+        for incident in result.incidents:
+            record = vars(incident).copy()
+            yield RolledBack(*self._place(record.pop("environment")), **record)
+        yield from self._ended(result)
+        self._number += 1
+
+    def _place(self, row: int) -> tuple[int, int, int, int]:
+        """Iteration, episode, environment, step."""
+        scope = self._scope
+        return scope.episode, scope.episode, scope.first + row, self._number
+
+    def _named(self, blueprint: int) -> str | None:
+        return None if blueprint == NO_BLUEPRINT else self._episodes.suite.blueprints[blueprint]
+
+    def _judged(self, result: StepResult) -> Iterator[Event]:
+        """Gates that say something else than before."""
+        reasons, stages = result.verdicts.reason, result.facts.before.stage
+        changed = (reasons != self._reasons) & (reasons != Reason.NO_GATE) & result.running[:, None]
+        self._reasons = reasons
+        for row, slot in np.argwhere(changed).tolist():
+            reason, gate = Reason(reasons[row, slot]), GATES[Stage(stages[row, slot])]
+            yield GateJudged(*self._place(row), slot, gate, reason is Reason.PASSED, reason.name.lower())
+
+    def _changed(self, result: StepResult) -> Iterator[Event]:
+        changes = result.transitions
+        for index in range(len(changes)):
+            row, slot = int(changes.env[index]), int(changes.slot[index])
+            yield LifecycleTransition(
+                *self._place(row),
+                slot,
+                Stage(changes.before[index]).name.lower(),
+                Stage(changes.after[index]).name.lower(),
+                self._named(int(changes.blueprint[index])),
+                Cause(changes.cause[index]).name.lower(),
+                Reason(changes.reason[index]).name.lower(),
+                _measured([float(self._contributions[row, slot])])[0],
+            )
+
+    def _decided(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
+        columns = {**self._chosen(actions, policy), **self._stood(result)}
+        terms = {name: _rounded(term) for name, term in result.terms.items()}
+        for row in result.running.nonzero()[0].tolist():
+            yield StepTaken(
+                *self._place(row),
+                terms={name: term[row] for name, term in terms.items() if term[row]},
+                **{name: column[row] for name, column in columns.items()},
+            )
+
+    def _chosen(self, actions: NDArray[np.int64], policy: PolicyStep | None) -> dict[str, list[Any]]:
+        """Fields of `StepTaken` about the decisions, an entry per network."""
+        blueprints, taken = self._episodes.suite.blueprints, actions.tolist()
+        nothing: list[None] = [None] * len(taken)
+        return {
+            "op": [_OPS[one[Head.OP]] for one in taken],
+            "slot": [None if one[Head.OP] == Op.WAIT else one[Head.SLOT] for one in taken],
+            "blueprint": [blueprints[one[Head.BLUEPRINT]] if one[Head.OP] == Op.GERMINATE else None for one in taken],
+            "choices": [details(one) for one in taken],
+            "value": nothing if policy is None else _rounded(policy.value.cpu().numpy()),
+            "log_prob": nothing if policy is None else _rounded(policy.log_prob.cpu().numpy()),
+        }
+
+    def _stood(self, result: StepResult) -> dict[str, list[Any]]:
+        """Fields of `StepTaken` about what the decisions led to, an entry per network."""
+        population, table = self._episodes.population, self._episodes.population.table
+        return {
+            "reward": _rounded(result.reward),
+            "train_loss": _rounded(result.training.loss),
+            "loss": _rounded(result.evaluation.loss),
+            "accuracy": _rounded(result.evaluation.accuracy),
+            "objective": _rounded(result.potential),
+            "added": _rounded(population.parameters_in(table.blended) / population.host_parameters),
+            "stages": [tuple(_STAGES[stage] for stage in row) for row in cast("list[list[int]]", table.stage.tolist())],
+            "blueprints": [tuple(map(self._named, row)) for row in table.blueprint.tolist()],
+            "alphas": [tuple(row) for row in _rounded(table.alpha)],
+            "contributions": [_measured(row) for row in _rounded(result.evaluation.accuracy_contribution)],
+        }
+
+    def _ended(self, result: StepResult) -> Iterator[Event]:
+        """Episodes that this step was the last of."""
+        ended = result.finished & result.running
+        if not ended.any():
+            return
+        population, table = self._episodes.population, self._episodes.population.table
+        kept = table.stage == Stage.FOSSILIZED
+        added = population.parameters_in(kept) / population.host_parameters
+        for row in ended.nonzero()[0].tolist():
+            yield EpisodeEnded(
+                *self._place(row),
+                objective=float(result.potential[row]),
+                accuracy=float(result.facts.after.accuracy.score[row]),
+                added=float(added[row]),
+                paid=float(self._paid[row]),
+                kept=tuple(map(self._named, np.where(kept, table.blueprint, NO_BLUEPRINT)[row].tolist())),
+            )
+
+
+def _rounded(values: NDArray[np.floating]) -> list[Any]:
+    return np.round(values.astype(np.float64), _DECIMALS).tolist()
+
+
+def _measured(values: Sequence[float]) -> tuple[float | None, ...]:
+    """None for what was not measured."""
+    return tuple(None if math.isnan(value) else value for value in values)
+
+
+def _nested(values: Tensor) -> tuple[Any, ...]:
+    """A tensor's values, as tuples of tuples."""
+    return _as_tuple(_rounded(values.cpu().numpy()))
+
+
+def _as_tuple(values: Any) -> Any:
+    return tuple(map(_as_tuple, cast("list[Any]", values))) if isinstance(values, list) else values

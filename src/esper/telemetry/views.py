@@ -1,0 +1,166 @@
+"""SQL views of a run's events: what people ask of a run, one row per thing they ask about.
+
+They live in every run store, for other programs, and readers bring their own, so that old runs have the newest ones.
+`episode` and `environment` name a network's episode, `step` counts its decisions from 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view: what a row is, and the query."""
+
+    meaning: str
+    query: str
+
+
+def _columns(event: str, *names: str) -> str:
+    """A query for fields of an event type."""
+    fields = ",\n    ".join(f"json_extract(payload, '$.{name}') AS {name}" for name in names)
+    return f"SELECT id, time, iteration,\n    {fields}\nFROM events WHERE type = '{event}'"
+
+
+_NETWORK = ("episode", "environment", "step")
+
+_SEEDS = """
+WITH changes AS (
+    SELECT id,
+        json_extract(payload, '$.episode') AS episode,
+        json_extract(payload, '$.environment') AS environment,
+        json_extract(payload, '$.slot') AS slot,
+        json_extract(payload, '$.step') AS step,
+        json_extract(payload, '$.before') AS before,
+        json_extract(payload, '$.after') AS after,
+        json_extract(payload, '$.blueprint') AS blueprint,
+        json_extract(payload, '$.cause') AS cause,
+        json_extract(payload, '$.contribution') AS contribution
+    FROM events WHERE type = 'lifecycle_transition'
+), lives AS (
+    SELECT *, SUM(after = 'germinated' OR cause = 'start')
+        OVER (PARTITION BY episode, environment, slot ORDER BY id) AS life
+    FROM changes
+)
+SELECT episode, environment, slot, life,
+    MAX(blueprint) AS blueprint,
+    MIN(step) AS germinated,
+    MIN(CASE WHEN after = 'training' THEN step END) AS trained,
+    MIN(CASE WHEN after = 'blending' THEN step END) AS blended,
+    MIN(CASE WHEN after = 'holding' THEN step END) AS held,
+    MIN(CASE WHEN after = 'fossilized' THEN step END) AS fossilized,
+    MIN(CASE WHEN after = 'pruned' THEN step END) AS pruned,
+    CASE WHEN SUM(after = 'pruned') THEN 'pruned' WHEN SUM(after = 'fossilized') THEN 'fossilized' ELSE 'unfinished' END
+        AS outcome,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN cause END) AS cause,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN contribution END) AS contribution
+FROM lives WHERE life > 0
+GROUP BY episode, environment, slot, life
+"""
+
+_STARTED = ("instance", "family", "variant", "rent", "host_parameters")
+_ENDED = ("objective", "accuracy", "added", "paid", "kept")
+
+
+def _of(event: str, *names: str) -> str:
+    """Fields of the one event of a type in a group."""
+    return ",\n    ".join(
+        f"MAX(CASE type WHEN '{event}' THEN json_extract(payload, '$.{name}') END) AS {name}" for name in names
+    )
+
+
+_EPISODES = f"""
+SELECT MAX(iteration) AS iteration,
+    json_extract(payload, '$.episode') AS episode,
+    json_extract(payload, '$.environment') AS environment,
+    {_of("episode_started", *_STARTED)},
+    MAX(json_extract(payload, '$.step')) AS steps,
+    {_of("episode_ended", *_ENDED)}
+FROM events WHERE type IN ('episode_started', 'episode_ended')
+GROUP BY 2, 3 HAVING SUM(type = 'episode_ended')
+"""
+
+_PER_SLOT = """
+SELECT steps.id AS id, steps.iteration AS iteration,
+    json_extract(steps.payload, '$.episode') AS episode,
+    json_extract(steps.payload, '$.environment') AS environment,
+    json_extract(steps.payload, '$.step') AS step,
+    stages.key AS slot,
+    stages.value AS stage,
+    json_extract(steps.payload, '$.blueprints[' || stages.key || ']') AS blueprint,
+    json_extract(steps.payload, '$.alphas[' || stages.key || ']') AS alpha,
+    json_extract(steps.payload, '$.contributions[' || stages.key || ']') AS contribution
+FROM events AS steps, json_each(steps.payload, '$.stages') AS stages
+WHERE steps.type = 'step_taken'
+"""
+
+_REWARDS = """
+SELECT steps.id AS id, steps.iteration AS iteration,
+    json_extract(steps.payload, '$.episode') AS episode,
+    json_extract(steps.payload, '$.environment') AS environment,
+    json_extract(steps.payload, '$.step') AS step,
+    terms.key AS term,
+    terms.value AS value
+FROM events AS steps, json_each(steps.payload, '$.terms') AS terms
+WHERE steps.type = 'step_taken'
+"""
+
+_PPO_METRICS = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "clip_fraction",
+    "gradient_norm",
+    "explained_variance",
+    "return_mean",
+    "learning_rate",
+)
+
+_PPO = """
+SELECT id, time, iteration,
+    json_extract(payload, '$.epochs') AS optimizer_steps,
+    json_extract(payload, '$.stopped_early') AS stopped_early,
+    json_extract(payload, '$.kl') AS kl,
+    {metrics},
+    json_extract(payload, '$.anomalies') AS anomalies,
+    json_extract(payload, '$.metrics') AS metrics
+FROM events WHERE type = 'ppo_updated'
+""".format(metrics=",\n    ".join(f"json_extract(payload, '$.metrics.{name}') AS {name}" for name in _PPO_METRICS))
+
+VIEWS: Mapping[str, View] = {
+    "seeds": View("one seed's life, from germination to its fossil or its end", _SEEDS),
+    "episodes": View("one episode of one network that has ended", _EPISODES),
+    "decisions": View(
+        "one decision and how its network stood afterwards",
+        _columns(
+            "step_taken",
+            *_NETWORK,
+            *("op", "slot", "blueprint", "value", "log_prob", "reward"),
+            *("train_loss", "loss", "accuracy", "objective", "added"),
+        ),
+    ),
+    "slots": View("one slot after one decision", _PER_SLOT),
+    "rewards": View("one term of the reward for one decision", _REWARDS),
+    "transitions": View(
+        "one change of a slot's stage",
+        _columns(
+            "lifecycle_transition", *_NETWORK, "slot", "before", "after", "blueprint", "cause", "reason", "contribution"
+        ),
+    ),
+    "gates": View("one new verdict of a gate", _columns("gate_judged", *_NETWORK, "slot", "gate", "passed", "reason")),
+    "ppo": View("one update of the policy", _PPO),
+    "rollbacks": View(
+        "one rollback by the governor",
+        _columns(
+            "rolled_back",
+            *_NETWORK,
+            *("trouble", "loss_before", "accuracy_before", "loss_after", "accuracy_after", "pruned", "ended"),
+        ),
+    ),
+}
+"""All views by name."""
+
+
+def definitions(kind: str) -> str:
+    """SQL that makes all views, where ``kind`` is ``VIEW`` or ``TEMP VIEW``."""
+    return "\n".join(f"CREATE {kind} IF NOT EXISTS {name} AS {view.query};" for name, view in VIEWS.items())
