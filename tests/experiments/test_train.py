@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from esper.errors import RunError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.trainer import Trainer
-from esper.telemetry.events import CheckpointWritten, RunEnded, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.reader import RunReader
 from experiments.runs import at, ignore, resumed, started, tiny
 from experiments.short_suite import short_suite
@@ -142,6 +143,16 @@ def test_a_checkpoint_whose_record_a_kill_swallowed_is_recorded_when_the_run_goe
     with resumed(tmp_path / "run") as trainer:
         trainer.store.flush()
         assert trainer.store.events(CheckpointWritten) == told, "once"
+
+
+def test_an_error_is_part_of_the_history(tmp_path: Path):
+    def fail() -> None:
+        raise RunError("the machine is on fire")
+
+    with started(tmp_path / "run", tiny()) as trainer, pytest.raises(RunError):
+        trainer.train(at(1, fail))
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        assert reader.events(RunFailed) == [RunFailed(1, "the machine is on fire")]
 
 
 def test_learning_changes_the_policy(tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]):

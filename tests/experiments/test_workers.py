@@ -16,7 +16,16 @@ import pytest
 from esper.errors import RunError
 from esper.experiments.workers import LocalWorkers
 from experiments.launching import ENVIRONMENT
-from experiments.worker_tasks import circumstances, die_once_there, fail_on_two, ignored, sleep_in, square
+from experiments.worker_tasks import (
+    circumstances,
+    count_and_fail,
+    count_up,
+    die_once_there,
+    fail_on_two,
+    ignored,
+    sleep_in,
+    square,
+)
 
 
 def test_one_worker_is_this_process():
@@ -49,11 +58,34 @@ def test_processes_work_in_order_and_ignore_ctrl_c(monkeypatch: pytest.MonkeyPat
     assert trim is not None
 
 
+def test_what_tasks_say_is_heard_before_they_end():
+    heard: list[int] = []
+    with LocalWorkers(1) as workers:
+        assert workers.heard(count_up, [3, 0, 2], heard.append) == [3, 0, 2]
+        assert heard == [0, 1, 2, 0, 1]
+        with pytest.raises(ValueError, match="two"):
+            workers.heard(count_and_fail, [2, 3], heard.append)
+    assert heard == [0, 1, 2, 0, 1, 2]
+
+
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalWorkers]:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with LocalWorkers(2) as workers:
         yield workers
+
+
+@pytest.mark.slow
+def test_what_tasks_say_in_processes_is_heard_in_the_order_of_each(two: LocalWorkers):
+    heard: list[int] = []
+    assert two.heard(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
+    assert sorted(heard) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert heard.index(0) < heard.index(1) < heard.index(2) < heard.index(3)
+    with pytest.raises(ValueError, match="two"):
+        two.heard(count_and_fail, [2, 3], heard.append)
+    heard.clear()
+    assert two.heard(count_up, [2], heard.append) == [2]
+    assert heard == [0, 1]
 
 
 @pytest.mark.slow

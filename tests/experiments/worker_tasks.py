@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -18,6 +19,17 @@ def fail_on_two(number: int) -> int:
     if number == 2:
         raise ValueError("two")
     return number
+
+
+def count_up(number: int) -> Generator[int, None, int]:
+    """Tells all numbers up to this one."""
+    yield from range(number)
+    return number
+
+
+def count_and_fail(number: int) -> Generator[int, None, int]:
+    yield number
+    return fail_on_two(number)
 
 
 def circumstances(_: int) -> tuple[int, bool, int, str | None]:

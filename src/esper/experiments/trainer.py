@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from esper import __version__
 from esper.control.learned import Learned
 from esper.control.policy import Policy
+from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
 from esper.experiments.collect import ShardTask, collect, joined, new_policy
@@ -29,7 +30,7 @@ from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
 from esper.signals import Terminated
 from esper.tasks.registry import get_suite
-from esper.telemetry.events import CheckpointWritten, RunEnded, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.store import RunStore
 
 _PROBE_STREAM = 3
@@ -126,6 +127,9 @@ class Trainer:
             except (KeyboardInterrupt, Terminated) as stop:
                 self._interrupted("SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C")
                 raise
+            except EsperError as error:
+                self._failed(error)
+                raise
         self.store.emit(RunEnded(self.done, time.perf_counter() - began))
         self.store.flush()
 
@@ -134,6 +138,11 @@ class Trainer:
             self._checkpoint()
         self.store.emit(RunInterrupted(self.done, reason))
         self.store.flush()
+
+    def _failed(self, error: EsperError) -> None:
+        self.store.emit(RunFailed(self.done, str(error)))
+        with suppress(RunError):  # the store may be what failed
+            self.store.flush()
 
     @contextmanager
     def _whole_or_undone(self) -> Generator[None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from esper import __version__
 from esper.config import dump_settings, load_settings
-from esper.errors import ConfigError
+from esper.errors import ConfigError, DivergedError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.interrupts import Interrupts
 from esper.grower.practice.checkpoint import capture, restore
@@ -19,7 +19,7 @@ from esper.grower.practice.settings import GrowSettings
 from esper.growth.persist import save
 from esper.signals import Terminated
 from esper.tasks.practice.examples import Splits
-from esper.telemetry.events import RunEnded, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.store import RunStore
 
 KEPT_CHECKPOINTS = 2
@@ -69,6 +69,10 @@ class GrowRun:
                     interrupts.check()
         except (KeyboardInterrupt, Terminated) as stopped:
             self.store.emit(RunInterrupted(self.done, type(stopped).__name__))
+            self.store.flush()
+            raise
+        except DivergedError as error:
+            self.store.emit(RunFailed(self.done, str(error)))
             self.store.flush()
             raise
 
