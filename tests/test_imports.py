@@ -25,7 +25,15 @@ EXTRAS = (
     "wandb",
 )
 
-NEEDS_AN_EXTRA = ("esper.integrations.lightning", "esper.integrations.sb3", "esper.integrations.transformers")
+NEEDS_AN_EXTRA = (
+    "esper.experiments.ray_workers",
+    "esper.integrations.lightning",
+    "esper.integrations.sb3",
+    "esper.integrations.transformers",
+    "esper.telemetry.bridges.mlflow",
+    "esper.telemetry.bridges.tensorboard",
+    "esper.telemetry.bridges.wandb",
+)
 
 IMPORT_EVERYTHING = f"""
 import importlib, pkgutil, sys

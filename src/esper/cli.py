@@ -41,13 +41,23 @@ COMMANDS = (
     Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
     Command("grow", "esper.commands.grow:command", "Grow one model on one task."),
     Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
-    Command("report", "esper.commands.report:command", "Write a run's report anew."),
+    Command(
+        "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
+    ),
+    Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
+    Command("watch", "esper.commands.watch:command", "Watch a run in the terminal."),
+    Command("query", "esper.commands.query:command", "Ask a run's store in SQL."),
+    Command("export-events", "esper.commands.export_events:command", "Write all events of a run to one file."),
     Command("bench attach", "esper.commands.bench_attach:command", "Measure what dormant slots cost in training."),
     Command("bench exploits", "esper.commands.bench_exploits:command", "Measure whether cheating a reward mode pays."),
     Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
+    Command("bench telemetry", "esper.commands.bench_telemetry:command", "Measure what keeping events costs."),
+    Command("bridge", "esper.commands.bridge:command", "Carry a run's figures over to another tool."),
     Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
+    Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
+    Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
 

@@ -5,7 +5,7 @@ also change the kind of a discriminated union. Every mistake ends in a ConfigErr
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -41,11 +41,20 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     values = {} if path is None else _read_mapping(path)
     for override in overrides:
         _merge(values, override)
+    return validated(model, values, lambda key: _source(key, path, overrides))
+
+
+def validated(model: type[S], values: dict[str, Any], source: Callable[[str], str]) -> S:
+    """Build `model` from its defaults and these values; ``source`` says where the value at a dotted key comes from.
+
+    Raises:
+        ConfigError: unknown key, missing key, or impossible value.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         mistake = first_mistake(error, model)
-        raise ConfigError(f"{_source(mistake.key, path, overrides)}{mistake.sentence}") from error
+        raise ConfigError(f"{source(mistake.key)}{mistake.sentence}") from error
 
 
 def dump_settings(settings: Settings, path: Path) -> None:
@@ -74,20 +83,27 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 def _merge(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
+    put(values, key, parse(text, f"--set {override}"), f"--set {override}")
+
+
+def put(values: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Set the value at a dotted key; ConfigError, naming ``source``, if that is none or leads through a value."""
+    parts = key.strip().split(".")
+    if not all(parts):
+        raise ConfigError(f"{source}: write it as dotted.key=value")
     group = values
     for depth, part in enumerate(parts[:-1], start=1):
         inner: Any = group.get(part)
         if inner is None:  # absent, or a key without a value in the file
             inner = {}
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {override}: `{'.'.join(parts[:depth])}` is a value, it has no keys below it")
+            raise ConfigError(f"{source}: `{'.'.join(parts[:depth])}` is a value, it has no keys below it")
         # A copy: YAML aliases share one mapping between several keys.
         group[part] = dict(cast("dict[str, Any]", inner))
         group = group[part]
-    group[parts[-1]] = parse(text, f"--set {override}")
+    group[parts[-1]] = value
 
 
 def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:

@@ -160,7 +160,7 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
     with pytest.raises(KeyboardInterrupt):
         run_contest(stopped, stop)
     plays = list[int]()
-    monkeypatch.setattr("esper.experiments.compare.trials.play", lambda *given: (plays.append(1), play(*given))[1])
+    monkeypatch.setattr("esper.experiments.compare.judged_run.play", lambda *given: (plays.append(1), play(*given))[1])
     again = run_contest(stopped, watch)
     assert len(plays) == 2, "of the third, whose policy had not played, and the last"
     assert seen == [Trial("plain", 1)], "the third had its checkpoint, the first two their scores"

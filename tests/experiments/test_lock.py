@@ -6,11 +6,13 @@ import errno
 import fcntl
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from esper.errors import RunError
+from esper.experiments.lock import held
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
 from experiments.launching import launch, train_words
@@ -75,3 +77,15 @@ def test_the_lock_vanishes_with_a_killed_process(tmp_path: Path):
         process.send_signal(signal.SIGKILL)
     with RunDirectory.open(path).locked("esper evaluate"):
         pass
+
+
+def test_whoever_only_looks_at_the_lock_hinders_nobody(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    run.lock.touch()
+    descriptor = os.open(run.lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    # It lets go while the other one waits to try again.
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.close(descriptor))
+    with run.locked("esper train"):
+        assert held(run.lock)
+    assert not held(run.lock)
+    assert not held(run.path / "no such file")

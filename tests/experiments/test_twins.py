@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, joined, new_policy
+from esper.experiments.crew import exhausted
 from esper.experiments.settings import TrainSettings
+from esper.experiments.workers import Given
 from esper.lifecycle.actions import wait
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout
@@ -27,7 +29,8 @@ def _short_suite() -> Iterator[None]:
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
-    return collect(ShardTask(settings, 0, shard, new_policy(settings).state_dict()))
+    task = ShardTask(settings, 0, shard, Given(new_policy(settings).state_dict()))
+    return exhausted(collect(task), lambda _: None)
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -288,3 +288,33 @@ def test_paths_with_special_characters_work(tmp_path: Path):
         store.scalars(1, {"x": 1.0})
     with RunReader.open(path) as reader:
         assert reader.series("x") == [(1, 1.0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [0.02, 0.11, 0.23])
+def test_a_kill_loses_no_acknowledged_event(path: Path, count_figure: Callable[[str, int], None], moment: float):
+    script = f"""
+import sys
+from pathlib import Path
+from esper.telemetry.events import CheckpointWritten
+from esper.telemetry.store import RunStore
+store = RunStore.create(Path({str(path)!r}))
+for number in range(1, 10**9):
+    store.emit(CheckpointWritten(number, "c", "0"))
+    if number % 7 == 0:
+        store.flush()
+        print(number, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = [process.stdout.readline()]
+    time.sleep(moment)
+    process.kill()
+    told += process.stdout.readlines()
+    process.wait()
+    acknowledged = [int(line) for line in told if line.endswith("\n")][-1]
+    with RunStore.open(path) as store:
+        kept = [event.iteration for event in store.events(CheckpointWritten)]
+    assert kept == list(range(1, len(kept) + 1))
+    assert len(kept) >= acknowledged
+    count_figure("acknowledged events that a kill -9 left", acknowledged)

@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from esper.commands.compute import Computing
 from esper.config import Overrides, load_settings
 from esper.errors import ConfigError
 from esper.experiments.arms.field import run_arms
 from esper.experiments.arms.standings import Standing, standings
+from esper.experiments.backend import LOCAL, Backend
 from esper.experiments.compare.judgement import Pair, judge
 from esper.experiments.compare.trials import Contest, Outcomes, Trial, run_contest, scores_of
 from esper.experiments.iteration import Iteration
@@ -40,6 +42,7 @@ def command(
     arms: bool = False,
     run_dir: Path | None = None,
     overrides: Overrides = (),
+    computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
     """Train controllers by two or more configurations with several seeds each, and say which is better, if any.
@@ -65,8 +68,8 @@ def command(
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     try:
-        outcomes = _run(contest, console)
-        found = _standings(contest, console) if arms else []
+        outcomes = _run(contest, computing, console)
+        found = _standings(contest, computing, console) if arms else []
     except (KeyboardInterrupt, Terminated):
         say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
         raise
@@ -98,14 +101,14 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
 
 
-def _standings(contest: Contest, console: Console) -> list[Standing]:
+def _standings(contest: Contest, computing: Backend, console: Console) -> list[Standing]:
     with _bar(console) as bar:
         shown = bar.add_task("loading the policies", total=None)
 
         def show(done: int, total: int, what: str) -> None:
             bar.update(shown, completed=done, total=total, description=what or "all arms played")
 
-        return standings(run_arms(contest, show))
+        return standings(run_arms(contest, show, computing))
 
 
 def _show_arms(contest: Contest, found: list[Standing], console: Console) -> None:
@@ -117,7 +120,7 @@ def _show_arms(contest: Contest, found: list[Standing], console: Console) -> Non
     say(console, f"report: {report}")
 
 
-def _run(contest: Contest, console: Console) -> dict[str, Outcomes]:
+def _run(contest: Contest, computing: Backend, console: Console) -> dict[str, Outcomes]:
     bar = _bar(console)
     iterations = {name: settings.iterations for name, settings in contest.arms.items()}
     total = contest.seeds * sum(iterations.values())
@@ -130,7 +133,7 @@ def _run(contest: Contest, console: Console) -> dict[str, Outcomes]:
             now = 0 if iteration is None else iteration.number
             bar.update(shown, completed=before + now, description=f"{trial.arm}, seed {trial.seed}")
 
-        outcomes = run_contest(contest, show)
+        outcomes = run_contest(contest, show, computing)
         bar.update(shown, completed=total, description="all trials done")
     return outcomes
 

@@ -11,12 +11,13 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from esper.commands.compute import Computing
+from esper.experiments.backend import LOCAL, Backend
 from esper.experiments.comparison import Comparison, compare
 from esper.experiments.evaluate import HELDOUT_INSTANCES, SPLITS, TRANSFER_INSTANCES, Evaluation, evaluate
 from esper.experiments.play import COHORT
 from esper.experiments.results import of_split
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.workers import LocalWorkers
 from esper.signals import Terminated
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
@@ -31,6 +32,7 @@ def command(
     run: Annotated[Path, tyro.conf.Positional],
     instances: int = HELDOUT_INSTANCES,
     transfer: int = TRANSFER_INSTANCES,
+    computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
     """Compare a run's policy with baselines on new instances.
@@ -44,7 +46,7 @@ def command(
     console = console_beside(json)
     directory = RunDirectory.open(run)
     with directory.locked("esper evaluate"):
-        found = _evaluate(directory, instances, transfer, console)
+        found = _evaluate(directory, instances, transfer, computing, console)
     comparisons = {split: compare(results) for split in SPLITS if (results := of_split(found.results, split))}
     report = write_report(directory)
     for split, comparison in comparisons.items():
@@ -57,12 +59,12 @@ def command(
         print_json(_json(directory, found, comparisons))
 
 
-def _evaluate(run: RunDirectory, instances: int, transfer: int, console: Console) -> Evaluation:
+def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> Evaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
-    with LocalWorkers(cohorts) as workers, bar:
+    with computing.open(cohorts) as workers, bar:
         shown = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:

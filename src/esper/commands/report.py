@@ -8,14 +8,37 @@ from typing import Annotated
 
 import tyro
 
-from esper.experiments.run_directory import RunDirectory
-from esper.ui.report import write_report
+from esper.errors import RunError
+from esper.files import write_atomically
+from esper.ui.figures.canvas import require_matplotlib
+from esper.ui.figures.export import FIGURES, TABLES, export
+from esper.ui.report.subject import PAGE, report_on
 
 
-def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Write a run's report.html anew, also while the run goes on.
+def command(path: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> None:
+    """Write the report of a training run, a grown model or a comparison, also while it goes on.
 
     Args:
-        run: Directory of the run.
+        path: Directory of the run or the comparison; the page becomes its report.html.
+        out: Write the page here instead, with all figures as PDF and PNG and all tables as LaTeX and CSV beside it,
+            each with the query or the files that its numbers come from.
     """
-    sys.stdout.write(f"report: {write_report(RunDirectory.open(run))}\n")
+    if out is not None:
+        require_matplotlib()
+    report = report_on(path)
+    page = (out or path) / PAGE
+    _make(page.parent)
+    write_atomically(page, report.html)
+    sys.stdout.write(f"report: {page}\n")
+    if out is not None:
+        exported = export(out, report.exhibits())
+        for reason in exported.absent:
+            sys.stdout.write(f"left out {reason}\n")
+        sys.stdout.write(f"{exported.figures} figures: {out / FIGURES}\n{exported.tables} tables: {out / TABLES}\n")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error

@@ -10,13 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
+from esper.commands.compute import Computing
 from esper.config import Overrides, dump_settings, load_settings
 from esper.errors import ConfigError
+from esper.experiments.backend import LOCAL, Backend
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
-from esper.experiments.workers import LocalWorkers
 from esper.signals import Terminated
 from esper.ui.course import Course
 from esper.ui.formats import duration, score
@@ -34,6 +35,7 @@ def command(
     seed: int | None = None,
     resume: Path | None = None,
     overrides: Overrides = (),
+    computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
     """Learn a growth controller, or go on with a run.
@@ -53,31 +55,31 @@ def command(
         with run.locked(_WHAT):
             run.require_new()
             dump_settings(settings, run.config)
-            summary = _train(run, console)
+            summary = _train(run, computing, console)
     else:
         if config or run_dir or seed is not None or overrides:
             raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
         run = RunDirectory.open(resume)
         with run.locked(_WHAT):
-            summary = _train(run, console)
+            summary = _train(run, computing, console)
     report = write_report(run)
     _conclude(console, run, summary, report)
     if json:
         print_json(_json(run, summary))
 
 
-def _train(run: RunDirectory, console: Console) -> Summary:
+def _train(run: RunDirectory, computing: Backend, console: Console) -> Summary:
     """Do what remains of the run, and say how to go on if that is interrupted."""
     try:
-        return _go_on(run, console)
+        return _go_on(run, computing, console)
     except (KeyboardInterrupt, Terminated):
         say(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
         raise
 
 
-def _go_on(run: RunDirectory, console: Console) -> Summary:
+def _go_on(run: RunDirectory, computing: Backend, console: Console) -> Summary:
     settings = load_settings(TrainSettings, run.config)
-    with run.open_store() as store, LocalWorkers(settings.shards) as workers:
+    with run.open_store() as store, computing.open(settings.shards) as workers:
         trainer = Trainer.opened(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         course = Course(settings.iterations, past, levels={})

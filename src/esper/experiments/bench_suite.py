@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from esper.control.rules.schedule import Schedule
 from esper.experiments.play import Terms, play
 from esper.experiments.schedules import NOTHING, combinations_of, single_schedules
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -63,7 +63,7 @@ class SuiteReport:
     episodes: int
 
 
-def bench_suite(name: str, rules: Rules, search: int, score: int, seed: int, workers: LocalWorkers) -> SuiteReport:
+def bench_suite(name: str, rules: Rules, search: int, score: int, seed: int, workers: Workers) -> SuiteReport:
     """Measure the gap with ``search`` instances per variant to choose on and ``score`` fresh ones to score on.
 
     Single plantings are tried first; pairs and triples combine those that did best in some family.
@@ -129,7 +129,7 @@ def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) ->
 
 
 def _scores(
-    workers: LocalWorkers, schedules: Sequence[Schedule], suite: Suite, rules: Rules, instances: Sequence[Instance]
+    workers: Workers, schedules: Sequence[Schedule], suite: Suite, rules: Rules, instances: Sequence[Instance]
 ) -> Scores:
     played = play(workers, schedules, Terms(suite.name, rules), instances)
     return {

@@ -59,6 +59,7 @@ class Chronicle:
         self._watched = [number - scope.first for number in scope.watched if 0 <= number - scope.first < episodes.size]
         shape = (episodes.size, len(episodes.suite.sites))
         self._reasons = np.full(shape, Reason.NO_GATE, np.int8)
+        self._judged_stages = np.full(shape, Stage.DORMANT, np.int8)
         self._contributions = np.full(shape, np.nan)
         self._paid = np.zeros(episodes.size)
         self._number = 0
@@ -82,6 +83,8 @@ class Chronicle:
     def looked(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
         """What the policy saw and thought before a decision, of the watched networks."""
         for row in self._watched:
+            if self._episodes.finished[row]:
+                continue
             relevant = RELEVANT[int(step.actions[row, Head.OP])]
             likely = {head: step.head_log_probs[head][row].exp() for head in Head if relevant[head]}
             yield PolicyLooked(
@@ -113,10 +116,11 @@ class Chronicle:
         return None if blueprint == NO_BLUEPRINT else self._episodes.suite.blueprints[blueprint]
 
     def _judged(self, result: StepResult) -> Iterator[Event]:
-        """Gates that say something else than before."""
+        """Gates that say something else than before, or that others stood in the place of."""
         reasons, stages = result.verdicts.reason, result.facts.before.stage
-        changed = (reasons != self._reasons) & (reasons != Reason.NO_GATE) & result.running[:, None]
-        self._reasons = reasons
+        other = (reasons != self._reasons) | (stages != self._judged_stages)
+        changed = other & (reasons != Reason.NO_GATE) & result.running[:, None]
+        self._reasons, self._judged_stages = reasons, stages
         for row, slot in np.argwhere(changed).tolist():
             reason, gate = Reason(reasons[row, slot]), GATES[Stage(stages[row, slot])]
             yield GateJudged(*self._place(row), slot, gate, reason is Reason.PASSED, reason.name.lower())
@@ -125,6 +129,8 @@ class Chronicle:
         changes = result.transitions
         for index in range(len(changes)):
             row, slot = int(changes.env[index]), int(changes.slot[index])
+            if not result.running[row]:
+                continue  # cooldowns go on where an episode is over
             yield LifecycleTransition(
                 *self._place(row),
                 slot,

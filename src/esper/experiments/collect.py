@@ -21,6 +21,7 @@ from esper.control.spaces import MaskTensors, Observation, mask_tensors
 from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
+from esper.experiments.workers import Shared
 from esper.lifecycle.actions import Head, wait
 from esper.rl.episodes import Episodes
 from esper.rl.rewards.scheme import in_turns
@@ -40,7 +41,7 @@ class ShardTask:
     settings: TrainSettings
     iteration: int
     shard: int
-    weights: Mapping[str, Tensor]
+    weights: Shared[Mapping[str, Tensor]]
     """The acting policy's state dict."""
 
 
@@ -81,7 +82,7 @@ def collect(task: ShardTask) -> Generator[Told, None, ShardResult]:
     """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step."""
     settings, steps = task.settings, get_suite(task.settings.suite).steps
     policy = new_policy(settings)
-    policy.load_state_dict(dict(task.weights))
+    policy.load_state_dict(dict(task.weights.get()))
     size, group = settings.environments // settings.shards, settings.ppo.group
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)

@@ -20,6 +20,7 @@ from esper.errors import RunError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Message = TypeVar("Message")
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -131,14 +132,19 @@ class Crew:
         return [busy[connection] for connection in wait(list(busy)) if isinstance(connection, Connection)]
 
 
-def exhausted(task: Generator[Any, None, Result], hear: Callable[[Any], None]) -> Result:
-    """What a task returns, after what it yields was heard."""
-    while True:
-        try:
-            said = next(task)
-        except StopIteration as end:
-            return end.value
-        hear(said)
+def exhausted(task: Generator[Message, None, Result], hear: Callable[[Message], None]) -> Result:
+    """What a task returns, after what it yields was heard; what hearing raises is raised in the task, too."""
+    try:
+        said = next(task)
+        while True:
+            try:
+                hear(said)
+            except BaseException as error:  # noqa: BLE001 (Ctrl-C too: the task may have something to save)
+                said = task.throw(error)
+            else:
+                said = next(task)
+    except StopIteration as end:
+        return end.value
 
 
 def _end(members: list[_Member]) -> None:

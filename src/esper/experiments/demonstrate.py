@@ -15,7 +15,7 @@ from esper.errors import ConfigError
 from esper.experiments.baselines import baselines
 from esper.experiments.collect import joined, new_policy
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import Episodes
 from esper.rl.rewards.scheme import in_turns
@@ -38,7 +38,7 @@ class DemonstrationTask:
     instances: Sequence[Instance]
 
 
-def demonstrations(settings: TrainSettings, cloning: CloningSettings, workers: LocalWorkers) -> Rollout:
+def demonstrations(settings: TrainSettings, cloning: CloningSettings, workers: Workers) -> Rollout:
     """Whole episodes of the baseline, paid as the policy will be.
 
     Raises:

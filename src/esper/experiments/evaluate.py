@@ -25,7 +25,7 @@ from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import side_by_side
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.rl.ppo import Learner
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -96,7 +96,7 @@ def _unseen(_done: int, _total: int, _current: str = "") -> None:
 
 def evaluate(
     run: RunDirectory,
-    workers: LocalWorkers,
+    workers: Workers,
     heldout: int = HELDOUT_INSTANCES,
     transfer: int = TRANSFER_INSTANCES,
     progress: Progress = _unseen,

@@ -16,7 +16,7 @@ from esper.errors import RunError
 from esper.experiments.earnings import Earnings
 from esper.experiments.play import Played, PlayTask, Record, play_cohort
 from esper.experiments.tally_json import tally_from_json, tally_to_json
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.files import write_atomically
 from esper.tasks.registry import get_suite
 
@@ -49,7 +49,7 @@ class EvaluationProgress:
         """How many cohorts need not be played."""
         return len(self._known)
 
-    def play(self, workers: LocalWorkers, tasks: Sequence[PlayTask]) -> list[list[Played]]:
+    def play(self, workers: Workers, tasks: Sequence[PlayTask]) -> list[list[Played]]:
         """Play what is not known yet, and keep each cohort as soon as it is."""
         paths = [self._path(task) for task in tasks]
         missing = [index for index, path in enumerate(paths) if path not in self._known]

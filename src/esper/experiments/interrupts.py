@@ -16,7 +16,8 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """While active, the first Ctrl-C or SIGTERM only sets `requested`; a second one stops at once.
 
-    Stopping is a KeyboardInterrupt or, for SIGTERM, a Terminated. Use it in the main thread, where signals arrive.
+    Stopping is a KeyboardInterrupt or, for SIGTERM, a Terminated. Use it in the main thread, where signals arrive. A
+    process that ignores one of them, as workers do, goes on ignoring it.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,8 @@ class Interrupts:
         self._at_once = False
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._handle) for number in _STOPPING}
+        heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._handle) for number in heeded}
         return self
 
     def __exit__(

@@ -82,11 +82,12 @@ def record(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]
     store.scalars(number, _scalars(iteration))
     names = tuple(str(anomaly) for anomaly in iteration.anomalies)
     metrics = update.scalars()
-    store.emit(PPOUpdated(number, update.optimizer_steps, update.stopped_early, update.kl, names, metrics))
     for anomaly in iteration.anomalies:
         store.emit(AnomalyRaised(number, str(anomaly), anomaly.meaning))
     if iteration.probe_score is not None:
         store.emit(PolicyProbed(number, iteration.probe_score, dict(baselines)))
+    # Last, as it tells whoever follows the run that the iteration is whole.
+    store.emit(PPOUpdated(number, update.optimizer_steps, update.stopped_early, update.kl, names, metrics))
     store.flush()
 
 

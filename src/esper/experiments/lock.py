@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from esper.errors import RunError
 
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
+_TRIES = 5
+_RETRY_SECONDS = 0.02
+"""Whoever only looks whether a lock is held has it for less than that."""
 
 
 @contextmanager
@@ -29,7 +33,7 @@ def locked(path: Path, what: str) -> Generator[None]:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(descriptor)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"`{what}` (process {os.getpid()})".encode())
         except OSError as error:
@@ -37,6 +41,32 @@ def locked(path: Path, what: str) -> Generator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def held(path: Path) -> bool:
+    """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _HELD
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _take(descriptor: int) -> None:
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _HELD or not left:
+                raise
+            time.sleep(_RETRY_SECONDS)
 
 
 def _refusal(error: OSError, folder: Path, descriptor: int) -> str:

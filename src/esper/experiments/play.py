@@ -13,7 +13,7 @@ from esper.control.spaces import Observation
 from esper.experiments.earnings import Earnings, earnings
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
 from esper.rl.episodes import Episodes, FinalScore
@@ -156,7 +156,7 @@ def by_controller(controllers: int, played: Sequence[Sequence[Played]]) -> list[
 
 
 def play(
-    workers: LocalWorkers, controllers: Sequence[Controller], terms: Terms, instances: Sequence[Instance]
+    workers: Workers, controllers: Sequence[Controller], terms: Terms, instances: Sequence[Instance]
 ) -> list[Played]:
     """Every controller on every instance; the results in the order of the controllers."""
     tasks = cohorts(controllers, terms, instances)

@@ -16,6 +16,7 @@ from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
 from esper.experiments.collect import ShardTask, collect, joined, new_policy
+from esper.experiments.crew import exhausted
 from esper.experiments.demonstrate import demonstrations
 from esper.experiments.description import described
 from esper.experiments.interrupts import Interrupts
@@ -24,7 +25,7 @@ from esper.experiments.play import mean_score, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.update_history import from_state, to_state
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
@@ -41,7 +42,7 @@ LEVELS = "baseline_levels"
 class Trainer:
     """A run in progress. Everything it needs to go on is in its newest checkpoint."""
 
-    def __init__(self, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: LocalWorkers) -> None:
+    def __init__(self, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> None:
         self.run = run
         self.settings = settings
         self.store = store
@@ -56,7 +57,7 @@ class Trainer:
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
-    def opened(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: LocalWorkers) -> Self:
+    def opened(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
         """A run that goes on from its newest checkpoint, or that begins: its first one holds the untrained policy.
 
         Raises:
@@ -113,13 +114,17 @@ class Trainer:
         Ctrl-C and SIGTERM abandon a rollout or a probe under way, which can be computed again, but wait for an update
         or for files to be written; they are raised when the last whole iteration has its checkpoint.
         """
+        exhausted(self.iterations(), report)
+
+    def iterations(self) -> Generator[Iteration]:
+        """Do the remaining iterations, one at a time, as `train` does."""
         began, total = time.perf_counter(), self.settings.iterations
         with Interrupts() as interrupts:
             try:
                 while self.done < total:
                     with self._whole_or_undone():
                         iteration = self._iterate(interrupts)
-                    report(iteration)
+                    yield iteration
                     if self.done == total or self.done % self.settings.checkpoint_every == 0:
                         self._checkpoint()
                     if self.done < total:
@@ -158,7 +163,7 @@ class Trainer:
     def _iterate(self, interrupts: Interrupts) -> Iteration:
         began = time.perf_counter()
         settings = self.settings
-        weights = self.policy.state_dict()
+        weights = self._workers.share(self.policy.state_dict())
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
             shards = self._workers.heard(collect, tasks, self.store.append)

@@ -12,7 +12,7 @@ from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.periodic import Periodic, PeriodicSettings
 from esper.experiments.bench_suite import family_weights
 from esper.experiments.play import Terms, play
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
 from esper.tasks.suite import Suite
@@ -38,7 +38,7 @@ class Tuned:
     """What the search took."""
 
 
-def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: LocalWorkers) -> Tuned:
+def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: Workers) -> Tuned:
     """Random search by successive halving on training instances.
 
     ``kind`` is ``heuristic`` or ``periodic``. Rounds share the steps equally: each keeps one candidate in

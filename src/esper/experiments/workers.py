@@ -1,12 +1,18 @@
-"""Local worker processes that compute shards."""
+"""Workers compute tasks: here those of this machine, and what all kinds of them have in common.
+
+A task is a pure function of its argument, so it does not matter who computes it, or how often: every kind of workers
+gives the same results.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 
@@ -15,11 +21,13 @@ from esper.experiments.crew import Crew, exhausted
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Message = TypeVar("Message")
-
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 # Training makes and drops large blocks of memory all the time. By default glibc returns each to the system and page
 # faults it back in, a tenth of a worker's time; below these sizes, in bytes, it keeps them.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20)}
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20)}
+"""Environment variables of a worker process, read as it starts."""
 
 
 def use_one_thread() -> None:
@@ -27,33 +35,68 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-class LocalWorkers:
-    """Computes tasks in at most one process per core; in this process if there is but one.
+class Shared(Protocol[T_co]):
+    """A value that many tasks hold, and that reaches each place where they are computed once."""
 
-    This process computes in one thread from then on, so that its results are the same on every machine too. Leaving the
-    context ends the processes at once, whatever they are doing.
+    def get(self) -> T_co:
+        """The value, for reading."""
+        ...
+
+
+@dataclass(frozen=True)
+class Given(Generic[T]):
+    """A shared value that every task carries with it."""
+
+    value: T
+
+    def get(self) -> T:
+        """The value."""
+        return self.value
+
+
+class Workers(Protocol):
+    """Compute tasks, in whatever processes there are; use them as a context manager.
+
+    Functions and tasks have to be picklable. Leaving the context ends the processes at once, whatever they are doing.
     """
 
-    def __init__(self, most: int) -> None:
-        use_one_thread()
-        count = min(most, os.cpu_count() or 1)
-        self._crew = None
-        if count > 1:
-            for name, value in _ALLOCATOR.items():
-                os.environ.setdefault(name, value)  # read by a process as it starts
-            self._crew = Crew(count, use_one_thread)
+    @abstractmethod
+    def computed(
+        self,
+        function: Callable[[Task], Generator[Message, None, Result]],
+        tasks: Sequence[Task],
+        hear: Callable[[Message], None],
+    ) -> Iterator[tuple[int, Result]]:
+        """Each task's index and result, as soon as it is known.
 
-    def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-        """The results, in the order of the tasks.
+        ``hear`` is given what each task yields, in its order and once, while it goes on. The iterator may be given up
+        half-way.
 
         Raises:
-            RunError: a worker process died.
+            RunError: a worker process died. What a task raises is raised here, too.
         """
+        ...
+
+    @abstractmethod
+    def share(self, value: T) -> Shared[T]:
+        """The value, to be put into many tasks; it must not change before they are done."""
+        ...
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+        """The results, in the order of the tasks; raises as `computed` does."""
         return _in_order(self.finished(function, tasks))
 
     def finished(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """Each task's index and result, as soon as it is known; raises as `map` does."""
-        return self._computed(partial(_silent, function), tasks, _ignore)
+        """Each task's index and result, as soon as it is known; raises as `computed` does."""
+        return self.computed(partial(_silent, function), tasks, _ignore)
 
     def heard(
         self,
@@ -61,21 +104,39 @@ class LocalWorkers:
         tasks: Sequence[Task],
         hear: Callable[[Message], None],
     ) -> list[Result]:
-        """The results of tasks that talk: ``hear`` is given what each yields, while it works; raises as `map` does."""
-        return _in_order(self._computed(function, tasks, hear))
+        """The results, in the order of tasks that talk; hears and raises as `computed` does."""
+        return _in_order(self.computed(function, tasks, hear))
 
-    def _computed(
+
+class LocalWorkers(Workers):
+    """Computes tasks in at most one process per core; in this process if there is but one.
+
+    This process computes in one thread from then on, so that its results are the same on every machine too.
+    """
+
+    def __init__(self, most: int) -> None:
+        use_one_thread()
+        count = min(most, os.cpu_count() or 1)
+        self._crew = None
+        if count > 1:
+            for name, value in ALLOCATOR.items():
+                os.environ.setdefault(name, value)
+            self._crew = Crew(count, use_one_thread)
+
+    def computed(
         self,
-        function: Callable[[Task], Generator[Any, None, Result]],
+        function: Callable[[Task], Generator[Message, None, Result]],
         tasks: Sequence[Task],
-        hear: Callable[[Any], None],
+        hear: Callable[[Message], None],
     ) -> Iterator[tuple[int, Result]]:
+        """As the protocol says."""
         if self._crew is not None:
             return self._crew.finished(function, tasks, hear)
         return ((index, exhausted(function(task), hear)) for index, task in enumerate(tasks))
 
-    def __enter__(self) -> Self:
-        return self
+    def share(self, value: T) -> Given[T]:
+        """As it is."""
+        return Given(value)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

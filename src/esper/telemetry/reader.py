@@ -3,15 +3,21 @@
 import json
 import math
 import sqlite3
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
+from esper.errors import RunError
 from esper.telemetry.database import open_for_reading, translated_errors
 from esper.telemetry.events import Event, decode
+from esper.telemetry.question import Answer, ask
 
 E = TypeVar("E", bound=Event)
+CHUNK = 5000
+"""Events that are read at once."""
+_RECORD = "id, time, type, version, iteration, payload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,18 @@ class StoredEvent:
     id: int
     time: float
     event: Event
+
+
+class EventRecord(NamedTuple):
+    """An event as it is stored, not decoded, so that it can also be of a version that is unknown here."""
+
+    id: int
+    time: float
+    """Seconds since 1970."""
+    type: str
+    version: int
+    iteration: int
+    payload: str
 
 
 class RunReader:
@@ -52,7 +70,11 @@ class RunReader:
 
     def metadata(self) -> dict[str, Any]:
         """All metadata of the run."""
-        return {key: json.loads(value) for key, value in self._query("SELECT key, value FROM metadata")}
+        rows = self._query("SELECT key, value FROM metadata")
+        try:
+            return {key: json.loads(value) for key, value in rows}
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"the metadata of the run store {self.path} are damaged ({error})") from error
 
     def stored_events(self, after_id: int = 0) -> list[StoredEvent]:
         """Events in the order in which they were emitted; `after_id` lets a follower ask for the new ones only."""
@@ -67,13 +89,59 @@ class RunReader:
         rows = self._query("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
         return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
 
+    def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
+        """The first events after an id, in order."""
+        return self._records("WHERE id > ? ORDER BY id LIMIT ?", after_id, limit)
+
+    def all_records(self, chunk: int = CHUNK) -> Iterator[list[EventRecord]]:
+        """All events that there are now, in order, a chunk of them per transaction."""
+        last, done = self.last_id(), 0
+        while done < last:
+            records = [record for record in self.records(done, chunk) if record.id <= last]
+            if not records:
+                return
+            yield records
+            done = records[-1].id
+
+    def records_at(self, iteration: int, event_types: Sequence[str]) -> list[EventRecord]:
+        """Events of some types that belong to an iteration, in order."""
+        marks = ", ".join("?" for _ in event_types)
+        return self._records(f"WHERE type IN ({marks}) AND iteration = ? ORDER BY id", *event_types, iteration)
+
+    def newest(self, event_type: str, limit: int = 1) -> list[EventRecord]:
+        """The newest events of a type, of the newest iteration first."""
+        return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
+
+    def last_id(self) -> int:
+        """Of the newest event; 0 if there are none."""
+        ((last,),) = self._query("SELECT max(id) FROM events")
+        return last or 0
+
+    def holds(self, record: EventRecord) -> bool:
+        """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""
+        return self._query("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
+
+    def ask(self, sql: str) -> Answer:
+        """Answer a question in SQL.
+
+        Raises:
+            RunError: it is not one SELECT, or names something that is not there.
+        """
+        return ask(self._connection, sql)
+
+    def rows(self, sql: str, *parameters: int | str) -> list[Any]:
+        """All rows, as tuples, that a query of our own finds in tables and views."""
+        return self._query(sql, *parameters)
+
     def scalar_names(self) -> list[str]:
         """Names of all scalars, sorted."""
         return [name for (name,) in self._query("SELECT DISTINCT name FROM scalars ORDER BY name")]
 
-    def series(self, name: str) -> list[tuple[int, float]]:
-        """(iteration, value) of one scalar, by iteration."""
-        rows = self._query("SELECT iteration, value FROM scalars WHERE name = ? ORDER BY iteration", name)
+    def series(self, name: str, after: int = -1) -> list[tuple[int, float]]:
+        """(iteration, value) of one scalar, by iteration, from the first one after a given iteration on."""
+        rows = self._query(
+            "SELECT iteration, value FROM scalars WHERE name = ? AND iteration > ? ORDER BY iteration", name, after
+        )
         return [(iteration, _number(value)) for iteration, value in rows]
 
     def scalars_at(self, iteration: int) -> dict[str, float]:
@@ -85,6 +153,9 @@ class RunReader:
         """The highest iteration that has scalars; 0 if there are none."""
         ((last,),) = self._query("SELECT max(iteration) FROM scalars")
         return last or 0
+
+    def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
+        return [EventRecord(*row) for row in self._query(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
 
     def _query(self, sql: str, *parameters: int | str) -> list[Any]:
         with translated_errors(self.path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +20,6 @@ def say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_json(record: Mapping[str, Any]) -> None:
+def print_json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """A line of JSON on stdout."""
     sys.stdout.write(f"{json.dumps(record)}\n")

@@ -11,13 +11,14 @@ from esper.control.learned import Learned
 from esper.control.rules.replay import SHUFFLED
 from esper.experiments.arms.outcome import ArmRecords, circumstances, kept, shown
 from esper.experiments.arms.trained import NONE_EQUAL_FLOPS, SEQUENCE, STATIC, STATIC_EQUAL_FLOPS, Trained
+from esper.experiments.backend import LOCAL, Backend
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.compare.trials import WHAT, Contest, Trial
 from esper.experiments.lock import locked
 from esper.experiments.play import play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
@@ -68,7 +69,7 @@ class _Meter:
         self._tell(self._begun, self._total, self._what)
 
 
-def run_arms(contest: Contest, progress: Progress) -> list[Arm]:
+def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
     """The policy first, then all other arms; what is done already is only read.
 
     The contest's trials must be done.
@@ -78,7 +79,7 @@ def run_arms(contest: Contest, progress: Progress) -> list[Arm]:
     """
     instances, name = contest.played(), next(iter(contest.arms))
     meter, settings = _Meter(progress), contest.arms[name]
-    with LocalWorkers(settings.shards) as workers:
+    with backend.open(settings.shards) as workers:
         folder, controllers = contest.folder / name, baselines(get_suite(contest.suite))
         jobs = [_of_baseline(one, folder, settings, instances, workers) for one in controllers]
         for seed in range(contest.seeds):
@@ -116,7 +117,7 @@ def _of_policy(
 
 
 def _of_baseline(
-    controller: Controller, folder: Path, settings: TrainSettings, instances: Sequence[Instance], workers: LocalWorkers
+    controller: Controller, folder: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers
 ) -> _Job:
     """An arm that does not depend on training seeds."""
     suite, terms, arm = get_suite(settings.suite), terms_of(settings), controller.name

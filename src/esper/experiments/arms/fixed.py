@@ -13,7 +13,7 @@ from esper.experiments.arms.occupancy import occupancy
 from esper.experiments.arms.outcome import Outcome
 from esper.experiments.play import COHORT, Terms
 from esper.experiments.tallies import Tally
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.lifecycle.actions import wait
 from esper.rl.episodes import Episodes, FinalScore
 from esper.tasks.instance import Instance
@@ -42,7 +42,7 @@ class FixedTask:
     networks: Sequence[FixedNetwork]
 
 
-def train_fixed(workers: LocalWorkers, terms: Terms, arm: str, networks: Sequence[FixedNetwork]) -> list[Outcome]:
+def train_fixed(workers: Workers, terms: Terms, arm: str, networks: Sequence[FixedNetwork]) -> list[Outcome]:
     """Train the networks, each for as long as it is to, and score them on test data; results in their order."""
     order = sorted(range(len(networks)), key=lambda index: networks[index].decisions)
     parts = [order[start : start + COHORT] for start in range(0, len(order), COHORT)]

@@ -87,6 +87,11 @@ class _File:
 _FILES = TypeAdapter(_File)
 
 
+def read_records(path: Path) -> ArmRecords:
+    """The records in the file, whatever they were computed under; RunError if it is missing or damaged."""
+    return read_json(path, _FILES).records
+
+
 def kept(path: Path, under: str, instances: Sequence[Instance], compute: Callable[[], ArmRecords]) -> ArmRecords:
     """The records in the file, if they were computed ``under`` these circumstances; otherwise computed and written.
 

@@ -12,7 +12,7 @@ from esper.experiments.bench_suite import family_weights
 from esper.experiments.play import Terms, play
 from esper.experiments.schedules import MOST_PLANTINGS, schedule_of
 from esper.experiments.tuning import FIRST_ROUND, SURVIVORS
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 
@@ -35,7 +35,7 @@ class FoundSequence:
 
 
 def search_sequence(
-    terms: Terms, environment_steps: int, seed: int, workers: LocalWorkers, spent: Callable[[int], None]
+    terms: Terms, environment_steps: int, seed: int, workers: Workers, spent: Callable[[int], None]
 ) -> FoundSequence:
     """Random search by sequential halving on training instances (Karnin et al. 2013, ICML).
 

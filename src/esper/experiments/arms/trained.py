@@ -18,7 +18,7 @@ from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import summarise
 from esper.experiments.tallies import side_by_side
-from esper.experiments.workers import LocalWorkers
+from esper.experiments.workers import Workers
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.reader import RunReader
@@ -43,7 +43,7 @@ class Trained:
         run: RunDirectory,
         settings: TrainSettings,
         instances: Sequence[Instance],
-        workers: LocalWorkers,
+        workers: Workers,
         spent: Callable[[int], None],
     ) -> None:
         self._settings = settings

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
-from esper.config import dump_settings, load_settings
-from esper.errors import ConfigError, RunError
-from esper.experiments.arms.outcome import Outcome, shown
-from esper.experiments.evaluate import load_policy
-from esper.experiments.evaluation_files import read_json
+from esper.errors import ConfigError
+from esper.experiments.arms.outcome import Outcome
+from esper.experiments.backend import LOCAL, Backend
+from esper.experiments.compare.judged_run import JudgedRun
 from esper.experiments.iteration import Iteration
-from esper.experiments.play import play, terms_of
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.trainer import Trainer
-from esper.experiments.workers import LocalWorkers
-from esper.files import write_atomically
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
@@ -33,7 +25,6 @@ _STREAM = 8
 WHAT = "esper compare"
 """Who holds a trial's directory."""
 _NAME = re.compile(r"\w[\w.+-]*")
-_RECORDS = TypeAdapter(list[Outcome])
 
 
 class Trial(NamedTuple):
@@ -99,8 +90,8 @@ def scores_of(outcomes: Outcomes) -> NDArray[np.float64]:
     return np.array([[one.score for one in own] for own in outcomes])
 
 
-def run_contest(contest: Contest, progress: Progress) -> dict[str, Outcomes]:
-    """What each arm's policies came to; trials that are done already are only read.
+def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> dict[str, Outcomes]:
+    """What each arm's policies came to, computed by ``backend``; trials that are done already are only read.
 
     Raises:
         ConfigError: the folder holds trials of other settings.
@@ -108,67 +99,13 @@ def run_contest(contest: Contest, progress: Progress) -> dict[str, Outcomes]:
     """
     trials, instances = contest.trials(), contest.played()
     found: dict[str, dict[int, list[Outcome]]] = {name: {} for name in contest.arms}
-    with LocalWorkers(max(settings.shards for settings in contest.arms.values())) as workers:
+    with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)
 
             def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
                 progress(done, len(trials), trial, iteration)
 
-            found[trial.arm][trial.seed] = _outcomes(contest, trial, instances, workers, show)
+            judged = JudgedRun(contest.path(trial), contest.settings(trial), WHAT)
+            found[trial.arm][trial.seed] = judged.outcomes(instances, workers, show)
     return {name: [own[seed] for seed in range(contest.seeds)] for name, own in found.items()}
-
-
-def _outcomes(
-    contest: Contest,
-    trial: Trial,
-    instances: list[Instance],
-    workers: LocalWorkers,
-    report: Callable[[Iteration], None],
-) -> list[Outcome]:
-    """Of the trial's policy on each instance."""
-    settings, path = contest.settings(trial), contest.path(trial)
-    new = not (path / "config.yaml").exists()
-    run = RunDirectory.create(path) if new else RunDirectory(path)
-    with run.locked(WHAT):
-        _settle(run, settings, new)
-        records = _known(run, instances)
-        if records is None:
-            _train(run, settings, workers, report)
-            policy = load_policy(run, settings).controller
-            played = play(workers, [policy], terms_of(settings), instances)[0]
-            records = shown(played, get_suite(settings.suite)).outcomes
-            write_atomically(_file(run), json.dumps([asdict(record) for record in records]))
-    return records
-
-
-def _settle(run: RunDirectory, settings: TrainSettings, new: bool) -> None:
-    """Write a new run's settings; those of one that is there already must be the same."""
-    if new:
-        run.require_new()
-        dump_settings(settings, run.config)
-    elif load_settings(TrainSettings, run.config) != settings:
-        raise ConfigError(f"{run.path} was trained with other settings: choose another --run-dir for this comparison")
-
-
-def _train(
-    run: RunDirectory, settings: TrainSettings, workers: LocalWorkers, report: Callable[[Iteration], None]
-) -> None:
-    with run.open_store() as store:
-        trainer = Trainer.opened(run, settings, store, workers)
-        if trainer.done < settings.iterations:
-            trainer.train(report)
-
-
-def _known(run: RunDirectory, instances: list[Instance]) -> list[Outcome] | None:
-    """The records of a trial that is done, if they are of these instances."""
-    try:
-        records: list[Outcome] = read_json(_file(run), _RECORDS)
-    except RunError:
-        return None
-    same = [record.instance for record in records] == [instance.name for instance in instances]
-    return records if same else None
-
-
-def _file(run: RunDirectory) -> Path:
-    return run.path / "contest.json"

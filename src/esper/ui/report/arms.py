@@ -10,6 +10,8 @@ from esper.experiments.arms.standings import Standing
 from esper.experiments.statistics import Interval
 from esper.files import write_atomically
 from esper.ui.arms import ABOUT, verdict_kind
+from esper.ui.figures.contest import ALL_ARMS
+from esper.ui.figures.record import Source
 from esper.ui.formats import MEGA, interval, mega, p_value, percent, score, signed, signed_interval
 from esper.ui.report.document import document
 from esper.ui.report.layout import figure, section, table
@@ -17,6 +19,8 @@ from esper.ui.report.markup import Element, Node, element
 from esper.ui.report.scatter import Mark, accuracy_against_growth, scatter
 
 NAME_ROOM = 136
+_PARAMETERS = "Mean test accuracy against mean parameters added, as a share of the host's."
+_FLOPS = "Mean test accuracy against the mean FLOPs of training one network."
 _CAPTION = "Up and to the left is better. Bars are 95% intervals over training seeds and instances."
 
 
@@ -35,10 +39,21 @@ def arms_html(standings: Sequence[Standing], *, seeds: int, instances: int) -> s
             f"The policies of {seeds} training seeds and every other arm on the same {instances} held-out instances.",
             class_="facts",
         ),
-        section("Who is better", figure(_numbers(standings), _NUMBERS_CAPTION)),
-        section("What it costs", element("div", _by_parameters(standings), _by_flops(standings), class_="pair")),
-        section("Who is who", table(["arm", "what it is"], [_about(one) for one in standings])),
+        *arms_sections(standings, ALL_ARMS),
     )
+
+
+def arms_sections(standings: Sequence[Standing], source: Source) -> list[Element]:
+    """What there is to say of the arms; ``source`` is where it is known from."""
+    costs = [
+        figure(_by_parameters(standings), f"{_PARAMETERS} {_CAPTION}", source=source),
+        figure(_by_flops(standings), f"{_FLOPS} {_CAPTION}", source=source),
+    ]
+    return [
+        section("Who is better", figure(_numbers(standings), _NUMBERS_CAPTION, source=source)),
+        section("What it costs", element("div", *costs, class_="pair")),
+        section("Who is who", table(["arm", "what it is"], [_about(one) for one in standings])),
+    ]
 
 
 _NUMBERS_CAPTION = (
@@ -86,14 +101,12 @@ def _cell(estimate: str, bounds: str) -> Element:
 
 def _by_parameters(standings: Sequence[Standing]) -> Element:
     marks = [Mark(one.arm, _kind(one), one.growth, one.accuracy) for one in standings]
-    drawn = accuracy_against_growth(marks, NAME_ROOM)
-    return figure(drawn, f"Mean test accuracy against mean parameters added, as a share of the host's. {_CAPTION}")
+    return accuracy_against_growth(marks, NAME_ROOM)
 
 
 def _by_flops(standings: Sequence[Standing]) -> Element:
     marks = [Mark(one.arm, _kind(one), _in_mega(one.flops), one.accuracy) for one in standings]
-    drawn = scatter(marks, "Accuracy against training FLOPs", "training MFLOP", _with_flops, NAME_ROOM)
-    return figure(drawn, f"Mean test accuracy against the mean FLOPs of training one network. {_CAPTION}")
+    return scatter(marks, "Accuracy against training FLOPs", "training MFLOP", _with_flops, NAME_ROOM)
 
 
 def _in_mega(found: Interval) -> Interval:

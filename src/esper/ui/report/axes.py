@@ -1,10 +1,10 @@
-"""Scales with round ticks, and labels that keep out of each other's way."""
+"""Scales with round ticks."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 ROUND_FACTORS = (1.0, 2.0, 2.5, 5.0)
@@ -70,18 +70,3 @@ def counting_axis(last: int, most_ticks: int = 6) -> Axis:
     if len(ticks) > 1 and last - ticks[-1] < (ticks[1] - ticks[0]) / 2:
         ticks.pop()
     return Axis((*ticks, float(last)))
-
-
-def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move places as little as it takes to lie ``gap`` apart, in their order, within low .. high if there is room."""
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = [0.0] * len(places)
-    floor = low
-    for index in order:
-        moved[index] = max(places[index], floor)
-        floor = moved[index] + gap
-    ceiling = high
-    for index in reversed(order):
-        moved[index] = min(moved[index], ceiling)
-        ceiling = moved[index] - gap
-    return moved

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from esper.experiments.comparison import Against, Comparison, Standing, Verdict
 from esper.experiments.statistics import Interval
+from esper.ui.figures.record import Source
 from esper.ui.formats import interval, p_value, percent, score, signed, signed_interval
 from esper.ui.report.axes import Axis, axis_for
 from esper.ui.report.layout import figure, section, table, upright
@@ -18,32 +19,36 @@ NAME_ROOM = 92
 NUMBER_ROOM = 56
 
 
-def comparison_section(title: str, comparison: Comparison, instances: str) -> Element:
+def comparison_section(title: str, comparison: Comparison, instances: str, source: Source) -> Element:
     """Scores, paired differences, parameters and families; ``instances`` says which they are."""
     count = comparison.instances
     scores = figure(
         _scores(comparison),
         f"Mean score on {count} {instances}, all controllers on the same ones, with 95% bootstrap intervals. "
         "Score is test accuracy minus the rent on added parameters.",
+        source=source,
     )
     differences = figure(
         _differences(comparison),
         "Mean score of the policy minus that of each other controller, paired by instance, with 95% intervals. "
         "An interval that holds zero shows no difference.",
+        source=source,
     )
     growth = figure(
         _accuracy_against_growth(comparison),
         "Mean test accuracy against mean parameters added, as a share of the host's, with 95% intervals. "
         "Up and to the left is better.",
+        source=source,
     )
     families = figure(
         _families(comparison),
         "Mean score by family of instances; the best controller of each family is set in bold.",
+        source=source,
     )
     return section(
         title,
         element("div", scores, differences, class_="pair"),
-        figure(_numbers(comparison), _NUMBERS_CAPTION),
+        figure(_numbers(comparison), _NUMBERS_CAPTION, source=source),
         element("div", growth, families, class_="pair"),
     )
 

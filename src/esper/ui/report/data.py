@@ -17,7 +17,12 @@ from esper.experiments.summary import Summary, summarise
 from esper.tasks.suite import Split
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.reader import RunReader
+from esper.ui.figures.growing import REWARDS, SEEDS
+from esper.ui.figures.learning import OPERATIONS
+from esper.ui.figures.record import Query
+from esper.ui.figures.rows import Rows, fetch
 
+QUERIES = (OPERATIONS, SEEDS, REWARDS)
 Series = list[tuple[float, float]]
 """(iteration, value)."""
 
@@ -43,6 +48,8 @@ class ReportData:
     """Empty before the run is evaluated."""
     behaviour: Behaviour | None
     """None before the run is evaluated."""
+    rows: Mapping[Query, Rows]
+    """What the queries behind the page's own figures give."""
 
 
 def load_report_data(run: RunDirectory) -> ReportData:
@@ -70,4 +77,5 @@ def load_report_data(run: RunDirectory) -> ReportData:
             Counter(event.trouble for event in reader.events(RolledBack)),
             comparisons,
             read_behaviour(run.behaviour) if run.behaviour.exists() else None,
+            dict(zip(QUERIES, fetch(run.store, [query.text for query in QUERIES]), strict=True)),
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from esper.experiments.behaviour import Behaviour
 from esper.experiments.earnings_summary import Earner, Together, earners, together
 from esper.experiments.statistics import Interval
+from esper.ui.figures.record import Files
 from esper.ui.formats import percent, signed, signed_interval
 from esper.ui.report.layout import figure, section, table
 from esper.ui.report.markup import Element, Node, element
@@ -20,6 +21,7 @@ _INTERACTIONS = (
     "Accuracy that the seeds of two slots add together beyond what each adds alone, where both were kept: above zero "
     "they help each other, below zero one makes the other superfluous."
 )
+_SOURCE = Files("behaviour.json in the run's directory, the list earnings.\n")
 
 
 def earnings_section(behaviour: Behaviour) -> Element | None:
@@ -29,9 +31,9 @@ def earnings_section(behaviour: Behaviour) -> Element | None:
     kept, pairs = earners(behaviour.earnings), together(behaviour.earnings)
     if not kept:
         return section("What the kept seeds earned", element("p", "The policy kept no seed.", class_="note"))
-    tables: list[Node] = [figure(_earners(kept, len(behaviour.earnings)), _VALUES)]
+    tables: list[Node] = [figure(_earners(kept, len(behaviour.earnings)), _VALUES, source=_SOURCE)]
     if pairs:
-        tables.append(figure(_pairs(pairs, behaviour.sites), _INTERACTIONS))
+        tables.append(figure(_pairs(pairs, behaviour.sites), _INTERACTIONS, source=_SOURCE))
     return section("What the kept seeds earned", element("div", *tables, class_="pair"))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from esper.experiments.behaviour import Behaviour, Episode
 from esper.experiments.tallies import StageChange
 from esper.lifecycle.stages import COOLDOWN, Stage
+from esper.ui.figures.record import Files
 from esper.ui.formats import percent, score
 from esper.ui.report.axes import axis_for, counting_axis
 from esper.ui.report.layout import figure, section
@@ -38,6 +39,7 @@ MEANINGS = {
     Stage.FOSSILIZED: "fossilized: kept for good",
     Stage.PRUNED: "pruned, slot cooling down",
 }
+_SOURCE = Files("behaviour.json in the run's directory, the list episodes.\n")
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ def episodes_section(behaviour: Behaviour) -> Element:
         "fossilized at the end are dropped."
     )
     panels = [_panel(episode, behaviour.sites) for episode in behaviour.episodes]
-    return section("What the policy does", figure(element("div", *panels, class_="panels"), caption, _stage_legend()))
+    drawn = element("div", *panels, class_="panels")
+    return section("What the policy does", figure(drawn, caption, stage_legend(), source=_SOURCE))
 
 
-def _stage_legend() -> Element:
+def stage_legend() -> Element:
+    """Colours and letters of the stages."""
     samples = [
         element("span", element("i", GLYPHS[stage], class_=f"stage {stage.name.lower()}"), meaning, class_="entry")
         for stage, meaning in MEANINGS.items()
@@ -99,7 +103,7 @@ def _panel(episode: Episode, sites: Sequence[str]) -> Element:
         element("h4", f"{episode.family} / {episode.variant}"),
         element("p", note, class_="note"),
         _accuracy(episode),
-        _lanes(episode, sites),
+        lanes(episode.changes, len(episode.accuracy), sites),
     )
 
 
@@ -117,15 +121,15 @@ def _accuracy(episode: Episode) -> Element:
     return plot.figure(*marks, title="Validation accuracy over the episode")
 
 
-def _lanes(episode: Episode, sites: Sequence[str]) -> Element:
-    steps = len(episode.accuracy)
+def lanes(changes: Sequence[StageChange], steps: int, sites: Sequence[str]) -> Element:
+    """The stages of each slot over so many decisions."""
     marks: list[Node] = []
     for slot, site in enumerate(sites):
         top = slot * LANE_HEIGHT
         bar = top + LABEL_HEIGHT
         marks.append(element("rect", x=0, y=bar, width="100%", height=BAR_HEIGHT, class_="lane"))
         marks.append(text("-8", bar + 12, site, "tick end"))
-        own = spans(episode.changes, slot, steps)
+        own = spans(changes, slot, steps)
         marks += [_bar(span, bar, steps) for span in own]
         marks += _seed_labels(own, top, steps)
     axis = counting_axis(steps)

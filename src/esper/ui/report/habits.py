@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from esper.experiments.behaviour import Behaviour, Usage
 from esper.experiments.seed_gradients import BlueprintGradients
 from esper.training.gradients.health import EXPLODED, VANISHED
+from esper.ui.figures.record import Files
 from esper.ui.formats import EN_DASH, percent
 from esper.ui.report.layout import figure, section, table, upright
 from esper.ui.report.markup import Element, Node, element
@@ -20,26 +21,30 @@ _HEALTH = (
     f"per parameter (median over seeds), and the share of minibatches in which this was below {VANISHED:g} (vanished) "
     f"or above {EXPLODED:g} (exploded)."
 )
+_USAGE = Files("behaviour.json in the run's directory, the list usage.\n")
+_GRADIENTS = Files("behaviour.json in the run's directory, the list gradients.\n")
 
 
 def habits_section(behaviour: Behaviour) -> Element:
     """Three tables by family: operations, blueprints, and what is kept where; and one of how the blueprints learned."""
     usage = behaviour.usage
-    gradients = [figure(_gradients(behaviour.gradients), _HEALTH)] if behaviour.gradients else []
+    gradients = [figure(_gradients(behaviour.gradients), _HEALTH, source=_GRADIENTS)] if behaviour.gradients else []
     return section(
         "What it uses where",
         element(
             "div",
-            figure(_operations(usage), "Share of the policy's decisions per operation, by family."),
+            figure(_operations(usage), "Share of the policy's decisions per operation, by family.", source=_USAGE),
             figure(
                 _blueprints(usage, behaviour.blueprints),
                 "Seeds kept per episode, by blueprint and family; below it, how many were germinated.",
+                source=_USAGE,
             ),
             class_="pair",
         ),
         figure(
             _places(usage, behaviour.sites),
             f"What is kept in which slot, in percent of the family's episodes ({percent(RARE)} and more).",
+            source=_USAGE,
         ),
         *gradients,
     )

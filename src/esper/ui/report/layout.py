@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from esper.ui.figures.record import Query, Source, Table
+from esper.ui.figures.rows import Rows
 from esper.ui.report.markup import Element, Node, element
 
 
@@ -12,9 +14,24 @@ def section(title: str, *content: Node) -> Element:
     return element("section", element("h2", title), *content)
 
 
-def figure(content: Node, caption: str, *extra: Node) -> Element:
-    """A figure, what explains its marks, and a caption that says what it shows."""
-    return element("figure", *extra, content, element("figcaption", caption))
+def figure(content: Node, caption: str, *extra: Node, source: Source | None = None) -> Element:
+    """A figure, what explains its marks, a caption that says what it shows, and where its numbers come from."""
+    origin = [] if source is None else [_origin(source)]
+    return element("figure", *extra, content, element("figcaption", caption), *origin)
+
+
+def exhibited(what: Table, rows: Rows) -> Element:
+    """A table with caption and source; where there are no rows, why."""
+    if not rows:
+        return element("p", f"{what.absent.capitalize()}.", class_="note")
+    cells = [[column.written(value) for value in rows.column(column.name)] for column in what.columns]
+    body = table([column.heading for column in what.columns], list(zip(*cells, strict=True)), "numbers")
+    return figure(body, what.caption, source=what.source)
+
+
+def _origin(source: Source) -> Element:
+    title = "The query behind it, for esper query" if isinstance(source, Query) else "Where its numbers come from"
+    return element("details", element("summary", title), element("pre", element("code", source.text)), class_="origin")
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Element:

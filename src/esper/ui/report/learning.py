@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from esper.rl.ppo import KL_STOP
 from esper.ui.course import smoothed
+from esper.ui.figures.learning import LEARNING
+from esper.ui.figures.record import Query
 from esper.ui.formats import score
-from esper.ui.report.axes import Axis, axis_for, counting_axis, spread_apart
+from esper.ui.labels import spread_apart
+from esper.ui.report.axes import Axis, axis_for, counting_axis
 from esper.ui.report.data import ReportData, Series
 from esper.ui.report.layout import figure, legend, section
 from esper.ui.report.markup import Element, Node, element
@@ -34,7 +37,7 @@ def learning_section(data: ReportData) -> Element:
     entries = [("J, smoothed", "swatch objective"), ("J per iteration", "swatch raw")]
     if data.series.get("probe_score"):
         entries.insert(0, ("greedy policy", "swatch policy"))
-    return section(title, figure(_curve(data), caption, legend(entries)))
+    return section(title, figure(_curve(data), caption, legend(entries), source=LEARNING))
 
 
 def _curve(data: ReportData) -> Element:
@@ -101,7 +104,20 @@ def health_section(data: ReportData) -> Element | None:
     ]
     drawn = [_gauge(data, gauge) for gauge in gauges if data.series.get(gauge.series)]
     caption = f"{_health_caption(data.anomalies)} {_rollbacks(data.rollbacks)}"
-    return section("Was training healthy?", figure(element("div", *drawn, class_="gauges"), caption))
+    source = _health_source([gauge.series for gauge in gauges])
+    return section("Was training healthy?", figure(element("div", *drawn, class_="gauges"), caption, source=source))
+
+
+def _health_source(series: Sequence[str]) -> Query:
+    names = ", ".join(f"'{name}'" for name in series)
+    return Query(
+        f"""\
+SELECT name, iteration, value FROM scalars WHERE name IN ({names})
+UNION ALL
+SELECT 'anomaly', iteration, anomalies FROM ppo WHERE json_array_length(anomalies)
+ORDER BY name, iteration
+"""
+    )
 
 
 def _health_caption(anomalies: Sequence[tuple[int, str]]) -> str:

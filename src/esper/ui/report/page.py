@@ -7,6 +7,7 @@ from pathlib import Path
 
 from esper.experiments.run_directory import RunDirectory
 from esper.files import write_atomically
+from esper.ui.figures.evaluation import evaluation_source
 from esper.ui.formats import duration, score
 from esper.ui.report.comparison import comparison_section
 from esper.ui.report.data import ReportData, load_report_data
@@ -17,6 +18,7 @@ from esper.ui.report.habits import habits_section
 from esper.ui.report.layout import section
 from esper.ui.report.learning import health_section, learning_section
 from esper.ui.report.markup import Element, Node, element
+from esper.ui.report.tried import tried_section
 from esper.ui.verdict import answer
 
 _PLACES = {"heldout": "new instances of the families trained on", "transfer": "instances of families never trained on"}
@@ -44,7 +46,11 @@ def _content(data: ReportData) -> list[Node]:
         element("p", _facts(data), class_="facts"),
         *_answers(data),
         learning_section(data),
-        *(comparison_section(_TITLES[split], found, _PLACES[split]) for split, found in data.comparisons.items()),
+        tried_section(data),
+        *(
+            comparison_section(_TITLES[split], found, _PLACES[split], evaluation_source(split))
+            for split, found in data.comparisons.items()
+        ),
     ]
     if data.behaviour is not None:
         parts += [habits_section(data.behaviour), earnings_section(data.behaviour), episodes_section(data.behaviour)]

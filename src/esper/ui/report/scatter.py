@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from esper.experiments.statistics import Interval
 from esper.ui.formats import percent
-from esper.ui.report.axes import axis_for, spread_apart
+from esper.ui.labels import spread_apart
+from esper.ui.report.axes import axis_for
 from esper.ui.report.markup import Element, Node, element
 from esper.ui.report.plot import Plot, text
 

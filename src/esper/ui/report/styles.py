@@ -43,6 +43,11 @@ text{fill:var(--ink)}.tick{fill:var(--soft);font-size:11px}
 .dot.below{fill:var(--below)}.whisker.below{stroke:var(--below)}
 text.policy,th.policy{fill:var(--policy);color:var(--policy);font-weight:600}
 b.above{color:var(--above)}b.below{color:var(--below)}text.above{fill:var(--above)}text.below{fill:var(--below)}
+.origin{font-size:.82rem;margin-top:4px}.origin pre{margin:4px 0 0;white-space:pre-wrap}
+.area{fill:var(--hue);stroke:var(--paper);stroke-width:1;vector-effect:non-scaling-stroke}
+.bar{fill:var(--hue)}.curve.hue{stroke:var(--hue)}.swatch.hue{border-color:var(--hue);border-top-width:6px}
+.hue0{--hue:#0072b2}.hue1{--hue:#d55e00}.hue2{--hue:#009e73}.hue3{--hue:#cc79a7}
+.hue4{--hue:#e69f00}.hue5{--hue:#56b4e9}.hue6{--hue:#7f8fa6}.hue7{--hue:#b3a41f}
 .legend{display:flex;flex-wrap:wrap;gap:4px 20px;font-size:.85rem;margin:0 0 12px}
 .entry{display:inline-flex;align-items:center;gap:8px}
 .swatch{width:22px;border-top:3px solid;display:inline-block}

@@ -1,0 +1,76 @@
+"""`esper bridge`."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from esper.errors import RunError
+from esper.experiments.lock import held, locked
+from esper.experiments.run_directory import RunDirectory
+from esper.strict_yaml import parse
+from esper.telemetry.bridges.bridge import Bridge, Goal
+from esper.telemetry.bridges.flat import flat
+from esper.telemetry.bridges.tail import Tail
+from esper.telemetry.bridges.vendors import VENDORS
+from esper.ui.output import say
+
+BRIDGES = "bridges"
+"""The folder in a run's directory where bridges remember how far they have come."""
+
+
+def command(
+    run: Annotated[Path, tyro.conf.Positional],
+    to: Literal["tensorboard", "wandb", "mlflow"],
+    destination: str | None = None,
+    follow: bool = False,
+) -> None:
+    """Carry a run's figures over to TensorBoard, Weights & Biases or MLflow, also while the run goes on.
+
+    A later call goes on where this one stopped. What crosses are all figures by iteration, counts of seeds per stage,
+    the spread of objectives and contributions, settings and metadata, rollbacks, anomalies, starts and stops.
+
+    Args:
+        run: Directory of the run.
+        to: The tool.
+        destination: Of TensorBoard a folder, by default RUN/bridges/tensorboard; of Weights & Biases a project or
+            entity/project, by default esper; of MLflow a tracking URI, by default $MLFLOW_TRACKING_URI or files in
+            RUN/bridges/mlflow.
+        follow: Go on until the run ends, or Ctrl-C.
+    """
+    connect = VENDORS[to].connect()
+    directory = RunDirectory.open(run)
+    settings = flat(parse(directory.config.read_bytes(), str(directory.config)))
+    folder = _made(directory.path / BRIDGES)
+    console = Console()
+    with locked(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:
+        bridge = Bridge(tail, folder, Goal(to, connect, destination), directory.path.absolute().name, settings)
+        with closing(bridge):
+            if follow:
+                say(console, "Ctrl-C stops the bridge, not the run")
+                bridge.follow(lambda: held(directory.lock), lambda carried: say(console, _count(carried)))
+            else:
+                say(console, _count(bridge.carry()))
+    if bridge.destination is not None:
+        say(console, f"{to}: {_shown(to, bridge.destination)}")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder} ({error.strerror}): work on a copy of the run") from error
+    return folder
+
+
+def _count(carried: int) -> str:
+    return f"{carried} iterations carried over"
+
+
+def _shown(to: str, destination: str) -> str:
+    return f"tensorboard --logdir {shlex.quote(destination)}" if to == "tensorboard" else destination

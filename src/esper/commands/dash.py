@@ -1,0 +1,44 @@
+"""`esper dash`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.errors import ConfigError
+from esper.ui.dash.runs import RunFinder
+
+try:
+    from esper.ui.dash.server import admitted, serve
+except ModuleNotFoundError as error:
+    raise ConfigError(f"`esper dash` needs {error.name}: pip install 'esper-growth[ui]'") from error
+
+RUNS = Path("runs")
+PORT = 8765
+
+
+def command(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (RUNS,),
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    browser: bool = True,
+) -> None:
+    """Show runs in the browser, while they go on and afterwards; nothing can be changed there.
+
+    Args:
+        runs: Run directories, or folders that contain some; new runs show up by themselves.
+        host: Address to serve on. Any but this machine's own demands a token.
+        port: Port to serve on; 0 for any that is free.
+        token: Secret that the address must contain; made up where one is needed and none is given.
+        browser: Open the page in the browser.
+    """
+    serve(RunFinder(runs), admitted(host, token), port, browser, _say)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,77 @@
+"""`esper runs`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from esper.commands.train import RUNS
+from esper.experiments.run_list import ListedRun, runs_in
+from esper.experiments.run_state import State
+from esper.ui.formats import score
+from esper.ui.listing import listing, printable
+from esper.ui.output import print_json, say
+
+MEGABYTE = 1e6
+_STYLES = {State.RUNNING: "green", State.FAILED: "red", State.DAMAGED: "red", State.INTERRUPTED: "yellow"}
+
+
+def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
+    """List the runs in a folder, the newest first.
+
+    The score is J of a training run's newest rollout, or a growing model's accuracy, on validation data; the probe is
+    the greedy policy's score on the run's probe instances.
+
+    Args:
+        folder: Where the runs are.
+        json: Print the list as a machine-readable last line.
+    """
+    console = Console()
+    runs = runs_in(folder)
+    if json:
+        print_json([_json(run) for run in runs])
+    elif not runs:
+        say(console, f"no runs in {folder}: `esper train` makes one")
+    else:
+        _show(console, runs)
+
+
+def _show(console: Console, runs: list[ListedRun]) -> None:
+    table = listing("run", "command", "state", "done", "score", "probe", "started", "MB")
+    for column in ("done", "score", "probe", "MB"):
+        next(one for one in table.columns if one.header == column).justify = "right"
+    for run in runs:
+        progress = run.progress
+        total = "" if progress.total is None else f"/{progress.total}"
+        table.add_row(
+            Text(printable(run.path.name)),
+            Text(printable(progress.command)),
+            Text(progress.state, _STYLES.get(progress.state, "")),
+            f"{progress.done}{total}",
+            _figure(progress.score),
+            _figure(progress.probe_score),
+            _moment(progress.started),
+            f"{run.size / MEGABYTE:.1f}",
+        )
+    console.print(table)
+    for run in runs:
+        if run.trouble:
+            say(console, printable(run.trouble))
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else score(value)
+
+
+def _moment(seconds: float | None) -> str:
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _json(run: ListedRun) -> dict[str, Any]:
+    return {"run": str(run.path), **asdict(run.progress), "size": run.size, "trouble": run.trouble}

@@ -1,0 +1,82 @@
+"""`esper sweep`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from esper.errors import ConfigError
+from esper.experiments.backend import Backend
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.sweep.space import load_space
+from esper.experiments.sweep.sweep import CAUTION, Ranked, Sweep, run_sweep
+from esper.signals import Terminated
+from esper.ui.output import console_beside, print_json, say
+from esper.ui.report import write_report
+from esper.ui.sweep import SweepView, ranking_table
+
+INSTANCES = 256
+SWEEPS = Path("runs") / "sweeps"
+
+
+def command(
+    space: Annotated[Path, tyro.conf.Positional],
+    run_dir: Path | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    instances: int = INSTANCES,
+    backend: Literal["local", "ray"] = "local",
+    workers: int | None = None,
+    json: bool = False,
+) -> None:
+    """Train controllers by many settings, each in a run directory of its own, and rank them.
+
+    The space is a YAML file: `base` holds settings as for `esper train`, `grid` lists of values by dotted key, `random`
+    lists or ranges {low, high, log, int} by dotted key.
+
+    Args:
+        space: YAML file with base, grid and random.
+        run_dir: Directory for all runs; by default one under runs/sweeps/ named after the space. Called again with the
+            same one, a sweep goes on where it stopped.
+        trials: Draws of the random settings, 8 by default; each is tried at every point of the grid.
+        seed: Draws the random settings. Trials are trained with the seed of their own settings.
+        instances: Held-out instances that every policy plays.
+        backend: Processes of this machine, or Ray on this machine (pip install 'esper-growth[ray]').
+        workers: Trials computed at a time; by default one per core.
+        json: Print a machine-readable last line; progress then goes to stderr.
+    """
+    if instances < 1:
+        raise ConfigError(f"{instances} instances give no score: ask for at least 1")
+    console = console_beside(json)
+    computing = Backend(backend, workers)
+    known = load_space(space)
+    folder = run_dir or SWEEPS / space.stem
+    sweep = Sweep(folder, known.trials(trials, seed), instances)
+    say(console, f"{len(sweep.trials)} trials at {known.points} points of the grid")
+    try:
+        with computing.open(len(sweep.trials)) as crew, SweepView(console, sweep.trials) as view:
+            ranking = run_sweep(sweep, crew, view.hear, view.finished)
+    except (KeyboardInterrupt, Terminated):
+        say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
+        raise
+    for trial in sweep.trials:
+        write_report(RunDirectory(sweep.path(trial)))
+    console.print(ranking_table(ranking))
+    say(console, CAUTION)
+    say(console, f"ranking: {sweep.ranking}")
+    say(console, f"runs: {folder}")
+    if json:
+        print_json(_json(sweep, ranking))
+
+
+def _json(sweep: Sweep, ranking: list[Ranked]) -> dict[str, object]:
+    return {
+        "run": str(sweep.folder),
+        "trials": len(sweep.trials),
+        "best": ranking[0].trial,
+        "ranking": [asdict(one) for one in ranking],
+    }

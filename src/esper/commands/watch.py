@@ -1,0 +1,37 @@
+"""`esper watch`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.errors import ConfigError
+from esper.experiments.run_directory import RunDirectory
+from esper.telemetry.reader import RunReader
+from esper.ui.watch.feed import Feed
+
+
+def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Watch a run in the terminal, also over ssh, while it goes on or after it.
+
+    Keys 1 to 4 choose what is shown, the arrows and Enter a network, q quits.
+
+    Args:
+        run: Directory of the run.
+    """
+    directory = RunDirectory.open(run)
+    if directory.store.is_file():
+        RunReader.open(directory.store).close()
+    if importlib.util.find_spec("textual") is None:
+        raise ConfigError("`esper watch` needs textual: pip install 'esper-growth[ui]'")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("`esper watch` needs a terminal: elsewhere, ask with `esper query` or read the report")
+    from esper.ui.watch.app import Watch  # noqa: PLC0415
+
+    with closing(Feed(directory)) as feed:
+        Watch(directory, feed).run(mouse=False)

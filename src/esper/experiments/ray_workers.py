@@ -1,0 +1,177 @@
+"""Ray's workers, on this machine or on a cluster: retries, placement and transport are Ray's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from esper.errors import ConfigError, RunError
+from esper.experiments.workers import ALLOCATOR, Workers, use_one_thread
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Message = TypeVar("Message")
+T = TypeVar("T")
+
+RETRIES = 3
+"""How often a task is begun anew whose worker died."""
+_NEW = "local"
+"""Ray's word for a cluster of its own on this machine, even where another one is running."""
+
+
+@dataclass(frozen=True)
+class Stored(Generic[T]):
+    """A shared value in Ray's object store: it reaches each machine once."""
+
+    reference: Any
+    """Ray's reference to it."""
+
+    def get(self) -> T:
+        """The value."""
+        return cast("T", ray.get(self.reference))
+
+
+@dataclass(frozen=True)
+class _Said:
+    what: Any
+
+
+@dataclass(frozen=True)
+class _Finished:
+    result: Any
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: Exception
+
+
+_Word = _Said | _Finished | _Failed
+
+
+class RayWorkers(Workers):
+    """Computes tasks as Ray tasks, each on one CPU and in one thread.
+
+    A task whose worker dies is begun anew, elsewhere if need be; what it said already is not heard again. This process
+    computes in one thread from then on.
+    """
+
+    def __init__(self, most: int, address: str | None = None) -> None:
+        """Compute at most ``most`` tasks at a time: in a Ray started here, or in the cluster at ``address``.
+
+        Raises:
+            ConfigError: there is no such cluster.
+            RunError: Ray cannot be started.
+        """
+        use_one_thread()
+        self.most = most
+        """Tasks computed at a time; fewer later leave the other CPUs idle."""
+        _connect(most, address)
+        # Only tasks hold CPUs, so all CPUs compute.
+        self._begin: Any = ray.remote(num_cpus=1, num_returns="streaming", max_retries=RETRIES)(_stream).remote
+
+    def computed(
+        self,
+        function: Callable[[Task], Generator[Message, None, Result]],
+        tasks: Sequence[Task],
+        hear: Callable[[Message], None],
+    ) -> Iterator[tuple[int, Result]]:
+        """As the protocol says; a call that is given up leaves no task behind."""
+        waiting, going = deque(enumerate(tasks)), dict[Any, int]()
+        try:
+            while waiting or going:
+                while waiting and len(going) < self.most:
+                    index, task = waiting.popleft()
+                    going[self._begin(function, task)] = index
+                stream = _ready(list(going))
+                match _next(stream):
+                    case _Said(what):
+                        hear(what)
+                    case _Finished(result):
+                        yield going.pop(stream), result
+                    case _Failed(error):
+                        raise error
+        finally:
+            if ray.is_initialized():  # else all have ended
+                for stream in going:
+                    ray.cancel(stream, force=True)
+
+    def share(self, value: T) -> Stored[T]:
+        """Put it into Ray's object store."""
+        return Stored(ray.put(value))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ray.shutdown()
+
+
+def _connect(most: int, address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    stopping = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address or _NEW,
+            num_cpus=None if address else most,
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": ALLOCATOR},
+        )
+    except Exception as error:  # Ray raises bare ones, too
+        ray.shutdown()  # what has started of it
+        reason = " ".join(str(error).split())
+        if address is None:
+            raise RunError(f"Ray cannot be started ({reason}): try again, or use --backend local") from error
+        raise ConfigError(f"no Ray cluster answers at {address} ({reason}): give its head's host:port") from error
+    finally:
+        signal.signal(signal.SIGTERM, stopping)  # Ray's own handler would end the process without closing anything
+
+
+def _ready(streams: list[Any]) -> Any:
+    """One of the tasks that have something to say, of which there is one in the end."""
+    ready, _ = cast("tuple[list[Any], list[Any]]", ray.wait(streams, num_returns=1, fetch_local=False))
+    return ready[0]
+
+
+def _next(stream: Any) -> _Word:
+    """What a task says next."""
+    try:
+        return cast("_Word", ray.get(next(stream)))
+    except RayTaskError as error:
+        raise RunError(
+            f"a Ray worker could not take up a task ({error.cause!r}): install the same Esper and torch on all machines"
+        ) from error
+    except RayError as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"a Ray task died {1 + RETRIES} times, perhaps for want of memory: free some and run it again (training "
+            f"goes on with --resume), or lower `environments`; Ray says: {reason}"
+        ) from error
+
+
+def _stream(function: Callable[[Any], Generator[Any, None, Any]], task: Any) -> Generator[_Word]:
+    """All that a task says, and then its result or its error; a worker's life."""
+    use_one_thread()
+    work = function(task)
+    while True:
+        try:
+            said = next(work)
+        except StopIteration as end:
+            yield _Finished(end.value)
+            return
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is for the caller to handle)
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            yield _Failed(error)
+            return
+        yield _Said(said)

@@ -1,0 +1,157 @@
+"""The space of a sweep: settings shared by all trials, a grid of some, and draws of others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+from zlib import crc32
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from esper.config import load_settings, put, validated
+from esper.errors import ConfigError
+from esper.experiments.settings import TrainSettings
+from esper.settings import Settings
+
+DRAWS = 8
+"""Draws of the random settings, unless another number is asked for."""
+
+
+class Range(Settings):
+    """Numbers to draw from, each as likely as any other."""
+
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
+    """The largest; the smallest and the largest may be drawn, too."""
+    log: bool = False
+    """Whether all orders of magnitude are equally likely, instead of all numbers."""
+    int: bool = False
+    """Whether only integers are drawn."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
+        if self.log and self.low <= 0:
+            raise ValueError(f"a logarithmic range must begin above 0, not at {self.low:g}")
+        if self.int and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError(f"{self.low:g} to {self.high:g} are no integers")
+        return self
+
+
+class _File(Settings):
+    """What the YAML file holds."""
+
+    base: dict[str, Any] = {}
+    grid: dict[str, Any] = {}
+    random: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A choice of settings, by dotted key, and all settings that follow from it."""
+
+    name: str
+    choices: Mapping[str, Any]
+    settings: TrainSettings
+
+
+@dataclass(frozen=True)
+class Space:
+    """What trials have in common, and what they choose from, by dotted key."""
+
+    source: Path
+    base: Mapping[str, Any]
+    grid: Mapping[str, list[Any]]
+    random: Mapping[str, Range | list[Any]]
+
+    @property
+    def points(self) -> int:
+        """Points of the grid."""
+        return math.prod(len(values) for values in self.grid.values())
+
+    def trials(self, draws: int | None, seed: int) -> list[Trial]:
+        """Every draw at every point of the grid; more draws later leave the first ones as they are.
+
+        Raises:
+            ConfigError: there is nothing to draw, or a choice makes settings that cannot be.
+        """
+        if draws is not None and not self.random:
+            raise ConfigError(f"{self.source} has no `random` to draw from: leave --trials out")
+        count = (DRAWS if draws is None else draws) if self.random else 1
+        if count < 1:
+            raise ConfigError(f"--trials {count}: ask for at least 1")
+        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        drawn = [{key: _drawn(key, self.random[key], seed, draw) for key in self.random} for draw in range(count)]
+        chosen = [{**point, **draw} for draw in drawn for point in points]
+        return [self._trial(f"trial-{number:03}", choices) for number, choices in enumerate(chosen)]
+
+    def _trial(self, name: str, choices: Mapping[str, Any]) -> Trial:
+        values = dict(self.base)
+        for key, value in choices.items():
+            put(values, key, value, f"{self.source}: {self._part(key)}: `{key}`")
+
+        def source(key: str) -> str:
+            if key:
+                return f"{self.source}: {self._part(key)}: "
+            words = ", ".join(f"{chosen} {value}" for chosen, value in choices.items())
+            return f"{self.source}: {name} ({words}): "
+
+        return Trial(name, choices, validated(TrainSettings, values, source))
+
+    def _part(self, key: str) -> str:
+        """The part of the file that a dotted key, or what is below it, comes from."""
+        for part, chosen in (("grid", self.grid), ("random", self.random)):
+            if any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in chosen):
+                return part
+        return "base"
+
+
+def load_space(path: Path) -> Space:
+    """Read a space from a YAML file.
+
+    Raises:
+        ConfigError: unreadable file, YAML mistake, unknown key, or nothing to choose from.
+    """
+    file = load_settings(_File, path)
+    both = sorted(file.grid.keys() & file.random.keys())
+    if both:
+        raise ConfigError(f"{path}: `{both[0]}` is in `grid` and in `random`: leave it in one of them")
+    if not file.grid and not file.random:
+        raise ConfigError(f"{path} has nothing to try: give `grid`, `random` or both")
+    grid = {key: _values(value, f"{path}: grid: `{key}`", "a list of values") for key, value in file.grid.items()}
+    random = {key: _choice(value, f"{path}: random: `{key}`") for key, value in file.random.items()}
+    return Space(path, file.base, grid, random)
+
+
+def _choice(value: Any, source: str) -> Range | list[Any]:
+    if isinstance(value, dict):
+        return validated(Range, cast("dict[str, Any]", value), lambda _: f"{source}: ")
+    return _values(value, source, "a list of values, or low and high")
+
+
+def _values(value: Any, source: str, wanted: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{source} must be {wanted}, not {value!r}")
+    return cast("list[Any]", value)
+
+
+def _drawn(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
+    """The draw of that number; it depends on nothing else that is drawn."""
+    rng = np.random.default_rng((seed, crc32(key.encode()), draw))
+    if isinstance(choice, list):
+        return choice[rng.integers(len(choice))]
+    low, high = choice.low, choice.high
+    if choice.int:
+        low, high = low - 0.5, high + 0.5
+    if choice.log:
+        value = math.exp(rng.uniform(math.log(low), math.log(high)))
+    else:
+        value = rng.uniform(low, high)
+    value = min(max(value, choice.low), choice.high)  # rounding may leave the range
+    return round(value) if choice.int else value

@@ -1,0 +1,110 @@
+"""A run in MLflow's tracking store.
+
+A step of MLflow is an iteration, and its timestamp the time at which that was finished. Metrics cannot be taken back,
+and a store of files keeps a second one of the same step beside the first. So iterations that a resumed run makes anew
+are not written again, and of the first iteration after an opening only what the store does not have yet.
+Tags and artifacts are replaced. MLflow has no histograms.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from esper.errors import ConfigError
+from esper.telemetry.bridges.cursor import Address
+from esper.telemetry.bridges.sink import Opening, Sink, Value
+from esper.telemetry.bridges.tail import Figures
+
+EXPERIMENT = "esper"
+_URI = "MLFLOW_TRACKING_URI"
+_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
+_MOST_AT_ONCE = 100
+"""Parameters in one request; tags too."""
+_LONGEST = 5000
+"""Characters of a tag or parameter."""
+_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
+
+
+def connect(opening: Opening) -> Sink:
+    """Go on with a run in the store at the destination, a URI; by default that of the environment, or files."""
+    address = opening.address
+    files = f"file:{(opening.folder / 'mlflow').absolute()}"
+    uri = address.destination if address else opening.destination or os.environ.get(_URI) or files
+    if uri.startswith("file:"):
+        os.environ.setdefault(_FILES_ALLOWED, "true")
+    with _explained(uri):
+        client = MlflowClient(uri)
+        if address is None:
+            address = Address(uri, _begun(client, opening))
+        client.update_run(address.run, status="RUNNING")
+    return _MLflow(client, address, opening.address is not None)
+
+
+def _begun(client: MlflowClient, opening: Opening) -> str:
+    known = client.get_experiment_by_name(EXPERIMENT)
+    experiment = client.create_experiment(EXPERIMENT) if known is None else known.experiment_id
+    run = client.create_run(experiment, run_name=opening.name).info.run_id
+    for part in _parts(opening.settings):
+        client.log_batch(run, params=[Param(_key(name), value) for name, value in part])
+    for part in _parts({f"esper.{name}": value for name, value in opening.description.items()}):
+        client.log_batch(run, tags=[RunTag(_key(name), value) for name, value in part])
+    return run
+
+
+class _MLflow:
+    def __init__(self, client: MlflowClient, address: Address, suspicious: bool) -> None:
+        self.address = address
+        self._client = client
+        self._suspicious = suspicious
+        """The next iteration may be there already, or a part of it."""
+
+    def forget(self, after: int) -> bool:
+        return False
+
+    def iteration(self, figures: Figures) -> None:
+        run, step = self.address.run, figures.number
+        moment = round(figures.time * 1000)
+        with _explained(self.address.destination):
+            metrics = [Metric(_key(name), value, moment, step) for name, value in figures.scalars.items()]
+            missing = [metric for metric in metrics if not (self._suspicious and self._has(metric.key, step))]
+            self._client.log_batch(run, metrics=missing)
+            if figures.notes:
+                self._client.log_text(run, "\n".join(figures.notes), f"notes/iteration-{step:08d}.txt")
+        self._suspicious = False
+
+    def history(self, lines: Sequence[str], iteration: int) -> None:
+        with _explained(self.address.destination):
+            self._client.log_text(self.address.run, "\n".join(lines), "history.txt")
+
+    def close(self, outcome: str | None) -> None:
+        if outcome is not None:
+            with _explained(self.address.destination):
+                self._client.set_terminated(self.address.run, _STATUS[outcome])
+
+    def _has(self, name: str, step: int) -> bool:
+        return any(metric.step == step for metric in self._client.get_metric_history(self.address.run, name))
+
+
+def _key(name: str) -> str:
+    """The name without what MLflow refuses, and without slashes: a store of files makes folders of them."""
+    return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
+
+
+def _parts(values: Mapping[str, Value]) -> list[list[tuple[str, str]]]:
+    pairs = [(name, str(value)[:_LONGEST]) for name, value in values.items()]
+    return [pairs[start : start + _MOST_AT_ONCE] for start in range(0, len(pairs), _MOST_AT_ONCE)]
+
+
+@contextmanager
+def _explained(uri: str) -> Generator[None]:
+    try:
+        yield
+    except MlflowException as error:
+        raise ConfigError(f"MLflow cannot write to {uri}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,119 @@
+"""The dashboard's web application: a page, and what it shows as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from esper.errors import ConfigError, EsperError
+from esper.telemetry.reader import RunReader
+from esper.ui.dash.parameters import number, optional_number
+from esper.ui.dash.queries.comparison import comparison
+from esper.ui.dash.queries.learning import learning
+from esper.ui.dash.queries.log import log
+from esper.ui.dash.queries.network import look, network
+from esper.ui.dash.queries.overview import overview
+from esper.ui.dash.queries.population import population
+from esper.ui.dash.runs import RunFinder
+from esper.ui.dash.security import Access, SecuredApp
+from esper.ui.dash.stream import Follower, follow
+
+STATIC = Path(__file__).parent / "static"
+LAST_EVENT_ID = "last-event-id"
+
+
+def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The application; streams end once ``stopping`` says so."""
+    app = Starlette(
+        routes=[
+            Route("/", _page),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/api/{view}", _Views(finder, stopping).answer),
+        ],
+        exception_handlers={EsperError: _explained, HTTPException: _not_found, Exception: _broken},
+    )
+    return SecuredApp(app, access)
+
+
+class _Views:
+    """Answers by the last word of the address; the run is given by name."""
+
+    def __init__(self, finder: RunFinder, stopping: Callable[[], bool]) -> None:
+        self._finder = finder
+        self._stopping = stopping
+        self._of_run: dict[str, Callable[[RunReader, Request], Any]] = {
+            "population": lambda reader, ask: population(reader, optional_number(ask.query_params, "episode")),
+            "network": lambda reader, ask: network(
+                reader, optional_number(ask.query_params, "episode"), number(ask.query_params, "environment")
+            ),
+            "look": lambda reader, ask: look(
+                reader, *(number(ask.query_params, name) for name in ("episode", "environment", "step"))
+            ),
+            "learning": lambda reader, _: learning(reader),
+            "events": lambda reader, ask: log(
+                reader,
+                ask.query_params.getlist("type"),
+                ask.query_params.get("text", ""),
+                optional_number(ask.query_params, "before"),
+            ),
+        }
+
+    def answer(self, request: Request) -> Response:
+        view = request.path_params["view"]
+        if view == "runs":
+            return _json({"runs": overview(self._finder.find()), "places": [str(one) for one in self._finder.places]})
+        if view == "compare":
+            stores = self._finder.find()
+            asked = dict.fromkeys(request.query_params.getlist("run"))
+            return _json({"runs": comparison({name: stores.get(name) for name in asked})})
+        if view == "stream":
+            return self._stream(request)
+        if view not in self._of_run:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        with RunReader.open(self._store(request)) as reader:
+            return _json(self._of_run[view](reader, request))
+
+    def _store(self, request: Request) -> Path:
+        return self._finder.store(request.query_params.get("run", ""))
+
+    def _stream(self, request: Request) -> Response:
+        header = request.headers.get(LAST_EVENT_ID, "")
+        known = int(header) if header.isascii() and header.isdigit() else optional_number(request.query_params, "after")
+        follower = Follower(self._store(request), request.query_params.getlist("type"), known or 0)
+        return StreamingResponse(follow(follower, self._stopping), media_type="text/event-stream")
+
+
+def _page(_: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    # Escapes keep halves of characters apart from the encoding, which has no place for them.
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
+
+
+def _explained(_: Request, error: Exception) -> Response:
+    """What was asked for cannot be, or not be had."""
+    status = HTTPStatus.BAD_REQUEST if isinstance(error, ConfigError) else HTTPStatus.NOT_FOUND
+    return _json({"error": str(error)}, status)
+
+
+def _not_found(_: Request, _error: Exception) -> Response:
+    return _json({"error": "There is no such page: go to the dashboard's start."}, HTTPStatus.NOT_FOUND)
+
+
+def _broken(_: Request, _error: Exception) -> Response:
+    """A defect: the server's terminal has the traceback."""
+    return _json({"error": "The dashboard has failed at this: see its terminal."}, HTTPStatus.INTERNAL_SERVER_ERROR)

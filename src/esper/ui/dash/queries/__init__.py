@@ -1,0 +1,1 @@
+"""What each view of the dashboard needs of a run, as plain JSON values."""

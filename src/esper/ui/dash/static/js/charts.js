@@ -1,0 +1,153 @@
+// Line charts with words around them.
+
+import { card, element } from "./dom.js";
+import { brief } from "./formats.js";
+import { colour, onTheme } from "./theme.js";
+
+const COLOURS = 8;
+export const AXIS = 56; // width of the vertical axis, which canvases beside it line up with
+export const RIGHT = 16;
+const LABELLED = 108; // room for the names of levels
+const FONT = "11px system-ui, sans-serif";
+const LABEL_HEIGHT = 12;
+
+/**
+ * A card with a chart.
+ *
+ * `lines` are { label, values, dashed?, points? } over `x`; `levels` are { label, value }, drawn across and named on the
+ * right; `marks` are { x, label } that are flagged. `update` takes a new `{ x, lines, levels, marks }`.
+ */
+export class Chart {
+  constructor({ title, note, height = 210, unit = "iteration", range = null }) {
+    this.options = { title, height, unit, range };
+    this.box = element("div", { className: "plot", role: "img" });
+    this.keys = element("ul", { className: "legend" });
+    this.none = element("p", { className: "note", hidden: true }, "Nothing was measured yet.");
+    this.node = card(title, note, this.box, this.none, this.keys);
+    this.plot = null;
+    this.redraw = () => this.build();
+    onTheme.add(this.redraw);
+    this.resize = new ResizeObserver(() => this.fit());
+    this.resize.observe(this.box);
+  }
+
+  update({ x, lines, levels = [], marks = [] }) {
+    const shape = (data) => JSON.stringify([data?.lines.map((line) => line.label), data?.levels]);
+    const now = { x, lines: lines.filter((line) => line.values.some((value) => value !== null)), levels, marks };
+    const same = this.plot && shape(now) === shape(this.data);
+    this.data = now;
+    const last = now.lines.map((line) => `${line.label} ${brief(line.values.findLast((value) => value !== null))}`);
+    this.box.setAttribute("aria-label", `${this.options.title}. Newest: ${last.join(", ") || "nothing"}.`);
+    this.none.hidden = now.lines.length > 0;
+    this.box.hidden = this.keys.hidden = !now.lines.length;
+    if (same) {
+      this.plot.setData(this.columns());
+      this.showValues(null);
+    } else this.build();
+  }
+
+  columns() {
+    const { x, lines, levels } = this.data;
+    return [x, ...lines.map((line) => line.values), ...levels.map((level) => x.map(() => level.value))];
+  }
+
+  build() {
+    this.plot?.destroy();
+    this.plot = null;
+    const width = this.box.clientWidth;
+    if (!this.data?.lines.length || !width) return;
+    this.width = width;
+    const { height, unit, range } = this.options;
+    const axis = { stroke: colour("soft"), font: FONT, grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
+    const room = this.data.levels.length && width > 340 ? LABELLED : RIGHT;
+    this.plot = new uPlot(
+      {
+        width,
+        height,
+        padding: [8, room, 0, 0],
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false }, y: false },
+        scales: { x: { time: false, ...(range ? { range } : {}) } },
+        axes: [
+          { ...axis, label: unit, labelSize: 16, labelFont: FONT, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
+          { ...axis, size: AXIS, values: (_, ticks) => ticks.map(brief) },
+        ],
+        series: [{}, ...this.data.lines.map((line, index) => this.line(line, index)), ...this.data.levels.map(() => this.level())],
+        hooks: { draw: [(plot) => this.annotate(plot, room)], setCursor: [(plot) => this.showValues(plot.cursor.idx)] },
+      },
+      this.columns(),
+      this.box,
+    );
+    this.showKeys();
+  }
+
+  line(line, index) {
+    const stroke = colour(line.colour ?? `c${(index % COLOURS) + 1}`);
+    const single = this.data.x.length < 2;
+    const dash = line.dashed ? [6, 4] : index >= COLOURS ? [2, 3] : undefined;
+    return { stroke, width: 2, dash, spanGaps: true, points: { show: single || Boolean(line.points), size: 6, fill: stroke } };
+  }
+
+  level() {
+    return { stroke: colour("soft"), width: 1, dash: [4, 4], points: { show: false } };
+  }
+
+  /** Names of levels beside their ends, and flags. */
+  annotate(plot, room) {
+    const context = plot.ctx;
+    const ratio = devicePixelRatio || 1;
+    context.save();
+    context.font = `${11 * ratio}px system-ui, sans-serif`;
+    context.textBaseline = "middle";
+    context.textAlign = "left";
+    context.fillStyle = colour("soft");
+    const right = plot.bbox.left + plot.bbox.width + 6 * ratio;
+    const places = this.data.levels.map((level) => ({ level, y: plot.valToPos(level.value, "y", true) }));
+    let above = -Infinity;
+    for (const { level, y } of places.sort((one, other) => one.y - other.y)) {
+      above = Math.max(y, above + LABEL_HEIGHT * ratio);
+      if (room === LABELLED) context.fillText(level.label, right, above, (LABELLED - 8) * ratio);
+    }
+    context.fillStyle = colour("bad");
+    for (const mark of this.data.marks) {
+      const x = plot.valToPos(mark.x, "x", true);
+      context.beginPath();
+      context.moveTo(x, plot.bbox.top + 7 * ratio);
+      context.lineTo(x - 4 * ratio, plot.bbox.top);
+      context.lineTo(x + 4 * ratio, plot.bbox.top);
+      context.fill();
+    }
+    context.restore();
+  }
+
+  showKeys() {
+    this.values = this.data.lines.map(() => element("output"));
+    const keys = this.data.lines.map((line, index) => {
+      const key = element("span", { className: line.dashed || index >= COLOURS ? "key dashed" : "key", "aria-hidden": "true" });
+      key.style.borderTopColor = colour(line.colour ?? `c${(index % COLOURS) + 1}`);
+      return element("li", {}, key, element("span", {}, line.label), this.values[index]);
+    });
+    this.keys.replaceChildren(...keys);
+    this.showValues(null);
+  }
+
+  /** The values under the cursor, or the newest. */
+  showValues(index) {
+    if (!this.values) return;
+    this.data.lines.forEach((line, number) => {
+      const value = index === null || index === undefined ? line.values.findLast((one) => one !== null) : line.values[index];
+      if (this.values[number]) this.values[number].textContent = brief(value);
+    });
+  }
+
+  fit() {
+    const width = this.box.clientWidth;
+    if (width && width !== this.width) this.build();
+  }
+
+  close() {
+    this.plot?.destroy();
+    this.resize.disconnect();
+    onTheme.delete(this.redraw);
+  }
+}

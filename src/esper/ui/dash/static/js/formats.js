@@ -1,0 +1,34 @@
+// Figures and times as text.
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** With three decimals, or "–" where nothing was measured. */
+export const score = (value) => (isNumber(value) ? value.toFixed(3) : "–");
+
+/** With its sign. */
+export const signed = (value) => (isNumber(value) ? `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}` : "–");
+
+export const percent = (value) => (isNumber(value) ? `${(100 * value).toFixed(1)}%` : "–");
+
+/** As short as four digits allow. */
+export function brief(value) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.001 || size >= 1e5)) return value.toExponential(1);
+  return String(Number(value.toPrecision(4)));
+}
+
+export const whole = (value) => (isNumber(value) ? String(value) : "–");
+
+/** Time of day of seconds since 1970. */
+export const clock = (seconds) =>
+  isNumber(seconds) ? new Date(seconds * 1000).toLocaleTimeString([], { hour12: false }) : "–";
+
+/** A name as words. */
+export const words = (name) => String(name ?? "–").replaceAll("_", " ");
+
+/** The entry of a list that run content may lack. */
+export const named = (list, index, kind) => {
+  const name = Array.isArray(list) ? list[index] : undefined;
+  return name === undefined || name === null ? `${kind} ${index ?? "–"}` : String(name);
+};

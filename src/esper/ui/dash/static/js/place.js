@@ -1,0 +1,34 @@
+// Where the reader is: all of it stands in the address, after the #.
+
+export const VIEWS = ["population", "network", "learning", "compare", "events"];
+
+/** The view and its parameters. */
+export function here() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const view = VIEWS.includes(path) ? path : VIEWS[0];
+  return { view, parameters: new URLSearchParams(query ?? "") };
+}
+
+/** The address of a view; the run stays, other parameters do unless the view changes. Null removes one. */
+export function address(view, changes = {}) {
+  const now = here();
+  const kept = now.view === view ? now.parameters : new URLSearchParams();
+  const parameters = new URLSearchParams(kept);
+  const run = now.parameters.get("run");
+  if (run !== null) parameters.set("run", run);
+  for (const [name, value] of Object.entries(changes)) {
+    parameters.delete(name);
+    for (const one of [value].flat()) {
+      if (one !== null && one !== "") parameters.append(name, one);
+    }
+  }
+  return `#/${view}?${parameters}`;
+}
+
+/** Go there; with `replace` the browser's Back button does not stop at this place. */
+export function go(view, changes = {}, replace = false) {
+  const target = address(view, changes);
+  if (target === location.hash) return;
+  if (replace) location.replace(target);
+  else location.hash = target;
+}

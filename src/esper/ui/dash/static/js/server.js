@@ -1,0 +1,20 @@
+// Asking the server.
+
+/** Its answer; an Error with one sentence if it has none. */
+export async function ask(view, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const one of [value].flat()) {
+      if (one !== null && one !== undefined) query.append(name, one);
+    }
+  }
+  let response;
+  try {
+    response = await fetch(`/api/${view}?${query}`);
+  } catch {
+    throw new Error("The dashboard's server does not answer: is `esper dash` still running?");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(answer.error ?? "The dashboard does not let this page in: open the address it said.");
+  return answer;
+}

@@ -1,0 +1,145 @@
+// Several runs side by side.
+
+import { Chart } from "../charts.js";
+import { card, element, empty, figure, table } from "../dom.js";
+import { score, whole, words } from "../formats.js";
+import { atMostEvery } from "../later.js";
+import { go, here } from "../place.js";
+import { ask } from "../server.js";
+import { colour, onTheme } from "../theme.js";
+
+const RELOAD_MS = 4000;
+const FIRST = 4; // runs that are compared until the reader chooses
+const COLOURS = 8;
+
+export async function open(context, parameters) {
+  const view = new CompareView(context);
+  await view.load(parameters);
+  return view;
+}
+
+class CompareView {
+  constructor(context) {
+    this.context = context;
+    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+    this.timer = setInterval(this.reload, RELOAD_MS);
+    this.recolour = () => this.answer && this.show();
+    onTheme.add(this.recolour);
+  }
+
+  async load(parameters) {
+    const names = this.context.runs().map((run) => run.name);
+    const others = names.filter((name) => name !== this.context.run);
+    const asked = parameters.getAll("with");
+    this.names = asked.length ? asked.filter((name) => name !== "none") : [this.context.run, ...others].slice(0, FIRST);
+    const answer = this.names.length ? await ask("compare", { run: this.names }) : { runs: [] };
+    if (!this.context.current()) return;
+    const text = JSON.stringify([names, answer]);
+    if (text === this.shown) return;
+    this.shown = text;
+    this.all = names;
+    this.answer = answer;
+    this.show();
+  }
+
+  changed(parameters) {
+    this.load(parameters).catch((error) => this.context.complain(error.message));
+    return true;
+  }
+
+  show() {
+    const { root } = this.context;
+    const { runs } = this.answer;
+    if (!this.body) {
+      this.choices = element("div");
+      this.body = element("div");
+      root.replaceChildren(element("h1", {}, "Compare"), this.choices, this.body);
+    }
+    this.showChoices();
+    this.chart?.close();
+    const sound = runs.filter((run) => !run.error && run.values.length);
+    const missing = runs.filter((run) => !sound.includes(run));
+    const words = missing.map((run) =>
+      element("p", { className: "note" }, `${run.name}: ${run.error ?? "no iteration is done yet"}`),
+    );
+    if (!sound.length) {
+      this.body.replaceChildren(empty(runs.length ? "None of these runs has figures yet." : "Choose runs to compare."), ...words);
+      return;
+    }
+    this.chart = new Chart({
+      title: sound.some((run) => run.figure !== "objective") ? "J, or validation accuracy of models that grow alone" : "J",
+      note: "Mean over the networks of each iteration, on validation data.",
+      height: 300,
+    });
+    this.body.replaceChildren(...words, element("div", { className: "cards wide" }, this.chart.node, this.levels(sound)));
+    const x = [...new Set(sound.flatMap((run) => run.iterations))].sort((one, other) => one - other);
+    const lines = sound.map((run) => {
+      const values = new Map(run.iterations.map((iteration, index) => [iteration, run.values[index]]));
+      return { label: run.name, values: x.map((iteration) => values.get(iteration) ?? null), colour: this.colourOf(run) };
+    });
+    this.chart.update({ x, lines });
+  }
+
+  showChoices() {
+    const boxes = this.all.map((name) => {
+      const toggle = () => {
+        const kept = this.names.includes(name) ? this.names.filter((one) => one !== name) : [...this.names, name];
+        go("compare", { with: kept.length ? kept : ["none"] }, true);
+      };
+      const box = element("input", { type: "checkbox", checked: this.names.includes(name), onchange: toggle });
+      box.dataset.name = name;
+      return element("label", {}, box, name);
+    });
+    const focused = this.choices.contains(document.activeElement) ? document.activeElement.dataset.name : null;
+    this.choices.replaceChildren(element("fieldset", { className: "choices" }, element("legend", {}, "Runs"), boxes));
+    [...this.choices.querySelectorAll("input")].find((box) => box.dataset.name === focused)?.focus();
+  }
+
+  colourOf(run) {
+    return `c${(this.names.indexOf(run.name) % COLOURS) + 1}`;
+  }
+
+  levels(runs) {
+    const bounds = runs.flatMap(({ late }) => [late.low ?? late.mean, late.high ?? late.mean]);
+    const [low, high] = [Math.min(...bounds), Math.max(...bounds)];
+    const rows = runs.map((run) => {
+      const { late, probe } = run;
+      const best = Object.entries(run.baselines ?? {}).filter(([, level]) => typeof level === "number");
+      const [name, level] = best.sort((one, other) => other[1] - one[1])[0] ?? [null, null];
+      return [
+        run.name,
+        figure(score(late.mean)),
+        late.low === null ? "one iteration only" : `${score(late.low)} to ${score(late.high)}`,
+        this.bar(run, low, high),
+        figure(whole(late.count)),
+        probe ? `${score(probe.score)} at iteration ${probe.iteration}` : "none",
+        name === null ? "none" : `${words(name)} ${score(level)}`,
+      ];
+    });
+    const heads = ["Run", "Mean", "95% interval", "", "Iterations", "Last probe score", "Best baseline on probes"];
+    const note =
+      "Mean of the last third of each run's iterations, with Student's 95% interval as if iterations were independent: " +
+      "it tells how a run fluctuates, not how another seed would do. Probe instances differ between seeds.";
+    return card("Late level", note, table(heads, rows, "Late level of each run"));
+  }
+
+  bar(run, low, high) {
+    const place = (value) => `${high > low ? (100 * (value - low)) / (high - low) : 50}%`;
+    const span = element("div", { className: "span" });
+    const dot = element("div", { className: "dot" });
+    const { late } = run;
+    if (late.low !== null) {
+      span.style.left = place(late.low);
+      span.style.width = `calc(${place(late.high)} - ${place(late.low)})`;
+    }
+    dot.style.left = place(late.mean);
+    span.style.background = dot.style.background = colour(this.colourOf(run));
+    return element("div", { className: "interval", "aria-hidden": "true" }, element("div", { className: "track" }), span, dot);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    this.chart?.close();
+    onTheme.delete(this.recolour);
+  }
+}

@@ -1,0 +1,121 @@
+// The log of a run, newest first.
+
+import { choice, element, empty } from "../dom.js";
+import { brief, clock, words } from "../formats.js";
+import { atMostEvery } from "../later.js";
+import { go, here } from "../place.js";
+
+const RELOAD_MS = 1000;
+const TYPING_MS = 350;
+const ALARMS = new Set(["run_failed", "rolled_back", "anomaly_raised", "run_interrupted"]);
+const QUIET = ["iteration", "episode", "environment", "step"];
+
+export async function open(context, parameters) {
+  const view = new EventsView(context);
+  await view.load(parameters);
+  return view;
+}
+
+class EventsView {
+  constructor(context) {
+    this.context = context;
+    this.opened = new Set();
+    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+  }
+
+  async load(parameters) {
+    const asked = { type: parameters.getAll("type"), text: parameters.get("text"), before: parameters.get("before") };
+    const answer = await this.context.load("events", asked);
+    if (!this.context.current()) return;
+    this.show(answer, asked);
+    const follow = asked.before === null ? JSON.stringify(asked.type) : null;
+    if (follow === this.follows) return;
+    this.follows = follow;
+    this.context.unfollow();
+    const types = asked.type.length ? asked.type : answer.types.map((one) => one.type);
+    const moved = { news: this.reload, reload: this.reload };
+    if (follow !== null) this.context.follow([...types, "run_ended", "episode_started"], answer.cursor, moved);
+  }
+
+  changed() {
+    this.reload();
+    return true;
+  }
+
+  show(answer, asked) {
+    const { root } = this.context;
+    if (!this.list) {
+      this.types = element("span");
+      this.search = element("input", { type: "search", value: asked.text ?? "", oninput: () => this.typed() });
+      this.list = element("ol", { className: "log", "aria-label": "Events, newest first" });
+      this.foot = element("div", { className: "bar" });
+      const text = element("label", {}, "Text", this.search);
+      root.replaceChildren(element("h1", {}, "Events"), element("div", { className: "bar" }, this.types, text), this.list, this.foot);
+    }
+    this.showTypes(answer, asked);
+    this.list.hidden = !answer.events.length;
+    this.list.replaceChildren(...answer.events.map((event) => this.entry(event)));
+    const older = answer.more && element("button", { type: "button", onclick: () => this.older(answer) }, "Older");
+    const newest = asked.before && element("button", { type: "button", onclick: () => go("events", { before: null }) }, "Newest");
+    const none = answer.events.length ? null : empty("No event is like this. Change the filters, or wait for one.");
+    this.foot.replaceChildren(...[none, newest, older].filter(Boolean));
+  }
+
+  showTypes(answer, asked) {
+    const shape = JSON.stringify([answer.types, asked.type]);
+    if (shape === this.shape || this.types.contains(document.activeElement)) return;
+    this.shape = shape;
+    const options = [["", "all"], ...answer.types.map(({ type, count }) => [type, `${words(type)} (${count})`])];
+    const put = (value) => go("events", { type: value, before: null }, true);
+    this.types.replaceChildren(choice("Type", options, asked.type[0] ?? "", put));
+  }
+
+  typed() {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => go("events", { text: this.search.value, before: null }, true), TYPING_MS);
+  }
+
+  older(answer) {
+    go("events", { before: answer.events.at(-1).id });
+    this.list.scrollIntoView({ block: "start" });
+  }
+
+  entry(event) {
+    const payload = event.payload ?? {};
+    const place = "environment" in payload ? `network ${payload.environment}, step ${payload.step}` : "";
+    const kind = ALARMS.has(event.type) ? "kind alarm" : "kind";
+    const details = element(
+      "details",
+      { open: this.opened.has(event.id) },
+      element(
+        "summary",
+        {},
+        element("span", { className: "quiet" }, clock(event.time)),
+        element("span", { className: kind }, words(event.type)),
+        element("span", { className: "quiet place" }, `iteration ${event.iteration}${place && `, ${place}`}`),
+        element("span", { className: "gist" }, gist(payload)),
+      ),
+    );
+    const fill = () => {
+      if (details.open) {
+        this.opened.add(event.id);
+        if (details.children.length === 1) details.append(element("pre", {}, JSON.stringify(payload, null, 1)));
+      } else this.opened.delete(event.id);
+    };
+    details.addEventListener("toggle", fill);
+    fill();
+    return element("li", {}, details);
+  }
+
+  close() {
+    clearTimeout(this.typing);
+  }
+}
+
+/** The plain fields of an event in a line. */
+function gist(payload) {
+  return Object.entries(payload)
+    .filter(([name, value]) => !QUIET.includes(name) && (value === null || typeof value !== "object"))
+    .map(([name, value]) => `${words(name)} ${typeof value === "number" ? brief(value) : value ?? "–"}`)
+    .join(", ");
+}

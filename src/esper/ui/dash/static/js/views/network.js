@@ -1,0 +1,217 @@
+// One network: what grew in it, what that was worth, and what the controller thought.
+
+import { Chart } from "../charts.js";
+import { card, element, empty } from "../dom.js";
+import { episodePager } from "../episode_pager.js";
+import { brief, named, percent, score, words } from "../formats.js";
+import { atMostEvery } from "../later.js";
+import { Lanes } from "../network_lanes.js";
+import { gatesTable, rollbacksTable, seedsTable } from "../network_tables.js";
+import { go, here } from "../place.js";
+import { lookContent } from "../policy_look.js";
+import { stageLegend } from "../stages.js";
+
+const TYPES = ["step_taken", "episode_started", "episode_ended", "rolled_back"];
+const RELOAD_MS = 1000;
+
+export async function open(context, parameters) {
+  const view = new NetworkView(context);
+  await view.load(parameters);
+  return view;
+}
+
+class NetworkView {
+  constructor(context) {
+    this.context = context;
+    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+    this.parts = null;
+  }
+
+  async load(parameters) {
+    this.environment = Number(parameters.get("environment") ?? 0);
+    this.asked = parameters.get("episode");
+    const answer = await this.context.load("network", { environment: this.environment, episode: this.asked });
+    if (!this.context.current()) return;
+    this.answer = answer;
+    this.show(parameters);
+    if (this.following) return;
+    this.following = true;
+    this.context.follow(TYPES, answer.cursor, { news: (entries) => this.take(entries), reload: this.reload });
+  }
+
+  take(entries) {
+    const episode = this.answer.episode?.number ?? 0;
+    const ours = ({ payload }) =>
+      payload.environment === this.environment &&
+      (payload.episode === episode || (this.asked === null && payload.episode > episode));
+    if (entries.some(ours)) this.reload();
+  }
+
+  changed(parameters) {
+    const same = Number(parameters.get("environment") ?? 0) === this.environment && parameters.get("episode") === this.asked;
+    if (same) this.showLook(parameters);
+    else this.reload();
+    return true;
+  }
+
+  show(parameters) {
+    const { answer, context } = this;
+    const { decisions, episode } = answer;
+    if (!episode || !(decisions.length || answer.started || answer.seeds.length)) {
+      const sentence = episode
+        ? `Nothing is known of network ${this.environment} in episode ${episode.number}.`
+        : "No episode has begun yet, or this run was made before networks were told of. This page keeps looking.";
+      this.close();
+      this.parts = null;
+      context.root.replaceChildren(element("h1", {}, `Network ${this.environment}`), empty(sentence));
+      return;
+    }
+    this.parts ??= this.build();
+    this.showHead();
+    this.showCurves();
+    this.parts.seeds.replaceChildren(seedsTable(answer));
+    this.parts.rollbacks.replaceChildren(rollbacksTable(answer));
+    this.parts.gates.replaceChildren(gatesTable(answer));
+    this.showLook(parameters);
+  }
+
+  build() {
+    const range = () => [-0.5, this.steps() - 0.5];
+    const chart = (title, note) => new Chart({ title, note, unit: "step", range, height: 190 });
+    const parts = {
+      head: element("div"),
+      lanes: new Lanes(),
+      accuracy: chart("Accuracy and J", "On validation data. J is accuracy less the rent for growth."),
+      loss: chart("Loss", "Cross-entropy in nats."),
+      contributions: chart("Counterfactuals", "Accuracy with each slot's seed less accuracy without it."),
+      rewards: chart("Reward by term", "What the controller was paid for each decision, and what it is the sum of."),
+      seeds: element("div"),
+      rollbacks: element("div"),
+      gates: element("div"),
+      look: element("div"),
+    };
+    parts.charts = [parts.accuracy, parts.loss, parts.contributions, parts.rewards];
+    this.slider = element("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.slid() });
+    this.said = element("output");
+    const bar = element("div", { className: "bar" }, element("label", {}, "Step"), this.slider, this.said);
+    this.bar = bar;
+    this.context.root.replaceChildren(
+      parts.head,
+      element("div", { className: "cards wide" }, card("Stages", null, parts.lanes.node, stageLegend())),
+      element("div", { className: "cards" }, parts.charts.map((one) => one.node)),
+      element(
+        "div",
+        { className: "cards wide" },
+        card("Seeds", null, parts.seeds),
+        card("What the policy saw and thought", null, bar, parts.look),
+      ),
+      element("div", { className: "cards" }, card("Rollbacks", null, parts.rollbacks), card("Gate verdicts", null, parts.gates)),
+    );
+    return parts;
+  }
+
+  steps() {
+    return Math.max(1, Number(this.answer.steps) || 0, this.answer.decisions.length);
+  }
+
+  showHead() {
+    const { answer, environment, parts } = this;
+    const { started, ended, episode } = answer;
+    const last = answer.decisions.at(-1);
+    const count = Number(answer.environments) || environment + 1;
+    const to = (target, text, label) =>
+      element("button", { type: "button", "aria-label": label, disabled: target < 0 || target >= count,
+        onclick: () => go("network", { environment: target }) }, text);
+    const facts = started
+      ? `${words(started.family)} ${words(started.variant)}, ${started.instance}; rent ${brief(started.rent)}, learning rate ` +
+        `${brief(started.learning_rate)}, ${brief(started.train_size)} examples, widths ${(started.widths ?? []).join(" ")}, ` +
+        `${brief(started.host_parameters)} parameters`
+      : "A model that grows alone.";
+    const result = ended
+      ? `Ended with J ${score(ended.objective)}, accuracy ${score(ended.accuracy)}, ${percent(ended.added)} parameters added; ` +
+        `kept: ${(ended.kept ?? []).filter(Boolean).join(", ") || "nothing"}.`
+      : last ? `At step ${last.step}: J ${score(last.objective)}, accuracy ${score(last.accuracy)}.` : "No decision was kept.";
+    const focused = parts.head.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const pager = element("span", { className: "pager" }, to(environment - 1, "‹", "Network before"),
+      element("span", {}, `${environment + 1} of ${count}`), to(environment + 1, "›", "Network after"));
+    parts.head.replaceChildren(
+      element("h1", {}, `Network ${environment}`),
+      element("p", { className: "facts" }, facts),
+      element("p", { className: "facts" }, result),
+      element("div", { className: "bar" }, pager, episodePager("network", episode, this.asked)),
+    );
+    if (focused) [...parts.head.querySelectorAll("button")].find((one) => one.getAttribute("aria-label") === focused)?.focus();
+  }
+
+  showCurves() {
+    const { answer, parts } = this;
+    const { decisions } = answer;
+    const x = decisions.map((one) => one.step);
+    const values = (name) => decisions.map((one) => one[name] ?? null);
+    parts.lanes.update(decisions, answer.slots, this.steps());
+    parts.accuracy.update({ x, lines: [{ label: "accuracy", values: values("accuracy") }, { label: "J", values: values("objective") }] });
+    parts.loss.update({
+      x,
+      lines: [{ label: "validation", values: values("loss") }, { label: "training", values: values("train_loss"), dashed: true }],
+    });
+    const lanes = decisions[0]?.stages?.length ?? 0;
+    const contributions = Array.from({ length: lanes }, (_, slot) => ({
+      label: named(answer.slots, slot, "slot"),
+      values: decisions.map((one) => one.contributions?.[slot] ?? null),
+      points: true,
+    }));
+    parts.contributions.update({ x, lines: contributions });
+    const terms = [...new Set(decisions.flatMap((one) => Object.entries(one.terms ?? {}).filter(([, value]) => value).map(([name]) => name)))];
+    const paid = terms.map((term) => ({ label: words(term), values: decisions.map((one) => one.terms?.[term] ?? 0) }));
+    parts.rewards.update({ x, lines: [{ label: "reward", values: values("reward"), dashed: true }, ...paid] });
+  }
+
+  /** The step that the address names, or the newest of which something was kept. */
+  lookedAt(parameters) {
+    const { looks } = this.answer;
+    const asked = parameters.get("step");
+    return asked !== null && looks.includes(Number(asked)) ? Number(asked) : looks.at(-1);
+  }
+
+  slid() {
+    go("network", { step: this.answer.looks[Number(this.slider.value)] }, true);
+  }
+
+  async showLook(parameters) {
+    const { answer, parts } = this;
+    this.bar.hidden = !answer.looks.length;
+    if (!answer.looks.length) {
+      const words = "This network is not watched: what the policy saw is kept of a few networks only (telemetry.watched).";
+      parts.look.replaceChildren(element("p", { className: "note" }, words));
+      return;
+    }
+    const step = this.lookedAt(parameters);
+    this.slider.max = answer.looks.length - 1;
+    this.slider.value = answer.looks.indexOf(step);
+    const decision = answer.decisions.find((one) => one.step === step);
+    this.said.textContent = `step ${step}${decision ? `: ${told(decision, answer)}` : ""}`;
+    const place = { episode: answer.episode.number, environment: this.environment, step };
+    const key = JSON.stringify(place);
+    if (key === this.looked) return;
+    this.looked = key;
+    try {
+      const found = await this.context.load("look", place);
+      if (key === this.looked) parts.look.replaceChildren(lookContent(found, decision, answer.slots, answer.blueprints));
+    } catch (error) {
+      this.looked = null;
+      this.context.complain(error.message);
+    }
+  }
+
+  close() {
+    for (const chart of this.parts?.charts ?? []) chart.close();
+    this.parts?.lanes.close();
+  }
+}
+
+/** A decision in words. */
+function told(decision, answer) {
+  const what = decision.blueprint ? ` ${decision.blueprint}` : "";
+  const where = decision.slot === null || decision.slot === undefined ? "" : ` in ${named(answer.slots, decision.slot, "slot")}`;
+  return `${words(decision.op)}${what}${where}`;
+}

@@ -1,0 +1,28 @@
+"""All figures and tables of a run or a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from esper.experiments.comparison import Comparison
+from esper.grower.practice.result import Result
+from esper.tasks.suite import Split
+from esper.ui.figures import growing, grown, grown_tables, learning, tables
+from esper.ui.figures.evaluation import evaluation_exhibits
+from esper.ui.figures.record import Exhibit, measured
+
+
+def training_exhibits(store: Path, comparisons: Mapping[Split, Comparison]) -> list[Exhibit]:
+    """Of a run of `esper train`, evaluated or not.
+
+    Raises:
+        RunError: its store is missing, damaged or not ours.
+    """
+    queried = measured(store, (*learning.FIGURES, *growing.FIGURES, *tables.TABLES))
+    return [*queried, *evaluation_exhibits(comparisons)]
+
+
+def grown_exhibits(store: Path, result: Result | None) -> list[Exhibit]:
+    """Of a run of `esper grow`, whose result is None before it ends; raises as `training_exhibits`."""
+    return [*measured(store, (*grown.FIGURES, *grown_tables.TABLES)), *grown_tables.result_exhibits(result)]

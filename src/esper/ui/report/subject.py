@@ -1,0 +1,65 @@
+"""What a report can be about: a training run, a grown model, a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.errors import RunError
+from esper.experiments.compare.finished import is_comparison, read_finished
+from esper.experiments.run_directory import RunDirectory
+from esper.grower.practice.directory import GrowDirectory
+from esper.telemetry.reader import RunReader
+from esper.ui.figures.contest import contest_exhibits
+from esper.ui.figures.exhibits import training_exhibits
+from esper.ui.figures.record import Exhibit
+from esper.ui.report.contest import contest_html
+from esper.ui.report.data import load_report_data
+from esper.ui.report.grown import grown_html, load_grown
+from esper.ui.report.page import report_html
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page, and the figures and tables that belong to it."""
+
+    html: str
+    exhibits: Callable[[], list[Exhibit]]
+
+
+def report_on(path: Path) -> Report:
+    """The report of a run or a comparison, also while it goes on.
+
+    Raises:
+        RunError, ConfigError: it is neither, nothing is done yet, or a file is damaged.
+    """
+    run = RunDirectory(path)
+    if run.store.is_file() and run.config.is_file():
+        with RunReader.open(run.store) as reader:
+            grown = reader.metadata().get("command") == "grow"
+        return _grown(GrowDirectory(path)) if grown else _trained(run)
+    if path.is_dir() and is_comparison(path):
+        return _compared(path)
+    raise RunError(
+        f"{path} is neither a run nor a comparison: give a directory that `esper train`, `esper grow` or "
+        "`esper compare` made"
+    )
+
+
+def _trained(run: RunDirectory) -> Report:
+    data = load_report_data(run)
+    return Report(report_html(data), lambda: training_exhibits(run.store, data.comparisons))
+
+
+def _grown(run: GrowDirectory) -> Report:
+    data = load_grown(run)
+    return Report(grown_html(data), lambda: data.exhibits)
+
+
+def _compared(folder: Path) -> Report:
+    found = read_finished(folder)
+    exhibits = contest_exhibits(found)
+    return Report(contest_html(folder, found, exhibits), lambda: exhibits)

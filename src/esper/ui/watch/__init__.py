@@ -1,0 +1,1 @@
+"""Watching a run in the terminal; needs the extra ``ui``."""

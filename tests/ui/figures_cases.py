@@ -1,0 +1,75 @@
+"""Run stores with planted events, as figures and reports need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from esper.config import dump_settings
+from esper.experiments.iteration import record
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from esper.experiments.trainer import LEVELS
+from esper.grower.practice.directory import GrowDirectory
+from esper.grower.practice.settings import GrowSettings
+from esper.telemetry.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken
+from esper.telemetry.store import RunStore
+from ui import planted
+
+ITERATIONS, NETWORKS = 4, 3
+
+
+def trained(path: Path, *, steps: bool = True, name: str = "norm", family: str = "order") -> RunDirectory:
+    """A run of `esper train`; ``name`` is a blueprint's and a slot's."""
+    run = RunDirectory.create(path)
+    dump_settings(TrainSettings(iterations=ITERATIONS), run.config)
+    with RunStore.create(run.store) as store:
+        store.set_metadata({"command": "train", LEVELS: planted.LEVELS, "slots": [name, "layer1"]})
+        for number in range(1, ITERATIONS + 1):
+            for environment in range(NETWORKS):
+                for event in _episode(number, environment, name, family):
+                    if steps or not isinstance(event, StepTaken):
+                        store.emit(event)
+            probe = 0.6 if number == ITERATIONS else None
+            record(store, planted.iteration(number, ITERATIONS, probe=probe, kl=0.001 * number), planted.LEVELS)
+    return run
+
+
+def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
+    """A run of `esper grow` that has not ended; ``name`` is a blueprint's and a slot's."""
+    run = GrowDirectory.create(path)
+    dump_settings(GrowSettings(host="mlp"), run.config)
+    with RunStore.create(run.store) as store:
+        store.set_metadata({"command": "grow", "slots": [name, "layer1"]})
+        for event in _episode(1, 0, name, "digits"):
+            store.emit(event)
+        figures = {"train_accuracy": 0.5, "validation_accuracy": 0.4, "train_loss": 1.0, "validation_loss": 1.2}
+        store.scalars(1, {**figures, "added_parameters": 12})
+    return run
+
+
+def _episode(number: int, environment: int, name: str, family: str) -> list[Event]:
+    place = (number, number, environment)
+    stages, residents = ("blending", "dormant"), (name, None)
+    contribution = 0.01 * (environment + 1)
+    return [
+        EpisodeStarted(*place, 0, f"{family}/far/1", family, "far", 0.1, 1e-3, 128, (10,), 400),
+        LifecycleTransition(*place, 0, 0, "dormant", "germinated", name, "germinate", "passed"),
+        StepTaken(
+            *place,
+            step=0,
+            op="germinate",
+            loss=1.0,
+            accuracy=0.5,
+            objective=0.4,
+            added=0.1,
+            stages=stages,
+            blueprints=residents,
+            alphas=(0.5, 0.0),
+            contributions=(contribution, None),
+            slot=0,
+            blueprint=name,
+            terms={"objective": 0.25, "rent": -0.05},
+        ),
+        LifecycleTransition(*place, 1, 0, "blending", "fossilized", name, "fossilize", "passed", contribution),
+        EpisodeEnded(*place, 1, 0.5, 0.6, 0.3, 0.2, (name, None)),
+    ]

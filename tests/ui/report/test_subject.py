@@ -1,0 +1,115 @@
+"""A report is about a training run, a grown model or a comparison, and about nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from esper.errors import RunError
+from esper.experiments.arms.outcome import Outcome
+from esper.telemetry.events import RolledBack, RunStarted
+from esper.telemetry.store import RunStore
+from esper.ui.report.subject import report_on
+from experiments.results_cases import planted
+from ui.figures_cases import grown, trained
+
+
+def outcomes(mean: float) -> list[dict[str, object]]:
+    fields = [{**asdict(one), "flops": 9_000_000} for one in planted({"policy": mean})]
+    return [asdict(Outcome(**{key: value for key, value in one.items() if key != "split"})) for one in fields]
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """Two configurations with four seeds each; the first of the two is not the first by name."""
+    folder = tmp_path / "comparison"
+    for name, mean in (("zeta", 0.7), ("alpha", 0.6)):
+        for seed in range(4):
+            trial = folder / name / f"seed-{seed}"
+            trial.mkdir(parents=True)
+            (trial / "config.yaml").write_text("{}\n")
+            (trial / "contest.json").write_text(json.dumps(outcomes(mean + 0.001 * seed)))
+            with RunStore.create(trial / "run.db") as store:
+                store.emit(RunStarted(0, "1.0", seed))
+    return folder
+
+
+def add_arm(path: Path, mean: float) -> None:
+    path.parent.mkdir(exist_ok=True)
+    records = {"environment_steps": 7, "outcomes": outcomes(mean)}
+    path.write_text(json.dumps({"circumstances": "", "records": records}))
+
+
+def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> None:
+    page = report_on(trained(tmp_path / "run").path).html
+    assert "What it tried" in page
+    assert 'class="area hue0"' in page
+    assert "<title>norm: 12 fossilized</title>" in page
+    assert "rent</span>" in page
+    assert page.count("The query behind it") >= 5
+    assert "FROM seeds GROUP BY blueprint, outcome" in page
+
+
+def test_a_training_run_without_decisions_says_so(tmp_path: Path) -> None:
+    page = report_on(trained(tmp_path / "run", steps=False).path).html
+    assert "Not shown, rewards: the run keeps no single decisions (telemetry.steps_every" in page
+
+
+def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
+    run = grown(tmp_path / "run")
+    with RunStore.open(run.store) as store:
+        store.emit(RolledBack(1, 1, 0, 0, "exploded", 9.0, 0.1, 1.0, float("nan"), (0,), False))
+    page = report_on(run.path).html
+    assert "How mlp grew on digits" in page
+    assert "Not finished yet" in page
+    assert page.count('class="curve policy"') == page.count('class="curve objective"') == 2
+    assert 'class="stage fossilized"' in page
+    assert "<td>exploded</td>" in page
+
+
+def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
+    page = report_on(comparison).html
+    assert "zeta against alpha: zeta better." in page
+    assert "Who is better" not in page
+
+
+def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Path) -> None:
+    add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
+    for seed in range(4):
+        add_arm(comparison / "zeta" / f"seed-{seed}" / "arms" / "policy.json", 0.7)
+    add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
+    report = report_on(comparison)
+    assert "Who is better" in report.html
+    names = {what.name: rows for what, rows in report.exhibits()}
+    assert names["arms"].texts("name") == ["policy", "none"]
+
+
+def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:
+    (comparison / "alpha" / "seed-3" / "contest.json").unlink()
+    assert "3 training seeds each" in report_on(comparison).html
+    for seed in range(3):
+        (comparison / "alpha" / f"seed-{seed}" / "contest.json").rename(comparison / f"{seed}.json")
+    (comparison / "zeta" / "seed-0" / "contest.json").write_text("[")
+    with pytest.raises(RunError, match="seed-0/contest.json is damaged"):
+        report_on(comparison)
+
+
+def test_nothing_else_has_a_report(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(RunError, match="neither a run nor a comparison"):
+            report_on(path)
+
+
+@given(st.text("<>&\"'/ab\\;=", min_size=1, max_size=12))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_name_in_a_run_becomes_markup(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    evil = f"<script>{name}</script><img src=x>"
+    for plant in (trained, grown):
+        page = report_on(plant(tmp_path_factory.mktemp("run") / "run", name=evil).path).html
+        assert "<script" not in page
+        assert "<img" not in page

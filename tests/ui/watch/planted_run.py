@@ -1,0 +1,125 @@
+"""A run directory with planted events, and its screen when it is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from esper.experiments.run_directory import RunDirectory
+from esper.telemetry.events import EpisodeEnded, EpisodeStarted, LifecycleTransition, RunStarted, StepTaken
+from esper.telemetry.store import RunStore
+from esper.ui.watch.app import Watch
+from esper.ui.watch.feed import Feed
+
+METADATA = {
+    "command": "train",
+    "iterations": 5,
+    "steps": 4,
+    "slots": ["first", "second"],
+    "baseline_levels": {"none": 0.51, "heuristic": 0.64},
+}
+DEADLINE = 30.0
+"""Seconds after which something that is waited for will not come."""
+
+Scenario = Callable[[Pilot[None]], Awaitable[None]]
+
+
+def step(episode: int, environment: int, number: int, **fields: object) -> StepTaken:
+    return StepTaken(
+        episode,
+        episode,
+        environment,
+        number,
+        **{
+            "op": "wait",
+            "loss": 1.0,
+            "accuracy": 0.5,
+            "objective": 0.45,
+            "added": 0.1,
+            "stages": ("dormant", "dormant"),
+            "blueprints": (None, None),
+            "alphas": (0.0, 0.0),
+            "contributions": (None, None),
+            **fields,
+        },
+    )
+
+
+def changed(episode: int, environment: int, number: int, before: str, after: str, **fields: object):
+    return LifecycleTransition(
+        episode,
+        episode,
+        environment,
+        number,
+        **{"slot": 0, "blueprint": "norm", "cause": "tick", "reason": "passed", **fields},
+        before=before,
+        after=after,
+    )
+
+
+def begin(episode: int, environment: int) -> EpisodeStarted:
+    return EpisodeStarted(
+        episode, episode, environment, 0, f"problem/{environment}", "family", "variant", 0.08, 0.01, 500, (10, 10), 404
+    )
+
+
+def end(episode: int, environment: int, number: int, **fields: float) -> EpisodeEnded:
+    figures = {"objective": 0.71, "accuracy": 0.81, "added": 0.25, "paid": 0.7, **fields}
+    return EpisodeEnded(episode, episode, environment, number, kept=("norm", None), **figures)
+
+
+def plant(store: RunStore, environments: int = 3, episode: int = 1) -> None:
+    """An episode of three decisions, in which every network germinates a seed in its first slot."""
+    if episode == 1:
+        store.set_metadata(METADATA)
+        store.emit(RunStarted(0, "0.1.0", 3))
+    for environment in range(environments):
+        store.emit(begin(episode, environment))
+    for environment in range(environments):
+        grown = {"stages": ("germinated", "dormant"), "blueprints": ("norm", None)}
+        store.emit(step(episode, environment, 0))
+        store.emit(changed(episode, environment, 1, "dormant", "germinated", cause="germinate"))
+        store.emit(step(episode, environment, 1, op="germinate", slot=0, blueprint="norm", **grown))
+        store.emit(step(episode, environment, 2, accuracy=0.6 + environment / 100, **grown))
+    store.flush()
+
+
+def new_run(path: Path) -> RunDirectory:
+    path.mkdir()
+    return RunDirectory(path)
+
+
+def watch(run: RunDirectory, scenario: Scenario, size: tuple[int, int] = (80, 24)) -> None:
+    """Play a scenario with the run on screen."""
+
+    async def played() -> None:
+        with closing(Feed(run)) as feed:
+            async with Watch(run, feed).run_test(size=size) as pilot:
+                await scenario(pilot)
+
+    asyncio.run(played())
+
+
+def screen(pilot: Pilot[None]) -> str:
+    """The text on the screen."""
+    strips = pilot.app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+async def until(pilot: Pilot[None], shown: Callable[[str], bool]) -> str:
+    """The screen as soon as it is as expected."""
+    deadline = time.monotonic() + DEADLINE
+    while not shown(screen(pilot)):
+        assert time.monotonic() < deadline, screen(pilot)
+        await pilot.pause(0.02)
+    return screen(pilot)
+
+
+async def sees(pilot: Pilot[None], *texts: str) -> str:
+    """The screen as soon as it has all of these texts."""
+    return await until(pilot, lambda text: all(one in text for one in texts))
