@@ -53,6 +53,7 @@ COMMANDS = (
     Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
     Command("bench telemetry", "esper.commands.bench_telemetry:command", "Measure what keeping events costs."),
+    Command("bench train", "esper.commands.bench_train:command", "Measure how fast controllers train, and on what."),
     Command("bridge", "esper.commands.bridge:command", "Carry a run's figures over to another tool."),
     Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
     Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
