@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,6 +28,9 @@ RETRIES = 3
 """How often a task is begun anew whose worker died."""
 _NEW = "local"
 """Ray's word for a cluster of its own on this machine, even where another one is running."""
+_RUNNING = "auto"
+"""Ray's word for the cluster that this machine belongs to."""
+_REACH_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ class RayWorkers(Workers):
 
 
 def _connect(most: int, address: str | None) -> None:
+    if address is not None:
+        _reach(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     stopping = signal.getsignal(signal.SIGTERM)
     try:
@@ -136,6 +142,19 @@ def _connect(most: int, address: str | None) -> None:
         raise ConfigError(f"no Ray cluster answers at {address} ({reason}): give its head's host:port") from error
     finally:
         signal.signal(signal.SIGTERM, stopping)  # Ray's own handler would end the process without closing anything
+
+
+def _reach(address: str) -> None:
+    """ConfigError if nobody listens there: Ray itself would try for many minutes."""
+    if address == _RUNNING:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--address {address}: write it as host:port, or {_RUNNING}")
+    try:
+        socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster answers at {address} ({error}): give its head's host:port") from error
 
 
 def _ready(streams: list[Any]) -> Any:
