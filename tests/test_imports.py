@@ -33,6 +33,8 @@ NEEDS_AN_EXTRA = (
     "esper.telemetry.bridges.mlflow",
     "esper.telemetry.bridges.tensorboard",
     "esper.telemetry.bridges.wandb",
+    "esper.ui.dash",
+    "esper.ui.watch",
 )
 
 IMPORT_EVERYTHING = f"""

@@ -167,11 +167,18 @@ def refused(words: list[str], capsys: Capture) -> str:
     return lines[0].removeprefix("error: ")
 
 
-@pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"], ["report"]])
-def test_missing_and_foreign_run_directories(command: list[str], tmp_path: Path, capsys: Capture):
+@pytest.mark.parametrize(
+    ("command", "foreign"),
+    [
+        (["train", "--resume"], "is not a run, it has no run.db"),
+        (["evaluate"], "is not a run, it has no run.db"),
+        (["report"], "is neither a run nor a comparison"),
+    ],
+)
+def test_missing_and_foreign_run_directories(command: list[str], foreign: str, tmp_path: Path, capsys: Capture):
     assert "no run at" in refused([*command, str(tmp_path / "nowhere")], capsys)
     (tmp_path / "config.yaml").touch()
-    assert "is not a run, it has no run.db" in refused([*command, str(tmp_path)], capsys)
+    assert foreign in refused([*command, str(tmp_path)], capsys)
     (tmp_path / "run.db").write_bytes(b"something else" * 100)
     assert "run store" in refused(["report", str(tmp_path)], capsys)
 

@@ -7,8 +7,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from esper.errors import RunError
@@ -82,6 +83,13 @@ class RunStore(RunReader):
             self.flush()
         finally:
             super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close; an error under way is not hidden behind one of the last flush."""
+        with nullcontext() if error is None else suppress(RunError):
+            self.close()
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
         """Set JSON values by key, at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from esper.ui.report.grown import grown_html, load_grown
 from esper.ui.report.page import report_html
 
 PAGE = "report.html"
+_MADE_BY = "give a directory that `esper train`, `esper grow` or `esper compare` made"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ def report_on(path: Path) -> Report:
     Raises:
         RunError, ConfigError: it is neither, nothing is done yet, or a file is damaged.
     """
+    if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
+        raise RunError(f"no run at {path}: {_MADE_BY}")
     run = RunDirectory(path)
     if run.store.is_file() and run.config.is_file():
         with RunReader.open(run.store) as reader:
@@ -43,10 +47,7 @@ def report_on(path: Path) -> Report:
         return _grown(GrowDirectory(path)) if grown else _trained(run)
     if path.is_dir() and is_comparison(path):
         return _compared(path)
-    raise RunError(
-        f"{path} is neither a run nor a comparison: give a directory that `esper train`, `esper grow` or "
-        "`esper compare` made"
-    )
+    raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
 
 
 def _trained(run: RunDirectory) -> Report:
