@@ -100,8 +100,8 @@ def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> N
 
 
 def test_nothing_else_has_a_report(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RunError, match="neither a run nor a comparison"):
+    for path, reason in ((tmp_path, "neither a run nor a comparison"), (tmp_path / "missing", "no run at")):
+        with pytest.raises(RunError, match=reason):
             report_on(path)
 
 

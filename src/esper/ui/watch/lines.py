@@ -49,6 +49,7 @@ class Lines(ScrollView, can_focus=True):
         self._count, self._draw = count, draw
         self.virtual_size = Size(self.scrollable_content_region.width, count)
         self.cursor = self._within(self.cursor)
+        self.call_after_refresh(self._reveal)  # how far it can scroll is known then
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -86,10 +87,15 @@ class Lines(ScrollView, can_focus=True):
 
     def watch_cursor(self, cursor: int) -> None:
         """Keep the cursor in view."""
-        top, height = self.scroll_offset.y, max(self.size.height, 1)
-        if not top <= cursor < top + height:
-            self.scroll_to(y=cursor if cursor < top else cursor - height + 1, animate=False, immediate=True)
+        self.call_after_refresh(self._reveal)
         self.refresh()
+
+    def _reveal(self) -> None:
+        top, height = self.scroll_offset.y, max(self.size.height, 1)
+        if not top <= self.cursor < top + height:
+            y = self.cursor if self.cursor < top else self.cursor - height + 1
+            self.scroll_to(y=y, animate=False, immediate=True)
+            self.refresh()
 
     def _within(self, index: int) -> int:
         return min(max(index, 0), max(self._count - 1, 0))
