@@ -11,8 +11,8 @@ import time
 import numpy as np
 
 from esper.control.rules.simple import Uniform
+from esper.experiments.process import prepare_process
 from esper.experiments.settings import DEFAULT_RULES
-from esper.experiments.workers import use_one_thread
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -21,7 +21,7 @@ NETWORKS = 64
 
 
 def main() -> None:
-    use_one_thread()
+    prepare_process()
     suite = get_suite("tokens")
     chosen = suite.sample(NETWORKS, "train", np.random.default_rng(1))
     arms = [Episodes(suite, chosen, DEFAULT_RULES, conduct) for conduct in (Conduct(), Conduct(governor=None))]

@@ -23,8 +23,9 @@ from esper.errors import ConfigError, EsperError
 from esper.experiments.compare.trials import Contest, Trial, run_contest
 from esper.experiments.iteration import Iteration
 from esper.experiments.play import play, terms_of
+from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LocalWorkers, use_one_thread
+from esper.experiments.workers import LocalWorkers
 from esper.files import write_atomically
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
@@ -92,7 +93,7 @@ def main(
         instances: Held-out instances that every policy plays.
         suite: Which learning problems.
     """
-    use_one_thread()
+    prepare_process()
     setup = Setup(steps, environments, instances, suite)
     scores: dict[str, list[float]] = {name: [] for name in (OURS, *THEIRS)}
     for seed in range(seeds):

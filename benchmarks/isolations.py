@@ -18,7 +18,7 @@ from scipy import stats
 
 from esper.config import load_settings
 from esper.errors import EsperError
-from esper.experiments.workers import use_one_thread
+from esper.experiments.process import prepare_process
 from esper.grower.practice.result import Result
 from esper.grower.practice.run import result_at
 from esper.grower.practice.settings import GrowSettings
@@ -33,7 +33,7 @@ LEVEL = 0.95
 
 def main(folder: tyro.conf.Positional[Path], seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
     """Run what is missing, and print the table."""
-    use_one_thread()
+    prepare_process()
     console = Console(width=120)
     table = Table("host", "isolation", "accuracy by seed", "mean", "less no growth", box=None)
     for task, host in HOSTS:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from esper.config import load_settings
 from esper.errors import ConfigError, EsperError, TaskError
-from esper.experiments.workers import use_one_thread
+from esper.experiments.process import prepare_process
 from esper.files import write_atomically
 from esper.grower.practice.result import Result
 from esper.grower.practice.run import result_at
@@ -65,7 +65,7 @@ def main(
         epochs: Of every run; by default as the host's recipe says.
         overrides: Further settings of `esper grow`, for all runs.
     """
-    use_one_thread()
+    prepare_process()
     console = Console()
     results: list[Result] = []
     for pair in _pairs(tasks):

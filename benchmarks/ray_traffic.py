@@ -10,42 +10,68 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from esper.config import load_settings
 from esper.experiments.collect import ShardTask, collect, new_policy
 from esper.experiments.crew import exhausted
+from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import Given, use_one_thread
+from esper.experiments.workers import Given
 from esper.tasks.registry import get_suite
 
 
-def size(value: object) -> int:
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes."""
+
+    task: int
+    """Per shard; the weights are not in it."""
+    weights: int
+    """Per machine."""
+    result: int
+    """Per shard, the rollout included."""
+    rollout: int
+    """Per shard."""
+    events: int
+    """Per shard, all messages together."""
+    messages: int
+    """Per shard."""
+
+
+def sizes(settings: TrainSettings) -> Sizes:
+    """Of the first rollout; computes one shard of it."""
+    weights = new_policy(settings).state_dict()
+    # Weights go to each machine once, by reference; a task holds but the reference, here an empty value.
+    task, said = ShardTask(settings, 0, 0, Given({})), list[int]()
+    result = exhausted(collect(ShardTask(settings, 0, 0, Given(weights))), lambda told: said.append(_size(told)))
+    return Sizes(_size(task), _size(weights), _size(result), _size(result.rollout), sum(said), len(said))
+
+
+def _size(value: object) -> int:
     return len(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main(overrides: Sequence[str]) -> None:
-    use_one_thread()
+    prepare_process()
     settings = load_settings(TrainSettings, None, overrides)
-    weights = new_policy(settings).state_dict()
-    # Weights go to each machine once, by reference; a task holds but the reference, here an empty value.
-    task, said = ShardTask(settings, 0, 0, Given({})), list[int]()
-    result = exhausted(collect(ShardTask(settings, 0, 0, Given(weights))), lambda told: said.append(size(told)))
-    shards, steps = settings.shards, get_suite(settings.suite).steps
+    found, shards = sizes(settings), settings.shards
     rows = (
-        ("task, per shard", size(task), shards),
-        ("weights, per machine", size(weights), 1),
-        ("result, per shard", size(result), shards),
-        ("  of it the rollout", size(result.rollout), shards),
-        ("events, per shard", sum(said), shards),
+        ("task, per shard", found.task, shards),
+        ("weights, per machine", found.weights, 1),
+        ("result, per shard", found.result, shards),
+        ("  of it the rollout", found.rollout, shards),
+        ("events, per shard", found.events, shards),
     )
-    say(f"{settings.environments} environments in {shards} shards, {steps} decisions each")
+    say(f"{settings.environments} environments in {shards} shards, {get_suite(settings.suite).steps} decisions each")
     for name, count, times in rows:
         say(f"{name:<22} {count / 2**10:10,.1f} KiB   x {times} = {count * times / 2**20:8.2f} MiB per rollout")
-    say(f"{'messages, per shard':<22} {len(said):10,}")
+    say(f"{'messages, per shard':<22} {found.messages:10,}")
 
 
 if __name__ == "__main__":

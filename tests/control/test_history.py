@@ -20,9 +20,12 @@ def history() -> History:
     return History(E, S, K, CLASSES)
 
 
-def evaluation(loss: float, accuracy: float = 0.5, contribution: float = np.nan) -> Evaluation:
+def evaluation(
+    loss: float, accuracy: float = 0.5, contribution: float = np.nan, fresh: np.ndarray | None = None
+) -> Evaluation:
     contributions = np.full((E, S), contribution)
-    return Evaluation(np.full(E, loss), np.full(E, accuracy), contributions, contributions)
+    everywhere = np.ones((E, S), np.bool_) if fresh is None else fresh
+    return Evaluation(np.full(E, loss), np.full(E, accuracy), contributions, contributions, everywhere)
 
 
 def report(loss: float = 1.0) -> TrainingReport:
@@ -89,6 +92,18 @@ def test_the_contribution_before_is_kept() -> None:
     record(past, evaluation(1.0, contribution=0.4))
     assert (past.loss_contribution == 0.4).all()
     assert (past.loss_contribution_before == 0.1).all()
+
+
+def test_the_contribution_before_is_that_of_the_measurement_before() -> None:
+    past, everywhere = history(), np.ones((E, S), np.bool_)
+    fresh = everywhere.copy()
+    fresh[:, 1:] = False
+    record(past, evaluation(1.0, contribution=0.1))
+    record(past, evaluation(1.0, contribution=0.4))
+    record(past, evaluation(1.0, contribution=0.4, fresh=~everywhere))
+    assert (past.loss_contribution_before == 0.1).all(), "the last known change stands, as the contribution does"
+    record(past, evaluation(1.0, contribution=0.5, fresh=fresh))
+    assert past.loss_contribution_before.tolist() == [[0.4, 0.1, 0.1]] * E
 
 
 def test_a_restart_forgets_one_episode_only() -> None:

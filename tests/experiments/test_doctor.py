@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
-from dataclasses import replace
+from dataclasses import astuple, replace
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from esper.cli import main
 from esper.experiments.doctor import checkup, packages
 from esper.experiments.doctor.checkup import examine, suites_data
 from esper.experiments.doctor.devices import Device, devices
+from esper.experiments.doctor.memory import Memory, SuiteMemory, measured, per_network, suite_memory
 from esper.experiments.doctor.packages import installed_packages
 from esper.experiments.doctor.runs_folder import examine_folder
 from esper.experiments.doctor.self_test import SelfTest, self_test
@@ -23,6 +25,7 @@ from esper.tasks.source import Source
 from esper.telemetry import file_system as telemetry_file_system
 from esper.telemetry.file_system import file_system
 
+NEEDED = Memory(1, 2, 3, 4, 5, 6, 7)
 PASSED = SelfTest("cpu", 16, 27, 26, 1e-15, 1e-6, True, 0.5, 1.0, 2.0, "stacked")
 MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -58,6 +61,7 @@ class FakeEsper(Distribution):
 def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "real" not in request.fixturenames:
         monkeypatch.setattr(checkup, "self_test", lambda device: replace(PASSED, device=str(device)))
+        monkeypatch.setattr(checkup, "suite_memory", lambda name, *_: SuiteMemory(name, NEEDED, {"cpu": 7}))
 
 
 @pytest.fixture
@@ -192,6 +196,33 @@ class TestData:
         assert problem == f"suite digits finds no {tmp_path}/gone.csv: reinstall what it is shipped with scikit-learn"
 
 
+class TestMemory:
+    def test_each_further_network_takes_as_much(self):
+        suite = get_suite("tokens")
+        three, network = astuple(measured(suite, 3)), astuple(per_network(suite))
+        assert min(network) > 0
+        assert three == pytest.approx([3 * part for part in network], rel=1e-4)
+
+    def test_activations_are_those_of_the_minibatch(self):
+        usual, larger = get_suite("tokens"), copy.copy(get_suite("tokens"))
+        larger.batch_size = 3 * usual.batch_size
+        found, more = per_network(usual), per_network(larger)
+        assert more.activations == pytest.approx(3 * found.activations, rel=0.01)
+        assert (more.values, more.validation) == (found.values, found.validation)
+
+    def test_what_fits_is_what_the_device_has_over_what_a_network_takes(self):
+        gpu = Device("cuda:0", "Fast", 10 * 2**30, "9.0", True)
+        cpu = Device("cpu", "x", None, "AVX2", None)
+        found = suite_memory("digits", (cpu, gpu), 2**30)
+        total = found.network.total
+        assert found.networks == {"cpu": 2**30 // total, "cuda:0": 10 * 2**30 // total}
+        assert suite_memory("digits", (cpu,), None).networks == {}
+
+    def test_training_and_validation_take_turns(self):
+        assert NEEDED.total == 1 + 2 + 4 + 5 + max(3 + 6, 7)
+        assert replace(NEEDED, validation=100).total == 1 + 2 + 4 + 5 + 100
+
+
 class TestRunsFolder:
     @pytest.mark.parametrize(
         ("path", "kind"),
@@ -250,7 +281,10 @@ def test_a_real_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
     code = main(["doctor", "--json"])
     captured = capsys.readouterr()
     record = json.loads(captured.out)
-    assert record.keys() == {"machine", "versions", "devices", "extras", "self_test", "data", "runs", "problems"}
+    sections = {"machine", "versions", "devices", "extras", "self_test", "data", "memory", "runs", "problems"}
+    assert record.keys() == sections
+    assert [one["suite"] for one in record["memory"]] == list(suite_names())
+    assert all(one["networks"]["cpu"] > 0 for one in record["memory"])
     assert {"esper", "python", "torch", "numpy"} <= record["versions"].keys()
     assert record["self_test"][0]["agrees"]
     assert record["runs"]["path"] == str(tmp_path / "runs")

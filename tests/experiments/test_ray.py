@@ -24,7 +24,7 @@ from experiments.ray_tasks import Doomed, collect_short, count_and_die_once, die
 from experiments.runs import tiny
 from experiments.short_suite import short_suite
 from experiments.test_workers import gone, processes_at_work
-from experiments.worker_tasks import circumstances, count_and_fail, count_up, fail_on_two, square
+from experiments.worker_tasks import circumstances, count_and_fail, count_up, fail_on_two, returned_memory, square
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'esper-growth[ray]'")
 pytestmark = pytest.mark.slow  # a Ray takes seconds to start, whatever it computes then
@@ -42,10 +42,11 @@ def two() -> Iterator[Workers]:
 
 def test_results_come_in_the_order_of_the_tasks_from_processes_of_one_thread(two: Workers):
     assert two.map(square, list(range(6))) == [0, 1, 4, 9, 16, 25]
-    ((process, _, threads, trim),) = two.map(circumstances, [0])
+    ((process, _, threads),) = two.map(circumstances, [0])
     assert process != os.getpid()
     assert threads == 1
-    assert trim is not None
+    (returned,) = two.map(returned_memory, [0])
+    assert returned < 1
 
 
 def test_what_tasks_say_is_heard_in_the_order_of_each(two: Workers):

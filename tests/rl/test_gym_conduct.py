@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import wait
+from esper.control.features import SLOT_FEATURES
+from esper.lifecycle.actions import Op, action, wait
 from esper.rl.gym.vector import GrowthVectorEnv, make_vector
 from rl.gym_support import RULES, STEPS, short_episodes
 
@@ -37,6 +38,17 @@ def test_an_episode_may_end_on_a_plateau() -> None:
     assert (env.growth.ended == ended).all()
     _, info = env.reset(options={"reset_mask": ended})
     assert not env.growth.ended.any()
+
+
+def test_counterfactuals_may_take_turns() -> None:
+    env = make(conduct={"counterfactual_every": 3, "governor": None})
+    env.reset(seed=0)
+    age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
+    seen = []
+    for step in range(4):
+        observation, *_ = env.step(np.stack([action(Op.WAIT) if step else action(Op.GERMINATE, 0, 0)] * E))
+        seen.append(np.rint(observation["slots"][:, 0, age] * STEPS).astype(int).tolist())
+    assert seen == [[0] * E, [1] * E, [2] * E, [0] * E]
 
 
 def test_a_rollback_is_told() -> None:

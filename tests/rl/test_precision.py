@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from esper.control.policy import PolicySettings, PolicyState
-from esper.control.spaces import MaskTensors, Observation
+from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.rl.diagnostics import Anomaly, anomalies
 from esper.rl.objective import Objective
 from esper.rl.ppo import Learner
-from esper.rl.rollout import Rollout
 from esper.rl.settings import PPOSettings
 from rl.noise import rollouts
 from rl.probes import learner
@@ -55,25 +53,13 @@ def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -
     assert float(objective.deviation(off)) > 0.01
 
 
-def on(device: str, rollout: Rollout) -> Rollout:
-    moved = {}
-    for field in fields(rollout):
-        part = getattr(rollout, field.name)
-        match part:
-            case Observation() | MaskTensors() | PolicyState():
-                moved[field.name] = type(part)(*(tensor.to(device) for tensor in part))
-            case _:
-                moved[field.name] = part.to(device)
-    return Rollout(**moved)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_update_on_a_gpu_raises_no_false_alarm() -> None:
     actor = learner(PPOSettings(), sizes=LIVELY)
     (rollout,) = rollouts(actor, 1)
     student = Learner(learner(PPOSettings(), sizes=LIVELY).policy.cuda(), HALVED, 0)
-    metrics = student.update(on("cuda", rollout), 0.0)
+    metrics = student.update(rollout.to(torch.device("cuda")), 0.0)
     assert metrics.optimizer_steps > 0
     assert Anomaly.RATIO not in anomalies((metrics,), HALVED.target_kl)
     exact = actor.update(rollout, 0.0)

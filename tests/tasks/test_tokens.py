@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.tasks.tokens.host import TOKENS, TokenLayer, token_mean
 from esper.tasks.tokens.suite import TokenSuite
 
 SUITE = TokenSuite()
@@ -13,6 +14,18 @@ SUITE = TokenSuite()
 
 def test_the_full_host_has_404_parameters() -> None:
     assert sum(parameter.numel() for parameter in SUITE.template().parameters()) == 404
+
+
+@pytest.mark.parametrize("leading", [(), (3,)])
+def test_the_mean_over_tokens_is_the_mean(leading: tuple[int, ...]) -> None:
+    columns = torch.randn(*leading, 6, TOKENS, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features = columns.transpose(-3, -1).requires_grad_()
+    found, expected = token_mean(features), features.mean(dim=-2)
+    torch.testing.assert_close(found, expected)
+    assert found.is_contiguous()
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad((one * weights).sum(), features)[0] for one in (found, expected))
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -86,3 +99,15 @@ def test_hidden_directions_are_shared_by_all_parts_of_an_instance() -> None:
     own, foreign = SUITE.data(first, "test"), SUITE.data(second, "test")
     assert accuracy(own.inputs, own.labels) > 0.8
     assert accuracy(foreign.inputs, foreign.labels) < 0.6
+
+
+@pytest.mark.parametrize("slopes", [0.0, 1.0, [0.0, 1.0, 0.0]])
+def test_activations_are_equal_in_every_bit_whether_gradients_are_wanted_or_not(slopes: float | list[float]) -> None:
+    layer = TokenLayer(2, 3, 0.0, torch.Generator().manual_seed(0))
+    layer.slope = torch.tensor(slopes)
+    x = torch.randn(*layer.slope.shape, 5, 8, 3, generator=torch.Generator().manual_seed(1))
+    x[..., 0, :] = 0.0
+    learned = layer.activate(x.clone().requires_grad_())
+    expected = torch.where(x > 0, x, x * layer.slope[..., None, None, None])
+    assert torch.equal(learned.detach().view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(layer.activate(x).view(torch.int32), expected.view(torch.int32))

@@ -13,8 +13,10 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
+from esper.tasks.tokens.host import TokenLayer
 from esper.training.commitment import committed_networks
 from esper.training.evaluation import Evaluation, evaluate, remember
+from esper.training.grafts import branched
 from esper.training.learning import Batch, network_accuracies, network_losses, train
 from esper.training.plan import Strategy
 from esper.training.population import Population
@@ -42,7 +44,7 @@ def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Eva
             sign = 1 if table.blended[network, slot] else -1
             by_loss[network, slot] = sign * float(other_loss[network] - loss[network])
             by_accuracy[network, slot] = sign * float(accuracy[network] - other_accuracy[network])
-    return Evaluation(loss.numpy(), accuracy.numpy(), by_accuracy, by_loss)
+    return Evaluation(loss.numpy(), accuracy.numpy(), by_accuracy, by_loss, np.ones(table.stage.shape, np.bool_))
 
 
 def assert_same(actual: Evaluation, expected: Evaluation) -> None:
@@ -85,6 +87,66 @@ def test_evaluating_changes_nothing() -> None:
     first = evaluate(fast, batch)
     assert_same(evaluate(fast, batch), first)
     assert all(torch.equal(block.values.detach(), values) for block, values in zip(fast.blocks, before, strict=True))
+
+
+@pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
+def test_only_what_is_due_is_measured(isolation: Isolation) -> None:
+    fast, _, batch = grown(isolation, "stacked")
+    whole, owning = evaluate(fast, batch), fast.table.owning
+    due = np.random.default_rng(3).random(owning.shape) < 0.5
+    assert (owning & due).any()
+    assert (owning & ~due).any()
+    found = evaluate(fast, batch, due)
+    np.testing.assert_allclose(found.loss, whole.loss, **TOLERANCE)
+    for name in ("accuracy_contribution", "loss_contribution"):
+        np.testing.assert_allclose(
+            vars(found)[name], np.where(due, vars(whole)[name], np.nan), **TOLERANCE, err_msg=name
+        )
+    assert (found.fresh == due).all()
+    assert whole.fresh.all()
+    known = np.full(owning.shape, 7.0)
+    completed = found.completed(known, -known)
+    np.testing.assert_array_equal(completed.loss_contribution, np.where(due, found.loss_contribution, -7.0))
+    np.testing.assert_array_equal(completed.accuracy_contribution, np.where(due, found.accuracy_contribution, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("slots", "passed"),
+    [((), [1, 1, 1]), ((0,), [1, 2, 2]), ((1,), [1, 1, 2]), ((2,), [1, 1, 1]), ((0, 1, 2), [1, 2, 3])],
+)
+def test_a_slot_costs_what_lies_behind_it_if_it_is_due(
+    slots: tuple[int, ...], passed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in examples that pass the host's three layers, one before each slot, in units of the batch."""
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    assert fast.table.owning.any(axis=0).all()
+    due = np.zeros(fast.table.stage.shape, np.bool_)
+    due[:, slots] = True
+    seen: list[int] = []
+    activate = TokenLayer.activate
+
+    def counted(layer: TokenLayer, x: Tensor) -> Tensor:
+        seen.append(x.shape[-3])
+        return activate(layer, x)
+
+    monkeypatch.setattr(TokenLayer, "activate", counted)
+    evaluate(fast, batch, due)
+    assert seen == [blocks * batch.labels.shape[1] for blocks in passed]
+
+
+@pytest.mark.parametrize("parents", [(), (1,), (0, 0), (2, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_branches_are_copies_laid_out_as_what_they_branch_from(
+    parents: tuple[int, ...], order: tuple[int, int, int]
+) -> None:
+    shape = np.array((2, 6, 5))[list(order)].tolist()
+    batch = torch.arange(60.0).reshape(shape).permute(order)
+    before = batch.clone()
+    found = branched(batch, parents, 2)
+    assert torch.equal(found, torch.cat([batch, *(batch[:, 2 * one : 2 * one + 2] for one in parents)], dim=1))
+    assert sorted(range(3), key=lambda axis: -found.stride(axis)) == list(order)
+    found.zero_()
+    assert torch.equal(batch, before)
 
 
 HOSTS = {Chain: True, Residual: False, InputSkip: False}
@@ -139,6 +201,23 @@ def test_slots_without_seeds_are_not_a_number() -> None:
     remember(population, report, result)
     assert population.evidence.probed.tolist() == [[False, True], [False, False]]
     assert np.isfinite(population.evidence.contribution).tolist() == [[False, True], [False, False]]
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("due", [True, False])
+def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool) -> None:
+    shared, hosts = small(Chain, 2)
+    population = Population(replace(shared, blueprints=("mlp",)), hosts)
+    population.decide(np.stack([action(Op.GERMINATE, 1, 0), wait(1)[0]]))
+    batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
+    report = train(population, [batch])
+    if not finite:
+        with torch.no_grad():
+            for bank in population.banks.values():
+                bank.block.values.fill_(torch.nan)
+    remember(population, report, evaluate(population, batch, np.full(population.table.stage.shape, due)))
+    assert population.evidence.probed.tolist() == [[False, finite], [False, False]]
+    assert np.isfinite(population.evidence.contribution).tolist() == [[False, finite and due], [False, False]]
 
 
 def test_slots_that_are_not_passed_in_their_order_share_nothing() -> None:

@@ -84,7 +84,7 @@ def test_a_germinated_seed_does_not_learn() -> None:
 def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
     shadowed, _ = populations(OptimizerSettings(name="sgd", momentum=0.0))
     batch = Draws(instances(COUNT)).batch()
-    values = shadowed.banks[0, MLP].block.values
+    block = shadowed.banks[0, MLP].block
     full = replace(shadowed.table, stage=shadowed.table.stage.copy(), alpha=shadowed.table.alpha.copy())
     full.stage[:, 0], full.alpha[:, 0] = Stage.HOLDING, 1.0
     state = shadowed.state
@@ -92,8 +92,7 @@ def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
     logits = forward(shadowed, as_is(shadowed), batch.inputs)
     shadowed.state = state
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
-    (gradient,) = torch.autograd.grad(loss / batch.labels.shape[1], values)
-    rates = shadowed.banks[0, MLP].block.learning_rates.unsqueeze(1)
-    expected = values.detach() - rates * gradient
+    gradients = torch.autograd.grad(loss / batch.labels.shape[1], list(block.parameters.values()))
+    expected = block.values - block.learning_rates.unsqueeze(1) * block.shape.flatten(gradients)
     train(shadowed, [batch])
-    torch.testing.assert_close(values.detach(), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(block.values, expected, rtol=1e-12, atol=1e-12)

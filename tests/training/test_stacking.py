@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.rules import Rules
-from esper.stacking import Stackable, call_stacked
+from esper.stacking import Stackable
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
+from esper.training.functional import stacked_call
 from esper.training.holdings import BankKey
 from esper.training.learning import train
 from esper.training.population import Population
@@ -39,17 +40,17 @@ def hosts_of(name: str, count: int) -> tuple[nn.Module, list[nn.Module], Tensor]
     return template, [suite.host(one).double() for one in chosen], inputs
 
 
-@pytest.mark.parametrize("name", ["tokens", "digits"])
+@pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d_conv"])
 def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     template, hosts, inputs = hosts_of(name, 5)
     assert isinstance(template, Stackable)
     shape = RowShape.of(template)
     values = torch.stack([shape.row(host) for host in hosts]).requires_grad_()
     buffers = {key: torch.stack([host.get_buffer(key) for host in hosts]) for key, _ in template.named_buffers()}
-    direct = call_stacked(template, shape.unflatten(values), buffers, inputs)
+    direct = stacked_call(template)(shape.unflatten(values), buffers, inputs)
     under = {f"host.{key}": tensor for key, tensor in shape.unflatten(values).items()}
     held = {f"host.{key}": tensor for key, tensor in buffers.items()}
-    mapped = call_stacked(Unstackable(template), under, held, inputs)
+    mapped = stacked_call(Unstackable(template))(under, held, inputs)
     alone = torch.stack([host(own) for host, own in zip(hosts, inputs, strict=True)])
     torch.testing.assert_close(direct, mapped, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(direct, alone, rtol=1e-12, atol=1e-12)

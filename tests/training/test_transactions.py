@@ -114,7 +114,6 @@ Call = Callable[[Population], object]
 CALLS: dict[str, Call] = {
     "germinate": lambda held: held.decide(np.stack([action(Op.GERMINATE, 0, MLP)] * 3)),
     "prune": lambda held: held.decide(np.stack([action(Op.PRUNE, 2)] * 3)),
-    "fossilize": lambda held: held.decide(np.stack([action(Op.FOSSILIZE, 2)] * 3)),
     "all of them": lambda held: held.decide(
         np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP)])
     ),
@@ -143,7 +142,16 @@ def test_memory_that_runs_out_at_any_point_changes_nothing(name: str, count_figu
     with pytest.raises(AssertionError):
         assert_unchanged(population, before)  # at last it went through
     assert_aligned(population)
-    count_figure("single faults injected into germinate, prune, fossilize, replace and roll back", faults)
+    count_figure("single faults injected into germinate, prune, replace and roll back", faults)
+
+
+def test_a_decision_without_births_and_deaths_needs_no_memory() -> None:
+    population, _ = grown()
+    held = population.state.holdings
+    with OutOfMemory(1):
+        population.decide(np.stack([action(Op.FOSSILIZE, 2)] * 3))
+    assert population.state.holdings is held
+    assert_aligned(population)
 
 
 def test_a_blueprint_that_raises_changes_nothing() -> None:

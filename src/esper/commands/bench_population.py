@@ -12,7 +12,7 @@ from esper.errors import ConfigError
 from esper.experiments.bench_population import BenchResult, BenchTask, bench_population
 from esper.experiments.workers import LocalWorkers
 from esper.tasks.registry import get_suite
-from esper.training.plan import Strategy
+from esper.training.plan import StrategyChoice
 from esper.ui.output import console_beside, print_json, say
 
 _PROCESSES = 2
@@ -20,10 +20,10 @@ _PROCESSES = 2
 
 
 def command(
-    suites: tuple[str, ...] = ("tokens", "digits"),
+    suites: tuple[str, ...] = ("tokens", "digits", "mnist1d_conv"),
     environments: tuple[int, ...] = (1, 4, 16, 64),
     repeats: int = 5,
-    strategy: Strategy = "stacked",
+    strategy: StrategyChoice = "stacked",
     device: str = "cpu",
     seed: int = 0,
     json: bool = False,
@@ -34,7 +34,7 @@ def command(
         suites: Suites whose populations are measured; the ratio is reported for the first.
         environments: Sizes of the populations.
         repeats: Turns that each side has; figures are medians over them.
-        strategy: How the population is run, stacked or looped.
+        strategy: How the population is run; auto takes whichever is faster.
         device: Where everything runs, as torch names it.
         seed: Draws instances and actions.
         json: Print a machine-readable last line.
@@ -65,8 +65,8 @@ def _check(suites: tuple[str, ...], environments: tuple[int, ...], repeats: int,
         raise ConfigError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def _header(suite: str, strategy: Strategy, device: str) -> str:
-    columns = ("networks", "population/s", "loop/s", "ratio", "environment/s")
+def _header(suite: str, strategy: StrategyChoice, device: str) -> str:
+    columns = ("networks", "run", "population/s", "loop/s", "ratio", "environment/s")
     title = f"\n{suite} ({strategy}, {device}): environment steps per second"
     return f"{title}\n{'  '.join(name.rjust(13) for name in columns)}  where the population's time goes"
 
@@ -74,6 +74,7 @@ def _header(suite: str, strategy: Strategy, device: str) -> str:
 def _row(result: BenchResult) -> str:
     figures = (
         f"{result.environments}",
+        result.strategy,
         f"{result.population:.0f}",
         f"{result.loop:.0f}",
         f"{result.ratio:.1f}",
@@ -92,7 +93,7 @@ def _explain(console: Console) -> None:
     )
 
 
-def _record(results: list[BenchResult], strategy: Strategy, device: str) -> dict[str, Any]:
+def _record(results: list[BenchResult], strategy: StrategyChoice, device: str) -> dict[str, Any]:
     first = results[0].suite
     return {
         "ratio": {str(one.environments): one.ratio for one in results if one.suite == first},

@@ -44,6 +44,7 @@ def _record(found: Diagnosis) -> dict[str, Any]:
         "extras": {one.name: asdict(one) for one in extras},
         "self_test": [asdict(one) for one in found.self_test],
         "data": [asdict(one) for one in found.data],
+        "memory": [{**asdict(one), "total": one.network.total} for one in found.memory],
         "runs": {**asdict(found.runs), "writable": found.runs.writable},
         "problems": found.problems,
     }

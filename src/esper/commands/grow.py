@@ -11,7 +11,7 @@ from rich.console import Console
 
 from esper.config import Overrides, dump_settings, load_settings
 from esper.errors import ConfigError
-from esper.experiments.workers import use_one_thread
+from esper.experiments.process import prepare_process
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.growth import Growth
 from esper.grower.practice.result import Result
@@ -63,7 +63,7 @@ def command(
         json: Print the result as a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
-    use_one_thread()
+    prepare_process()
     named = {
         "task": task,
         "host": host,

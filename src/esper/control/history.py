@@ -39,6 +39,7 @@ class History:
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
+        """As it was measured the time before."""
         self.tries: Floats = np.zeros(self._shape)
         """How often each blueprint was germinated in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
@@ -100,7 +101,8 @@ class History:
         self.best_loss = np.where(improved, evaluation.loss, self.best_loss)
         self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution
-        self.loss_contribution_before = self.loss_contribution
+        before, fresh = self.loss_contribution, evaluation.fresh
+        self.loss_contribution_before = np.where(fresh, before, self.loss_contribution_before)
         self.loss_contribution = evaluation.loss_contribution
         self.last_op = actions[:, Head.OP].copy()
         germinating = (self.last_op == Op.GERMINATE).nonzero()[0]

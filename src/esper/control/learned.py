@@ -38,5 +38,5 @@ class Learned:
         """One decision per network."""
         noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(self.policy.device)
         tensors = mask_tensors(masks, self.policy.device)
-        step = self.policy.act(observation, tensors, state.memory, noise)
+        step = self.policy.act(observation.to(self.policy.device), tensors, state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)

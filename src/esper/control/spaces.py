@@ -29,6 +29,10 @@ class Observation(NamedTuple):
     blueprints: Tensor
     """``[*, S, K, D]`` what each blueprint would be in each slot."""
 
+    def to(self, device: torch.device) -> Observation:
+        """The same on ``device``."""
+        return Observation(*(_moved(part, device) for part in self))
+
 
 class MaskTensors(NamedTuple):
     """Conditional legality, as `esper.lifecycle.masks.ActionMasks` but in bool tensors. ``*`` as in `Observation`."""
@@ -50,6 +54,10 @@ class MaskTensors(NamedTuple):
     alpha_curve: Tensor
     """``[*, 3]``."""
 
+    def to(self, device: torch.device) -> MaskTensors:
+        """The same on ``device``."""
+        return MaskTensors(*(_moved(part, device) for part in self))
+
 
 def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
@@ -63,4 +71,9 @@ def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
         masks.alpha_speed,
         masks.alpha_curve,
     )
-    return MaskTensors(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+    return MaskTensors(*(_moved(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    # Nobody has to wait for what leaves the CPU; whoever reads what comes there has to.
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")

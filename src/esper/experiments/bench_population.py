@@ -21,7 +21,7 @@ from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.learning import train
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.plan import Strategy
+from esper.training.plan import Strategy, StrategyChoice
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
 
@@ -40,7 +40,7 @@ class BenchTask:
     suite: str
     environments: int
     repeats: int
-    strategy: Strategy
+    strategy: StrategyChoice
     device: str
     seed: int
 
@@ -51,6 +51,8 @@ class BenchResult:
 
     suite: str
     environments: int
+    strategy: Strategy
+    """How the population was run."""
     population: float
     """Lifecycle, minibatches and evaluation of the population."""
     loop: float
@@ -89,6 +91,7 @@ def bench_population(task: BenchTask) -> BenchResult:
     return BenchResult(
         task.suite,
         task.environments,
+        fast.strategy,
         population=steps / median(seconds),
         loop=steps / median(loop_seconds),
         ratio=median(other / own for own, other in zip(seconds, loop_seconds, strict=True)),

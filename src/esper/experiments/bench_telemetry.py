@@ -26,8 +26,8 @@ from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import instances_of, joined, new_policy, run_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.iteration import record, summarised
+from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import use_one_thread
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.ppo import Learner
@@ -165,7 +165,7 @@ def measure_share(settings: TrainSettings) -> ShareResult:
 
     A worker process would add sending its events through a pipe, and take as much from the commits' process.
     """
-    use_one_thread()
+    prepare_process()
     learner = Learner(new_policy(settings), settings.ppo, settings.seed)
     with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run.db") as store:
         laps = [_iteration(settings, learner, store, number) for number in range(settings.iterations)]

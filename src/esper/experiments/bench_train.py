@@ -16,8 +16,9 @@ from esper.control.observation import observe
 from esper.control.policy import Policy
 from esper.experiments.collect import ShardResult, ShardTask, collect, joined, new_policy
 from esper.experiments.crew import exhausted
+from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import Given, use_one_thread
+from esper.experiments.workers import Given
 from esper.rl.episodes import Episodes
 from esper.rl.ledger import Ledger
 from esper.rl.ppo import Learner
@@ -62,7 +63,7 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
 
     The first iteration warms up and is not counted, if there are others.
     """
-    use_one_thread()
+    prepare_process()
     learner = Learner(new_policy(settings), settings.ppo, settings.seed)
     speeds: list[float] = []
     for number in range(settings.iterations):

@@ -149,7 +149,7 @@ def evaluate_separately(population: ReferencePopulation, batch: Batch) -> Evalua
             sign = 1.0 if blended else -1.0
             by_loss[network, slot] = sign * (other_loss - loss[network])
             by_accuracy[network, slot] = sign * (accuracy[network] - other_accuracy)
-    return Evaluation(loss, accuracy, by_accuracy, by_loss)
+    return Evaluation(loss, accuracy, by_accuracy, by_loss, np.ones(table.stage.shape, np.bool_))
 
 
 def _measured(

@@ -19,11 +19,12 @@ from esper.control.policy import Policy
 from esper.control.policy.recurrent import PolicyState
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
 from esper.experiments.chronicle import Chronicle, Scope
+from esper.experiments.placement import Placed, enough_memory, usable_device
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Shared
 from esper.lifecycle.actions import Head, wait
-from esper.rl.episodes import Episodes
+from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
@@ -35,19 +36,24 @@ _ACTION_STREAM = 2
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class ShardTask(Placed):
     """One shard of one iteration's rollout."""
 
     settings: TrainSettings
     iteration: int
     shard: int
     weights: Shared[Mapping[str, Tensor]]
-    """The acting policy's state dict."""
+    """The acting policy's state dict, on the CPU."""
+
+    @property
+    def device(self) -> str:
+        devices = self.settings.devices
+        return devices[self.shard % len(devices)]
 
 
 @dataclass(frozen=True)
 class ShardResult:
-    """The shard's rollout, and what happened in it."""
+    """The shard's rollout, on the CPU, and what happened in it."""
 
     rollout: Rollout
     tally: Tally
@@ -79,10 +85,20 @@ Told = list[EventRow]
 
 
 def collect(task: ShardTask) -> Generator[Told, None, ShardResult]:
-    """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step."""
+    """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step.
+
+    Raises:
+        RunError: the device's memory ran out.
+    """
+    with enough_memory():
+        return (yield from _collected(task))
+
+
+def _collected(task: ShardTask) -> Generator[Told, None, ShardResult]:
     settings, steps = task.settings, get_suite(task.settings.suite).steps
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
+    policy.to(usable_device(task.device))
     size, group = settings.environments // settings.shards, settings.ppo.group
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
@@ -120,6 +136,8 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
         settings.conduct,
         rewards=[rewards[environment] for environment in environments],
         strategy=settings.strategy,
+        networks_per_pass=settings.networks_per_pass,
+        device=usable_device(task.device),
     )
 
 
@@ -127,15 +145,14 @@ def run_policy(
     policy: Policy, episodes: Episodes, noise: Tensor, chronicle: Chronicle
 ) -> Generator[Told, None, ShardResult]:
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
-    state = policy.initial_state(episodes.size)
-    buffer = RolloutBuffer(len(noise), episodes.size, state)
+    device, state = policy.device, policy.initial_state(episodes.size)
+    buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
     tally = Tally(episodes.suite, episodes.instances)
     yield as_rows(chronicle.started())
-    for uniforms in noise:
-        observation = episodes.observe()
-        masks = mask_tensors(episodes.legal_actions(), episodes.device)
-        step = policy.act(observation, masks, state, uniforms)
-        actions = step.actions.cpu().numpy()
+    for uniforms in noise.to(device):
+        observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
+        step = policy.act(observation.to(device), masks.to(device), state, uniforms).fetched()
+        actions = step.actions.numpy()
         told = as_rows(chronicle.looked(observation, step))
         result = episodes.step(actions)
         yield told + as_rows(chronicle.stepped(actions, result, step))

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 from esper.errors import RunError
+from esper.experiments.task_stream import Failed, Finished, Said, Word, words
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -36,7 +36,7 @@ class _Member:
         except OSError as error:
             raise self._died() from error
 
-    def receive(self) -> Any:
+    def receive(self) -> tuple[int, int, Word]:
         try:
             return self.connection.recv()
         except (EOFError, OSError) as error:
@@ -50,22 +50,6 @@ class _Member:
             f"a worker process ended unexpectedly ({how}), perhaps for want of memory: free some and run it again "
             "(training goes on with --resume), or lower `environments` or `shards`"
         )
-
-
-@dataclass(frozen=True)
-class _Said:
-    what: Any
-
-
-@dataclass(frozen=True)
-class _Finished:
-    index: int
-    result: Any
-
-
-@dataclass(frozen=True)
-class _Failed:
-    error: Exception
 
 
 class Crew:
@@ -113,18 +97,19 @@ class Crew:
                 self._idle[-1].send((call, index, function, task))
                 self._idle.pop()
             for member in self._ready():
-                asked, message = member.receive()
-                if not isinstance(message, _Said):
+                asked, index, word = member.receive()
+                if not isinstance(word, Said):
                     self._idle.append(member)
                 if asked != call:
                     continue
-                if isinstance(message, _Said):
-                    hear(message.what)
-                elif isinstance(message, _Failed):
-                    raise message.error
-                else:
-                    missing -= 1
-                    yield message.index, message.result
+                match word:
+                    case Said(what):
+                        hear(what)
+                    case Finished(result):
+                        missing -= 1
+                        yield index, result
+                    case Failed(error):
+                        raise error
 
     def _ready(self) -> list[_Member]:
         """Busy members that have something to say, of which there is one in the end."""
@@ -166,12 +151,8 @@ def _serve(connection: Connection[Any, Any], prepare: Callable[[], None]) -> Non
             call, index, function, task = connection.recv()
         except EOFError:
             return
-        try:
-            result = exhausted(function(task), lambda what, call=call: connection.send((call, _Said(what))))
-            connection.send((call, _Finished(index, result)))
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is for the caller to handle)
-            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            connection.send((call, _Failed(error)))
+        for word in words(function, task):
+            connection.send((call, index, word))
 
 
 def _end_with_parent() -> None:

@@ -14,10 +14,11 @@ from esper.control.spaces import mask_tensors
 from esper.errors import ConfigError
 from esper.experiments.baselines import baselines
 from esper.experiments.collect import joined, new_policy
+from esper.experiments.placement import Placed, usable_device
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.rl.cloning import CloningSettings
-from esper.rl.episodes import Episodes
+from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
@@ -30,12 +31,16 @@ _STREAM = 9
 
 
 @dataclass(frozen=True)
-class DemonstrationTask:
+class DemonstrationTask(Placed):
     """A controller on some instances."""
 
     settings: TrainSettings
     controller: Controller
     instances: Sequence[Instance]
+
+    @property
+    def device(self) -> str:
+        return self.settings.devices[0]
 
 
 def demonstrations(settings: TrainSettings, cloning: CloningSettings, workers: Workers) -> Rollout:
@@ -60,7 +65,7 @@ def demonstrate(task: DemonstrationTask) -> Rollout:
     rewards = in_turns([one.at(0.0) for one in settings.reward], count)
     episodes = Episodes(
         get_suite(settings.suite), task.instances, settings.rules, settings.conduct, rewards=rewards,
-        strategy=settings.strategy,
+        strategy=settings.strategy, networks_per_pass=settings.networks_per_pass, device=usable_device(task.device),
     )  # fmt: skip
     memory = new_policy(settings).initial_state(count)
     buffer = RolloutBuffer(episodes.suite.steps, count, memory)
@@ -72,5 +77,5 @@ def demonstrate(task: DemonstrationTask) -> Rollout:
         result = episodes.step(actions)
         step = PolicyStep(torch.from_numpy(actions), torch.zeros(actions.shape), nothing, memory, ())
         reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
-        buffer.add(observation, mask_tensors(legal, episodes.device), step, reward, running)
+        buffer.add(observation, mask_tensors(legal, CPU), step, reward, running)
     return buffer.finish(torch.ones(count, dtype=torch.bool), nothing)

@@ -80,7 +80,9 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = new_policy(settings)
-    Learner(policy, settings.ppo, settings.seed).load_state_tensors(checkpoint.tensors)
+    # Here it only decides, wherever it learned: bf16 is for the latter, and not every device has it.
+    learning = settings.ppo.model_copy(update={"bf16": False})
+    Learner(policy, learning, settings.seed).load_state_tensors(checkpoint.tensors)
     return LoadedPolicy(Learned(policy, greedy=True), checkpoint.iteration, checkpoint.sha256)
 
 

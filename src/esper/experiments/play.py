@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from esper.control.controller import Actions, Controller
 from esper.control.spaces import Observation
 from esper.experiments.earnings import Earnings, earnings
+from esper.experiments.placement import CPU, Placed, enough_memory, usable_device
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Workers
@@ -64,15 +65,18 @@ class Terms:
     suite: str
     rules: Rules
     conduct: Conduct = DEFAULT_CONDUCT
+    device: str = CPU
+    """Where networks are computed, as torch names it; controllers decide on the CPU."""
+    networks_per_pass: int | None = None
 
 
 def terms_of(settings: TrainSettings) -> Terms:
     """Those of a training run."""
-    return Terms(settings.suite, settings.rules, settings.conduct)
+    return Terms(settings.suite, settings.rules, settings.conduct, settings.devices[0], settings.networks_per_pass)
 
 
 @dataclass(frozen=True)
-class PlayTask:
+class PlayTask(Placed):
     """Parts that are played side by side, as one cohort; any process may compute it."""
 
     terms: Terms
@@ -80,12 +84,22 @@ class PlayTask:
     attributed: bool = False
     """Whether to tell what the kept seeds earned."""
 
+    @property
+    def device(self) -> str:
+        return self.terms.device
 
+
+@enough_memory()
 def play_cohort(task: PlayTask) -> list[Played]:
-    """Play all parts, each by its controller. What is random in a controller follows from the instance's seed."""
-    suite = get_suite(task.terms.suite)
+    """Play all parts, each by its controller. What is random in a controller follows from the instance's seed.
+
+    Raises:
+        RunError: the device's memory ran out.
+    """
+    terms, suite = task.terms, get_suite(task.terms.suite)
     instances = [instance for part in task.parts for instance in part.instances]
-    episodes = Episodes(suite, instances, task.terms.rules, task.terms.conduct)
+    device, limit = usable_device(task.device), terms.networks_per_pass
+    episodes = Episodes(suite, instances, terms.rules, terms.conduct, networks_per_pass=limit, device=device)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
     tally = Tally(suite, instances)

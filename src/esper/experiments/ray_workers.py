@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,10 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from esper.errors import ConfigError, RunError
-from esper.experiments.workers import ALLOCATOR, Workers, use_one_thread
+from esper.experiments.placement import Placed
+from esper.experiments.process import prepare_process
+from esper.experiments.task_stream import Failed, Finished, Said, Word, words
+from esper.experiments.workers import Workers
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -45,29 +47,11 @@ class Stored(Generic[T]):
         return cast("T", ray.get(self.reference))
 
 
-@dataclass(frozen=True)
-class _Said:
-    what: Any
-
-
-@dataclass(frozen=True)
-class _Finished:
-    result: Any
-
-
-@dataclass(frozen=True)
-class _Failed:
-    error: Exception
-
-
-_Word = _Said | _Finished | _Failed
-
-
 class RayWorkers(Workers):
-    """Computes tasks as Ray tasks, each on one CPU and in one thread.
+    """Computes tasks as Ray tasks, each on one CPU and in one thread, and with a GPU of its own if it asks for CUDA.
 
-    A task whose worker dies is begun anew, elsewhere if need be; what it said already is not heard again. This process
-    computes in one thread from then on.
+    A task whose worker dies is begun anew, elsewhere if need be. As many of its words as were heard already are not
+    heard again, so it has to say the same again. This process computes in one thread from then on.
     """
 
     def __init__(self, most: int, address: str | None = None) -> None:
@@ -77,12 +61,12 @@ class RayWorkers(Workers):
             ConfigError: there is no such cluster.
             RunError: Ray cannot be started.
         """
-        use_one_thread()
+        prepare_process()
         self.most = most
         """Tasks computed at a time; fewer later leave the other CPUs idle."""
         _connect(most, address)
         # Only tasks hold CPUs, so all CPUs compute.
-        self._begin: Any = ray.remote(num_cpus=1, num_returns="streaming", max_retries=RETRIES)(_stream).remote
+        self._task: Any = ray.remote(num_cpus=1, num_returns="streaming", max_retries=RETRIES)(_stream)
 
     def computed(
         self,
@@ -96,14 +80,14 @@ class RayWorkers(Workers):
             while waiting or going:
                 while waiting and len(going) < self.most:
                     index, task = waiting.popleft()
-                    going[self._begin(function, task)] = index
+                    going[self._task.options(num_gpus=_gpus(task)).remote(function, task)] = index
                 stream = _ready(list(going))
                 match _next(stream):
-                    case _Said(what):
+                    case Said(what):
                         hear(what)
-                    case _Finished(result):
+                    case Finished(result):
                         yield going.pop(stream), result
-                    case _Failed(error):
+                    case Failed(error):
                         raise error
         finally:
             if ray.is_initialized():  # else all have ended
@@ -132,14 +116,16 @@ def _connect(most: int, address: str | None) -> None:
             include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env={"env_vars": ALLOCATOR},
         )
     except Exception as error:  # Ray raises bare ones, too
         ray.shutdown()  # what has started of it
         reason = " ".join(str(error).split())
         if address is None:
             raise RunError(f"Ray cannot be started ({reason}): try again, or use --backend local") from error
-        raise ConfigError(f"no Ray cluster answers at {address} ({reason}): give its head's host:port") from error
+        raise ConfigError(
+            f"no Ray cluster takes this command at {address} ({reason}): give its head's host:port, and set "
+            "RAY_AUTH_MODE=token if it wants a token"
+        ) from error
     finally:
         signal.signal(signal.SIGTERM, stopping)  # Ray's own handler would end the process without closing anything
 
@@ -157,16 +143,24 @@ def _reach(address: str) -> None:
         raise ConfigError(f"no Ray cluster answers at {address} ({error}): give its head's host:port") from error
 
 
+def _gpus(task: object) -> int:
+    """How many a task needs; ConfigError if it needs one and the cluster has none, which Ray would wait for."""
+    needed = int(isinstance(task, Placed) and task.device.partition(":")[0] == "cuda")
+    if needed and not ray.cluster_resources().get("GPU"):
+        raise ConfigError("a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
+    return needed
+
+
 def _ready(streams: list[Any]) -> Any:
     """One of the tasks that have something to say, of which there is one in the end."""
     ready, _ = cast("tuple[list[Any], list[Any]]", ray.wait(streams, num_returns=1, fetch_local=False))
     return ready[0]
 
 
-def _next(stream: Any) -> _Word:
+def _next(stream: Any) -> Word:
     """What a task says next."""
     try:
-        return cast("_Word", ray.get(next(stream)))
+        return cast("Word", ray.get(next(stream)))
     except RayTaskError as error:
         raise RunError(
             f"a Ray worker could not take up a task ({error.cause!r}): install the same Esper and torch on all machines"
@@ -179,18 +173,7 @@ def _next(stream: Any) -> _Word:
         ) from error
 
 
-def _stream(function: Callable[[Any], Generator[Any, None, Any]], task: Any) -> Generator[_Word]:
-    """All that a task says, and then its result or its error; a worker's life."""
-    use_one_thread()
-    work = function(task)
-    while True:
-        try:
-            said = next(work)
-        except StopIteration as end:
-            yield _Finished(end.value)
-            return
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is for the caller to handle)
-            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            yield _Failed(error)
-            return
-        yield _Said(said)
+def _stream(function: Callable[[Any], Generator[Any, None, Any]], task: Any) -> Generator[Word]:
+    """All that a task says; a worker's life."""
+    prepare_process()
+    yield from words(function, task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -55,8 +55,14 @@ class TrainSettings(Settings):
     shards: int = Field(default=2, ge=1)
     """Parts the environments are computed in, each in a process of its own. Results do not depend on the machine's
     cores, but may differ in rounding for another number of shards."""
+    devices: tuple[str, ...] = Field(default=("cpu",), min_length=1)
+    """Where networks are computed, as torch names it: shard i on device i modulo their number. The policy learns on
+    the first, and its measurements are made there. With Ray, `cuda` is the GPU that Ray lends to a task."""
     strategy: Strategy = "stacked"
     """How networks are run: as one stacked program, or looped."""
+    networks_per_pass: int | None = Field(default=None, ge=1)
+    """The most networks of a shard that are computed at once, where a device's memory does not hold them all; null: all
+    of them. It changes no result but in rounding."""
     reward: RewardSpec = (OUTCOME,)
     """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in
     turns."""
@@ -85,6 +91,19 @@ class TrainSettings(Settings):
     @classmethod
     def _suite_exists(cls, name: str) -> str:
         return get_suite(name).name
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _several_or_one(cls, named: Any) -> Any:
+        return (named,) if isinstance(named, str) else named
+
+    @model_validator(mode="after")
+    def _devices_are_used(self) -> Self:
+        if len(self.devices) > self.shards:
+            raise ValueError(
+                f"{len(self.devices)} devices have only {self.shards} shards to compute: raise shards or name fewer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _environments_divide(self) -> Self:

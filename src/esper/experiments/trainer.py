@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from esper.experiments.demonstrate import demonstrations
 from esper.experiments.description import described
 from esper.experiments.interrupts import Interrupts
 from esper.experiments.iteration import Iteration, record, summarised
+from esper.experiments.placement import require_devices, usable_device
 from esper.experiments.play import mean_score, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
@@ -46,7 +48,9 @@ class Trainer:
         self.run = run
         self.settings = settings
         self.store = store
-        self.policy: Policy = new_policy(settings)
+        require_devices(settings.devices, workers)
+        self._device = usable_device(settings.devices[0])
+        self.policy: Policy = new_policy(settings).to(self._device)
         self.learner = Learner(self.policy, settings.ppo, settings.seed)
         self.done = 0
         self._updates: History = ()
@@ -62,6 +66,7 @@ class Trainer:
 
         Raises:
             CheckpointError: there is no usable checkpoint, or it belongs to other settings.
+            ConfigError: a device is missing.
         """
         trainer = cls(run, settings, store, workers)
         # Whoever has figures had a checkpoint, which somebody removed: no reason to begin anew in silence.
@@ -80,7 +85,7 @@ class Trainer:
         settings, cloning = self.settings, self.settings.cloning
         if cloning is None:
             return
-        shown = demonstrations(settings, cloning, self._workers)
+        shown = demonstrations(settings, cloning, self._workers).to(self._device)
         found = clone(self.policy, shown, cloning, settings.ppo.gamma, settings.seed)
         steps = float(shown.running.sum())
         figures = {"cloning/loss_before": found.loss_before, "cloning/loss": found.loss_after}
@@ -163,11 +168,11 @@ class Trainer:
     def _iterate(self, interrupts: Interrupts) -> Iteration:
         began = time.perf_counter()
         settings = self.settings
-        weights = self._workers.share(self.policy.state_dict())
+        weights = self._workers.share({name: value.cpu() for name, value in self.policy.state_dict().items()})
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
             shards = self._workers.heard(collect, tasks, self.store.append)
-        rollout = joined([shard.rollout for shard in shards])
+        rollout = joined([shard.rollout for shard in shards]).to(self._device)
         update = self.learner.update(rollout, self.done / settings.iterations)
         self._updates = remembered(self._updates, update)
         self.done += 1
@@ -178,7 +183,8 @@ class Trainer:
         return result
 
     def _probe(self, interrupts: Interrupts) -> float:
-        controller, settings = Learned(self.policy, greedy=True), self.settings
+        # A copy for the CPU, where controllers decide.
+        controller, settings = Learned(copy.deepcopy(self.policy).cpu(), greedy=True), self.settings
         with interrupts.at_once():
             return mean_score(play(self._workers, [controller], terms_of(settings), self._probes)[0])
 

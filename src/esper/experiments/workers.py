@@ -14,25 +14,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-import torch
-
 from esper.experiments.crew import Crew, exhausted
+from esper.experiments.process import prepare_process
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Message = TypeVar("Message")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-# Training makes and drops large blocks of memory all the time. By default glibc returns each to the system and page
-# faults it back in, a tenth of a worker's time; below these sizes, in bytes, it keeps them.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20)}
-"""Environment variables of a worker process, read as it starts."""
-
-
-def use_one_thread() -> None:
-    """Compute every sum in one thread: how several would share it, and so its rounding, depends on the machine."""
-    torch.set_num_threads(1)
 
 
 class Shared(Protocol[T_co]):
@@ -115,13 +104,11 @@ class LocalWorkers(Workers):
     """
 
     def __init__(self, most: int) -> None:
-        use_one_thread()
+        prepare_process()
         count = min(most, os.cpu_count() or 1)
         self._crew = None
         if count > 1:
-            for name, value in ALLOCATOR.items():
-                os.environ.setdefault(name, value)
-            self._crew = Crew(count, use_one_thread)
+            self._crew = Crew(count, prepare_process)
 
     def computed(
         self,

@@ -79,9 +79,9 @@ def _in_time(horizon: int) -> tuple[int, float]:
 
 def _offered(catalogue: Catalogue) -> Offered:
     """Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first."""
-    _, slots, kinds = catalogue.compatible.shape
     parameters = catalogue.costs.parameters[0]
-    places = [(slot, kind) for slot in range(slots) for kind in range(kinds) if catalogue.compatible[0, slot, kind]]
+    slots, kinds = catalogue.compatible[0].nonzero()
+    places = zip(slots.tolist(), kinds.tolist(), strict=True)
     return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))
 
 

@@ -50,7 +50,8 @@ def _measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: 
         sign = 1.0 if counts else -1.0
         by_accuracy[0, place] = sign * (usual.accuracy - other.accuracy)
         by_loss[0, place] = sign * (other.loss - usual.loss)
-    return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss)
+    fresh = np.ones(table.stage.shape, np.bool_)
+    return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss, fresh)
 
 
 def note(model: GrowingModel, evaluation: Evaluation) -> None:

@@ -35,12 +35,13 @@ class Catalogue:
         """Per slot and blueprint; 0 where one is not on offer."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
+        self._offered = np.array([[kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots])
 
     @property
     def compatible(self) -> NDArray[np.bool_]:
         """Whether a blueprint may germinate in a slot."""
-        offered = [[slot.enabled and kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots]
-        return np.array([offered])
+        enabled = np.array([slot.enabled for slot in self._slots])
+        return (self._offered & enabled[:, None])[None]
 
     @property
     def learning_rates(self) -> NDArray[np.float64]:

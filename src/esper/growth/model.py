@@ -23,29 +23,29 @@ class Slots(nn.Module):
 
     def __init__(self, slots: Mapping[str, Slot]) -> None:
         super().__init__()
-        self._names = tuple(slots)
+        self._keys = {name: _key(name) for name in slots}
         for name, slot in slots.items():
-            self.add_module(_key(name), slot)
+            self.add_module(self._keys[name], slot)
 
     def __getitem__(self, name: str) -> Slot:
-        if name not in self._names:
-            raise SlotError(f"no slot {name!r}; this model has {', '.join(self._names)}")
-        slot = self.get_submodule(_key(name))
+        if name not in self._keys:
+            raise SlotError(f"no slot {name!r}; this model has {', '.join(self._keys)}")
+        slot = self.get_submodule(self._keys[name])
         assert isinstance(slot, Slot)
         return slot
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._keys)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return name in self._keys
 
     def values(self) -> list[Slot]:
         """The slots."""
-        return [self[name] for name in self._names]
+        return [self[name] for name in self._keys]
 
 
 def _key(name: str) -> str:

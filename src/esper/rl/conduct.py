@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from esper.settings import Settings
@@ -19,6 +21,16 @@ class Conduct(Settings):
     plateau: int | None = Field(default=None, ge=1, le=1000)
     """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
     unfinished; null: episodes go on to their horizon."""
+    counterfactual_every: int = Field(default=1, ge=1, le=1000)
+    """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
+    stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
+
+    def counterfactuals_due(self, decision: NDArray[np.int64], slots: int) -> NDArray[np.bool_]:
+        """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
+
+        It hangs on each network's own decisions alone, never on its neighbours'.
+        """
+        return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
 
 DEFAULT_CONDUCT = Conduct()

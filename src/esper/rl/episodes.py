@@ -101,6 +101,7 @@ class Episodes:
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),
         strategy: StrategyChoice = "stacked",
+        networks_per_pass: int | None = None,
         device: torch.device = CPU,
     ) -> None:
         self.suite = suite
@@ -118,6 +119,7 @@ class Episodes:
             suite.optimizer,
             rules,
             "stacked" if strategy == "auto" else strategy,
+            networks_per_pass,
             device=device,
             budget=conduct.budget,
         )
@@ -147,7 +149,7 @@ class Episodes:
             self.population.strategy = fastest_strategy(self.population, self.validation.inputs)
 
     def observe(self) -> Observation:
-        """What the controllers see now."""
+        """What the controllers see now, on the CPU."""
         view = View(
             self.population,
             self.history,
@@ -158,7 +160,7 @@ class Episodes:
             self.suite.classes,
             self.governor.rollbacks_used,
         )
-        return observe(view, self.device)
+        return observe(view, CPU)
 
     def legal_actions(self) -> ActionMasks:
         """What the controllers may do now: in episodes that have ended, only wait."""
@@ -212,12 +214,22 @@ class Episodes:
 
     def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
-        evaluation = evaluate(self.population, self.validation)
+        due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
+        evaluation = self._evaluated(due)
         intervention = self.governor.check(training, evaluation, running)
         if not intervention.rows.any():
             return evaluation, intervention, []
-        restored = evaluation.updated(intervention.rows, evaluate(self.population, self.validation))
+        # What was known of their fossils is of networks that are no more.
+        again = self._evaluated(due | intervention.rows[:, None])
+        restored = evaluation.updated(intervention.rows, again)
         return restored, intervention, incidents(intervention, evaluation, restored)
+
+    def _evaluated(self, due: Bools) -> Evaluation:
+        """The networks now, with contributions that are not ``due``, bool ``[E, S]``, as last known of these seeds."""
+        known, last = np.isfinite(self.population.evidence.contribution), self.history
+        return evaluate(self.population, self.validation, due).completed(
+            np.where(known, last.accuracy_contribution, np.nan), np.where(known, last.loss_contribution, np.nan)
+        )
 
     def _ended(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
@@ -284,8 +296,8 @@ class Episodes:
 
     def _set_validation(self, row: int, data: Data) -> None:
         inputs, labels = self.validation
-        inputs[row] = data.inputs.to(inputs)
-        labels[row] = data.labels.to(labels)
+        inputs[row] = data.inputs.to(inputs, non_blocking=True)
+        labels[row] = data.labels.to(labels, non_blocking=True)
         self.validation = Batch(inputs, labels)
 
     def _order(self, instance: Instance) -> NDArray[np.int64]:

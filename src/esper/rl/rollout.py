@@ -60,6 +60,21 @@ class Rollout:
         """E."""
         return self.reward.shape[1]
 
+    def to(self, device: torch.device) -> Rollout:
+        """The same on ``device``."""
+        return Rollout(
+            self.observations.to(device),
+            self.masks.to(device),
+            self.actions.to(device),
+            self.chosen_log_prob.to(device),
+            self.value.to(device),
+            self.reward.to(device),
+            self.running.to(device),
+            self.final_value.to(device),
+            self.state.to(device),
+            self.twin_reward.to(device),
+        )
+
     def at(self, index: Tensor) -> Rollout:
         """The whole episodes of the environments at ``index`` (int64 ``[n]``)."""
         return Rollout(

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from esper.stacking import Stackable
 from esper.stacking import linear as product
@@ -47,9 +48,26 @@ def token_linear(inputs: int, outputs: int, generator: torch.Generator) -> Token
     return layer
 
 
-def conv1d(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv1d:
+class Conv1d(nn.Conv1d, Stackable):
+    """A convolution of signals ``[..., B, C, L]``, padded by half its kernel, of one network or of a stack of them.
+
+    It computes with the batch innermost in memory, for the same reasons as `TokenLinear`: what each sample's kernel
+    sees is copied into a column, and the rest is one product.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Signals ``[..., B, inputs, L]`` to ``[..., B, outputs, L']``."""
+        (kernel,), (stride,) = self.kernel_size, self.stride
+        signals = F.pad(input.movedim(-3, -1), (0, 0, kernel // 2, kernel // 2))  # [..., C, L, B]
+        seen = signals.unfold(-2, kernel, stride).movedim(-1, -3)  # [..., C, K, L', B]
+        columns = seen.flatten(-4, -3).flatten(-2)
+        outputs = product(self.weight.flatten(-2), columns, self.bias)
+        return outputs.view(*outputs.shape[:-1], *seen.shape[-2:]).movedim(-1, -3)
+
+
+def conv1d(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> Conv1d:
     """A convolution padded by half its kernel, with He-uniform weights and zero biases."""
-    layer = nn.Conv1d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, device="meta")
+    layer = Conv1d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, device="meta")
     _materialise(layer, inputs * kernel, generator)
     return layer
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from esper.growth.blueprints.registry import Blueprint
-from esper.stacking import call_stacked
+from esper.training.functional import stacked_call
 from esper.training.rows import RowBlock, RowShape, pad
 
 
@@ -18,7 +18,10 @@ class Bank:
     """R seeds of one blueprint. Like its `RowBlock` it is replaced, never changed, when seeds come or go."""
 
     template: Blueprint
-    """A module of the bank's shapes, called functionally with the rows' values."""
+    """A module of the bank's shapes."""
+    call: Callable[..., Tensor]
+    """What seeds add to their networks' features ``[r, N, ...]``, from their parameters and buffers, each
+    ``[r, *shape]``, these features, and their networks' inputs ``[r, N, ...]``."""
     block: RowBlock
     buffers: Mapping[str, Tensor]
     """The seeds' buffers by name, each ``[R, *shape]``."""
@@ -26,9 +29,10 @@ class Bank:
     @classmethod
     def empty(cls, template: Blueprint, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Bank:
         """A bank without seeds; ``template`` is built at the widest site."""
-        template = template.to(device=device, dtype=dtype)
+        template = template.to(device=device, dtype=dtype, non_blocking=True)
         block = RowBlock.empty(RowShape.of(template), moment_names, dtype, device)
-        return cls(template, block, {name: buffer.new_zeros(0, *buffer.shape) for name, buffer in _buffers(template)})
+        buffers = {name: buffer.new_zeros(0, *buffer.shape) for name, buffer in _buffers(template)}
+        return cls(template, stacked_call(template), block, buffers)
 
     def __len__(self) -> int:
         return len(self.block)
@@ -39,7 +43,7 @@ class Bank:
         shapes = {name: buffer.shape for name, buffer in _buffers(self.template)}
         added = [{name: pad(buffer, shapes[name]) for name, buffer in _buffers(seed)} for seed in seeds]
         buffers = {
-            name: torch.cat([present, torch.stack([seed[name] for seed in added]).to(present)])
+            name: torch.cat([present, torch.stack([seed[name] for seed in added]).to(present, non_blocking=True)])
             for name, present in self.buffers.items()
         }
         return replace(self, block=self.block.extended(rows, learning_rates, owners), buffers=buffers)
@@ -47,19 +51,8 @@ class Bank:
     def without(self, owners: Tensor) -> Bank:
         """This bank less the seeds of the networks in ``owners``, int64 ``[n]``."""
         kept = torch.isin(self.block.owners, owners, invert=True).nonzero().squeeze(1)
-        buffers = {name: buffer[kept.to(buffer.device)] for name, buffer in self.buffers.items()}
+        buffers = {name: buffer[kept.to(buffer.device, non_blocking=True)] for name, buffer in self.buffers.items()}
         return replace(self, block=self.block.without(owners), buffers=buffers)
-
-    def contributions(self, values: Tensor, rows: Tensor | None, features: Tensor, inputs: Tensor) -> Tensor:
-        """What the seeds at ``rows`` (int64 ``[r]``, None: all R) add to their networks' ``features`` ``[r, N, ...]``.
-
-        ``values`` ``[r, P]`` are their parameters, ``inputs`` ``[r, N, ...]`` their networks' inputs.
-        """
-        parameters = self.block.shape.unflatten(values)
-        buffers = {
-            name: buffer if rows is None else buffer.index_select(0, rows) for name, buffer in self.buffers.items()
-        }
-        return call_stacked(self.template, parameters, buffers, features, inputs)
 
 
 def _buffers(seed: Blueprint) -> list[tuple[str, Tensor]]:

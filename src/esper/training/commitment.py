@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.training.evaluation import EVALUATION_CHUNK
-from esper.training.learning import Batch, as_array, network_accuracies, network_losses
+from esper.training.learning import Batch, as_arrays, network_accuracies, network_losses
 from esper.training.passes import committed, forward
 from esper.training.population import Population
 
@@ -38,4 +38,5 @@ def committed_networks(population: Population, batch: Batch) -> Commitment:
         accuracies.append(network_accuracies(logits, answers) * answers.shape[1])
         losses.append(network_losses(logits, answers) * answers.shape[1])
     count = batch.labels.shape[1]
-    return Commitment(as_array(torch.stack(accuracies).sum(0) / count), as_array(torch.stack(losses).sum(0) / count))
+    accuracy, loss = torch.stack(accuracies).sum(0) / count, torch.stack(losses).sum(0) / count
+    return Commitment(*as_arrays(accuracy, loss))

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.learning import Batch, TrainingReport, as_array, network_accuracies, network_losses
+from esper.training.learning import Batch, TrainingReport, as_arrays, network_accuracies, network_losses
 from esper.training.population import Population
 from esper.training.variants import forward_variants, toggling
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 EVALUATION_CHUNK = 512
 """Examples per network in one forward pass; bounds memory, changes no result."""
@@ -29,34 +30,48 @@ class Evaluation:
     accuracy: Floats
     """``[E]``."""
     accuracy_contribution: Floats
-    """``[E, S]``: accuracy with the slot's seed less accuracy without it; NaN in slots without a seed."""
+    """``[E, S]``: accuracy with the slot's seed less accuracy without it; NaN in slots without a seed, and where it is
+    not known."""
     loss_contribution: Floats
-    """``[E, S]``: loss without the slot's seed less loss with it; NaN in slots without a seed."""
+    """``[E, S]``: loss without the slot's seed less loss with it; NaN in the same slots."""
+    fresh: Bools
+    """``[E, S]``: whether contributions are of now; elsewhere they are as last known."""
 
-    def updated(self, rows: NDArray[np.bool_], newer: Evaluation) -> Evaluation:
+    def updated(self, rows: Bools, newer: Evaluation) -> Evaluation:
         """This evaluation with the networks ``rows``, bool ``[E]``, as in a newer one."""
         return Evaluation(
             np.where(rows, newer.loss, self.loss),
             np.where(rows, newer.accuracy, self.accuracy),
             np.where(rows[:, None], newer.accuracy_contribution, self.accuracy_contribution),
             np.where(rows[:, None], newer.loss_contribution, self.loss_contribution),
+            np.where(rows[:, None], newer.fresh, self.fresh),
+        )
+
+    def completed(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
+        """This evaluation with contributions ``[E, S]`` that were known before where none are fresh."""
+        return replace(
+            self,
+            accuracy_contribution=np.where(self.fresh, self.accuracy_contribution, accuracy_contribution),
+            loss_contribution=np.where(self.fresh, self.loss_contribution, loss_contribution),
         )
 
 
 @torch.inference_mode()
-def evaluate(population: Population, batch: Batch, *, shared: bool = True) -> Evaluation:
-    """Evaluate all networks and, in the same pass, every seed's leave-one-out counterfactual.
+def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
+    """Evaluate all networks and, in the same pass, the leave-one-out counterfactuals of their seeds.
 
     A blended seed is compared with its absence, an isolated one is put in at full alpha and compared with the network
-    as it is. ``shared`` as in `forward_variants`.
+    as it is. Only slots that are ``due``, bool ``[E, S]``, are measured (None: all are); a slot costs a pass through
+    what lies behind it if it is due in any network that has a seed there. ``shared`` as in `forward_variants`.
     """
     population.execution.train(False)
-    slots = np.flatnonzero(population.table.owning.any(axis=0)).tolist()
+    due = np.ones(population.table.stage.shape, np.bool_) if due is None else due
+    slots = np.flatnonzero((population.table.owning & due).any(axis=0)).tolist()
     logits = forward_variants(
         population, toggling(population, slots), batch.inputs, shared=shared and population.shares_prefixes
     )
     losses, accuracies = variant_measures(logits, batch.labels)
-    return _evaluation(population, slots, as_array(losses), as_array(accuracies))
+    return _evaluation(population, slots, due, *as_arrays(losses, accuracies))
 
 
 def variant_measures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +81,7 @@ def variant_measures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return network_losses(each, answers).view(shape), network_accuracies(each, answers).view(shape)
 
 
-def _evaluation(population: Population, slots: list[int], losses: Floats, accuracies: Floats) -> Evaluation:
+def _evaluation(population: Population, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
     """From losses and accuracies ``[E, V]`` of the variants."""
     table = population.table
     by_accuracy = np.full(table.stage.shape, np.nan)
@@ -75,9 +90,9 @@ def _evaluation(population: Population, slots: list[int], losses: Floats, accura
         sign = np.where(table.blended[:, slot], 1.0, -1.0)
         by_accuracy[:, slot] = sign * (accuracies[:, 0] - accuracies[:, variant])
         by_loss[:, slot] = sign * (losses[:, variant] - losses[:, 0])
-    by_accuracy[~table.owning] = np.nan
-    by_loss[~table.owning] = np.nan
-    return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss)
+    by_accuracy[~(table.owning & due)] = np.nan
+    by_loss[~(table.owning & due)] = np.nan
+    return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss, due)
 
 
 def remember(population: Population, training: TrainingReport, evaluation: Evaluation) -> None:
@@ -88,11 +103,15 @@ def remember(population: Population, training: TrainingReport, evaluation: Evalu
 def remembered(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
     """The evidence of the next decision: what was known ``before``, and what was measured now."""
     norms = training.seed_gradient
-    measured = table.owning & np.isfinite(evaluation.loss_contribution)
+    known = np.isfinite(evaluation.loss_contribution)
+    # Seeds that do not count yet are computed all the same, at alpha 0: were one not finite, the loss would not be.
+    finite = np.where(evaluation.fresh, known, np.isfinite(evaluation.loss)[:, None])
+    measured = table.owning & known
+    stale = measured & ~evaluation.fresh
     return replace(
         before,
-        probed=before.probed | measured,
+        probed=before.probed | (table.owning & finite),
         gradient_healthy=table.owning & np.isfinite(norms) & (norms > 0),
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
-        contribution_age=np.zeros_like(before.contribution_age),
+        contribution_age=np.where(stale, before.contribution_age + np.int16(1), np.int16(0)),
     )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Occupant
-from esper.stacking import Stackable, call_stacked
+from esper.stacking import Stackable
+from esper.training.functional import Functional
 from esper.training.grafts import Graft
+from esper.training.merging import can_merge, enable_merging, merged, separated
 
 Parameters = Mapping[str, Tensor]
 """Stacked parameters or buffers by name, each ``[E, *shape]``."""
+
+
+Call = Callable[[Parameters, Parameters, Tensor], Tensor]
 
 
 class _LeaveVmap(torch.autograd.Function):
@@ -55,6 +61,15 @@ class _MappedOccupant:
         return cast(Tensor, _LeaveVmap.apply(features, inputs, self._graft))
 
 
+class _MergedOccupant:
+    def __init__(self, graft: Graft, networks: int) -> None:
+        self._graft = graft
+        self._networks = networks
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        return merged(self._graft(separated(features, self._networks), separated(inputs, self._networks)))
+
+
 class _SingleOccupant:
     def __init__(self, graft: Graft) -> None:
         self._graft = graft
@@ -70,24 +85,41 @@ class Execution:
         self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
         self._slots = [self._model.slots[name] for name in slots]
         self.sites = [slot.site for slot in self._slots]
+        self._stacks = isinstance(template, Stackable)
+        self._merges = not self._stacks and can_merge(template, example_input)
+        if self._merges:
+            enable_merging(self._model.host)
+        host = self._model.host
+        self._call: Call = Functional(host) if self._stacks or self._merges else partial(_call, host)
 
     def stacked(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, grafts: Sequence[Graft | None]
     ) -> Tensor:
-        """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program."""
-        host = self._model.host
-        mapped = not isinstance(host, Stackable)
-        self._occupy([_MappedOccupant(graft) if graft and mapped else graft for graft in grafts])
-        return call_stacked(host, parameters, buffers, inputs)
+        """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program.
+
+        A `Stackable` host computes all of them by itself; others run on one merged batch where they can, or else under
+        a vmap over networks.
+        """
+        if self._stacks:
+            self._occupy(grafts)
+            return self._call(parameters, buffers, inputs)
+        if self._merges:
+            networks = len(inputs)
+            self._occupy([_MergedOccupant(graft, networks) if graft else None for graft in grafts])
+            return separated(self._call(parameters, buffers, merged(inputs)), networks)
+        self._occupy([_MappedOccupant(graft) if graft else None for graft in grafts])
+        return vmap(self._call)(dict(parameters), dict(buffers), inputs)
 
     def looped(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, grafts: Sequence[Sequence[Graft | None]]
     ) -> Tensor:
         """The same, one network after the other; ``grafts[e]`` are those of network ``e`` alone, as of E = 1."""
         outputs: list[Tensor] = []
+        # Not by an index, whose backward pass would fill a gradient of all networks for each of them.
+        rows = {name: tensor.unbind() for name, tensor in parameters.items()}
         for network, own_grafts in enumerate(grafts):
             self._occupy([_SingleOccupant(graft) if graft else None for graft in own_grafts])
-            own_parameters = {name: tensor[network] for name, tensor in parameters.items()}
+            own_parameters = {name: tensors[network] for name, tensors in rows.items()}
             own_buffers = {name: tensor[network] for name, tensor in buffers.items()}
             outputs.append(self._call(own_parameters, own_buffers, inputs[network]))
         return torch.stack(outputs)
@@ -129,9 +161,10 @@ class Execution:
         """Put the hosts into training or evaluation mode."""
         self._model.host.train(mode)
 
-    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return functional_call(self._model.host, (parameters, buffers), (inputs,))
-
     def _occupy(self, occupants: Sequence[Occupant | None]) -> None:
         for slot, occupant in zip(self._slots, occupants, strict=True):
             slot.occupant = occupant
+
+
+def _call(host: nn.Module, parameters: Parameters, buffers: Parameters, inputs: Tensor) -> Tensor:
+    return functional_call(host, (dict(parameters), dict(buffers)), (inputs,))

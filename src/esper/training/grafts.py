@@ -28,14 +28,20 @@ class BankCall:
     rows: Tensor | None
     """Their rows in the bank, int64 ``[r]``; None: all of them, in order."""
     learning: Tensor | None = None
-    """Bool ``[r, 1]``: whose parameters get a gradient; None: all of them."""
+    """Bool ``[r]``: whose parameters get a gradient; None: all of them."""
 
     def contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
         """``[r, N, ...]`` of the owners' features and inputs ``[r, N, ...]``."""
-        values = self.bank.block.values if self.rows is None else self.bank.block.values.index_select(0, self.rows)
+        parameters, buffers = self.bank.block.parameters, self.bank.buffers
+        if self.rows is not None:
+            parameters = {name: stacked.index_select(0, self.rows) for name, stacked in parameters.items()}
+            buffers = {name: stacked.index_select(0, self.rows) for name, stacked in buffers.items()}
         if self.learning is not None:
-            values = torch.where(self.learning, values, values.detach())
-        return self.bank.contributions(values, self.rows, features, inputs)
+            parameters = {
+                name: torch.where(_along(self.learning, stacked), stacked, stacked.detach())
+                for name, stacked in parameters.items()
+            }
+        return self.bank.call(parameters, buffers, features, inputs)
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class SlotSeeds:
 
     calls: Sequence[BankCall]
     environments: Tensor
-    """The rows of the features they work on, int64 ``[r]``: the owners, or 0 where a network runs alone."""
+    """The rows of the features they work on, int64 ``[r]``: the owners, counted from the pass's first network."""
 
     @property
     def owners(self) -> NDArray[np.int64]:
@@ -123,20 +129,24 @@ class Forking:
     """N."""
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        contributions = self.seeds.contributions(features, _repeated(inputs, features.shape[1] // inputs.shape[1]))
-        arriving = features.shape[1] // self.examples
-        staying = self._blended(features, self.alphas[:, :arriving], contributions)
-        if not self.parents:
-            return staying
-        own = blocks(contributions, self.parents, self.examples)
-        copies = blocks(features, self.parents, self.examples)
-        return append(staying, self._blended(copies, self.alphas[:, arriving:], own))
+        leaving = branched(features, self.parents, self.examples)
+        counts = [len(call.owners) for call in self.seeds.calls]
+        rows, alphas = torch.split(self.seeds.environments, counts), torch.split(self.alphas, counts)
+        # Bank by bank, as no gradient has to be gathered: what few rows need stays in the processor's cache.
+        for call, own, weights in zip(self.seeds.calls, rows, alphas, strict=True):
+            contributions = self._contributions(call, own, features, inputs)
+            added = branched(contributions, self.parents, self.examples)
+            added.unflatten(1, (-1, self.examples)).mul_(weights.view(*weights.shape, *[1] * (added.dim() - 1)))
+            add_in_place(leaving, own, added)
+        return leaving
 
-    def _blended(self, features: Tensor, alphas: Tensor, contributions: Tensor) -> Tensor:
-        """With alphas ``[r, k]`` for k blocks."""
-        weights = alphas.repeat_interleave(self.examples, dim=1)
-        weights = weights.view(*weights.shape, *[1] * (contributions.dim() - 2))
-        return scatter_add(features, self.seeds.environments, weights * contributions)
+    def _contributions(self, call: BankCall, rows: Tensor, features: Tensor, inputs: Tensor) -> Tensor:
+        """``[r, P * N, ...]`` of the networks ``rows``, int64 ``[r]``."""
+        seen = gather(features, rows)
+        if not call.bank.template.reads_inputs:
+            return call.contributions(seen, seen)
+        own = gather(inputs, rows)
+        return call.contributions(seen, own.repeat(1, seen.shape[1] // own.shape[1], *[1] * (own.dim() - 2)))
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ class Copied:
     examples: int
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        return append(features, blocks(features, self.parents, self.examples))
+        return branched(features, self.parents, self.examples)
 
 
 def gather(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -165,20 +175,21 @@ def scatter_add(tensor: Tensor, rows: Tensor, addends: Tensor) -> Tensor:
     return _restored(tensor.permute(order).index_add(0, rows, addends.permute(order)), order)
 
 
-def append(batch: Tensor, further: Tensor) -> Tensor:
-    """Both concatenated along axis 1, laid out in memory as ``batch`` is."""
-    order = _memory_order(batch)
-    return _restored(torch.cat([batch.permute(order), further.permute(order)], dim=order.index(1)), order)
+def add_in_place(tensor: Tensor, rows: Tensor, addends: Tensor) -> None:
+    """Add ``addends`` ``[r, ...]`` to ``tensor`` at ``rows``."""
+    order = _memory_order(tensor)
+    tensor.permute(order).index_add_(0, rows, addends.permute(order))
 
 
-def blocks(batch: Tensor, chosen: Sequence[int], examples: int) -> Tensor:
-    """The blocks ``chosen`` of ``examples`` entries each along axis 1, laid out in memory as ``batch`` is."""
-    first, last = chosen[0], chosen[-1]
-    if list(chosen) == list(range(first, last + 1)):
-        return batch[:, first * examples : (last + 1) * examples]
+def branched(batch: Tensor, parents: Sequence[int], examples: int) -> Tensor:
+    """A copy of ``batch`` and, along axis 1, of its blocks ``parents``, laid out in memory as ``batch`` is.
+
+    A block has ``examples`` entries.
+    """
     order = _memory_order(batch)
-    parts = [batch[:, block * examples : (block + 1) * examples].permute(order) for block in chosen]
-    return _restored(torch.cat(parts, dim=order.index(1)), order)
+    axis, whole = order.index(1), batch.permute(order)
+    branches = [whole.narrow(axis, parent * examples, examples) for parent in parents]
+    return _restored(torch.cat([whole, *branches], dim=axis), order)
 
 
 def _memory_order(tensor: Tensor) -> list[int]:
@@ -192,7 +203,3 @@ def _restored(permuted: Tensor, order: list[int]) -> Tensor:
 
 def _along(alpha: Tensor, contributions: Tensor) -> Tensor:
     return alpha.view(-1, *[1] * (contributions.dim() - 1))
-
-
-def _repeated(inputs: Tensor, variants: int) -> Tensor:
-    return inputs if variants == 1 else inputs.repeat(1, variants, *[1] * (inputs.dim() - 2))

@@ -58,10 +58,13 @@ class Holdings:
         self, rows: Tensor, values: Tensor, learning_rates: Tensor, buffers: Mapping[str, Tensor]
     ) -> tuple[RowBlock, dict[str, Tensor]]:
         """The hosts' rows and buffers with those at ``rows``, int64 ``[r]``, replaced and never trained."""
-        index = rows.to(self.pool.values.device)
-        block = self.host.renewed(index, values.to(index.device), learning_rates.to(index.device))
+        index = rows.to(self.pool.values.device, non_blocking=True)
+        block = self.host.renewed(
+            index, values.to(index.device, non_blocking=True), learning_rates.to(index.device, non_blocking=True)
+        )
         return block, {
-            name: present.index_copy(0, index, buffers[name].to(present)) for name, present in self.host_buffers.items()
+            name: present.index_copy(0, index, buffers[name].to(present, non_blocking=True))
+            for name, present in self.host_buffers.items()
         }
 
     def after(self, changes: Transitions, roster: Roster, germinations: Counts, empty_bank: EmptyBank) -> Holdings:
@@ -69,6 +72,8 @@ class Holdings:
 
         ``germinations [E, S]`` counts the earlier seeds of each slot.
         """
+        if not (changes.born | (changes.after == Stage.PRUNED)).any():
+            return self
         kept = survivors(self.banks, changes)
         banks = with_newborns(kept, changes, roster, self.host.learning_rates, germinations, empty_bank)
         return Holdings.pooled(self.host, self.host_buffers, banks)
@@ -90,7 +95,7 @@ def with_newborns(
     for key in _keys(changes, changes.born):
         owners = changes.env[changes.born & _at(changes, key)].astype(np.int64)
         seeds = [roster.new_seed(owner, *key, int(germinations[owner, key[0]])) for owner in owners.tolist()]
-        rates = learning_rates[torch.from_numpy(owners)]
+        rates = learning_rates[torch.from_numpy(owners).to(learning_rates.device, non_blocking=True)]
         bank = grown[key] if key in grown else empty_bank(key)
         grown[key] = bank.extended(seeds, rates, torch.from_numpy(owners))
     return grown

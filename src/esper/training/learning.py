@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from esper.lifecycle.table import SeedTable
 from esper.training.gradients.health import HealthTable
 from esper.training.gradients.rows import by_slot, row_norms, seed_health
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.passes import as_trained, prepared, shadow
+from esper.training.passes import Pass, as_trained, prepared, shadow
 from esper.training.pool import Pool, flat
 from esper.training.population import Population
 
@@ -55,8 +55,12 @@ def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Fraction of each network's examples that are classified correctly, ``[E]``; arguments as `network_losses`."""
-    return (logits.argmax(-1) == labels).to(logits.dtype).mean(1)
+    """Fraction of each network's examples that are classified correctly, ``[..., E]``.
+
+    From logits ``[..., E, N, classes]`` and labels ``[..., E, N]``.
+    """
+    # The first largest, as argmax says too, which is ten times slower where the classes are not innermost.
+    return (logits.max(-1).indices == labels).to(logits.dtype).mean(-1)
 
 
 def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None) -> TrainingReport:
@@ -72,35 +76,38 @@ def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.
     started = _started(population)
     if rest is not None:
         started &= ~rest.rows
-    objective = _objective(population)
+    objective = _Objective(population)
     losses: list[Tensor] = []
-    accuracies: list[Tensor] = []
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
     norms: list[Tensor] = []
     for batch in batches:
-        loss, accuracy, total = objective(batch)
-        gradients = torch.autograd.grad(
-            total, [block.values for block in pool.blocks], materialize_grads=True, allow_unused=True
-        )
-        _step(population, pool, gradients, started, rest)
-        losses.append(loss)
-        accuracies.append(accuracy)
-        norms.append(row_norms(gradients))
+        learned = objective(batch)
+        _step(population, pool, learned.gradients, started, rest)
+        losses.append(learned.losses)
+        logits.append(learned.logits)
+        labels.append(batch.labels)
+        norms.append(row_norms(learned.gradients))
     if rest is not None:
         rest.restore_buffers(population)
-    hosts, seeds = by_slot(population, as_array(torch.stack(norms)))
+    accuracies = network_accuracies(torch.stack(logits), torch.stack(labels))
+    loss, accuracy, by_row = as_arrays(torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms))
+    hosts, seeds = by_slot(population, by_row)
     learning = _learning(population.table) & (True if resting is None else ~resting[:, None])
     return TrainingReport(
-        as_array(torch.stack(losses).mean(0)),
-        as_array(torch.stack(accuracies).mean(0)),
+        loss,
+        accuracy,
         hosts[-1],
         seeds[-1],
         seed_health(population, hosts, seeds, learning),
     )
 
 
-def as_array(tensor: Tensor) -> Floats:
-    """A detached tensor as a float64 array on the CPU."""
-    return tensor.detach().to("cpu", torch.float64).numpy()
+def as_arrays(*tensors: Tensor) -> list[Floats]:
+    """Tensors of one type as float64 arrays on the CPU, which waits for their device once."""
+    packed = torch.cat([tensor.detach().flatten() for tensor in tensors]).to("cpu", torch.float64)
+    parts: Sequence[Tensor] = torch.split_with_sizes(packed, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]
 
 
 class _Rest:
@@ -108,9 +115,9 @@ class _Rest:
 
     def __init__(self, population: Population, resting: NDArray[np.bool_]) -> None:
         networks = torch.from_numpy(resting)
-        self.rows = networks[population.pool.owners].to(population.plan.device)
+        self.rows = networks[population.pool.owners].to(population.plan.device, non_blocking=True)
         """Rows of the pool that belong to them, bool ``[R]``."""
-        self._networks = networks.to(population.plan.device)
+        self._networks = networks.to(population.plan.device, non_blocking=True)
         self._buffers = {name: buffer[self._networks] for name, buffer in population.host_buffers.items()}
 
     def restore_buffers(self, population: Population) -> None:
@@ -118,22 +125,50 @@ class _Rest:
             buffer[self._networks] = self._buffers[name]
 
 
-def _objective(population: Population) -> Callable[[Batch], tuple[Tensor, Tensor, Tensor]]:
-    """What a minibatch says: the networks' losses and accuracies, both ``[E]``, and the total to minimise."""
-    whole = prepared(population, as_trained(population))
-    isolated = shadow(population)
-    alone = None if isolated is None else prepared(population, isolated)
-    host = population.host.values
+class _Learned(NamedTuple):
+    """What a minibatch says of some networks."""
 
-    def objective(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        logits = whole(batch.inputs, host)
-        losses = network_losses(logits, batch.labels)
+    losses: Tensor
+    """``[e]``."""
+    logits: Tensor
+    """``[e, B, classes]``."""
+    gradients: list[Tensor]
+    """Of all rows, ``[R, P]`` per block; zero where nothing depends on them."""
+
+
+class _Objective:
+    """Differentiates the sum of the networks' losses, pass by pass, so that only one pass's graph is held at a time."""
+
+    def __init__(self, population: Population) -> None:
+        self._blocks = population.blocks
+        self._leaves = [leaf for block in self._blocks for leaf in block.parameters.values()]
+        self._host = population.host.parameters
+        self._frozen = {name: stacked.detach() for name, stacked in self._host.items()}
+        self._whole = prepared(population, as_trained(population)).passes
+        isolated = shadow(population)
+        self._alone = [None] * len(self._whole) if isolated is None else prepared(population, isolated).passes
+
+    def __call__(self, batch: Batch) -> _Learned:
+        found = [self._one(*passes, batch) for passes in zip(self._whole, self._alone, strict=True)]
+        if len(found) == 1:
+            return found[0]
+        by_block = zip(*(one.gradients for one in found), strict=True)
+        return _Learned(
+            torch.cat([one.losses for one in found]),
+            torch.cat([one.logits for one in found]),
+            [torch.stack(parts).sum(0) for parts in by_block],
+        )
+
+    def _one(self, whole: Pass, alone: Pass | None, batch: Batch) -> _Learned:
+        inputs, labels = batch.inputs[whole.networks], batch.labels[whole.networks]
+        logits = whole.run(inputs, self._host)
+        losses = network_losses(logits, labels)
         total = losses.sum()
         if alone is not None:
-            total = total + network_losses(alone(batch.inputs, host.detach()), batch.labels).sum()
-        return losses.detach(), network_accuracies(logits.detach(), batch.labels), total
-
-    return objective
+            total = total + network_losses(alone.run(inputs, self._frozen), labels).sum()
+        found = iter(torch.autograd.grad(total, self._leaves, materialize_grads=True, allow_unused=True))
+        gradients = [block.shape.flatten([next(found) for _ in block.parameters]) for block in self._blocks]
+        return _Learned(losses.detach(), logits.detach(), gradients)
 
 
 def _learning(table: SeedTable) -> NDArray[np.bool_]:
@@ -146,7 +181,7 @@ def _started(population: Population) -> Tensor:
     seeds = _learning(population.table)
     banks = [seeds[bank.block.owners.numpy(), slot] for (slot, _), bank in population.banks.items()]
     rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
-    return torch.from_numpy(rows).to(population.plan.device)
+    return torch.from_numpy(rows).to(population.plan.device, non_blocking=True)
 
 
 def _step(population: Population, pool: Pool, gradients: Sequence[Tensor], started: Tensor, rest: _Rest | None) -> None:

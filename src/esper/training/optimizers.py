@@ -69,7 +69,7 @@ def clip_by_network(pool: Pool, gradient: Tensor, networks: int, clip_norm: floa
 
     The factor is that of `torch.nn.utils.clip_grad_norm_`: ``min(1, clip_norm / (norm + 1e-6))``.
     """
-    owners = pool.owners.to(gradient.device)
+    owners = pool.owners.to(gradient.device, non_blocking=True)
     squares = gradient.new_zeros(networks).index_add_(0, pool.spread(owners), gradient.square())
     factors = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp(max=1)
     return gradient * pool.spread(factors[owners])

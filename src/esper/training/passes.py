@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.training.bank import Bank
+from esper.training.execution import Parameters
 from esper.training.grafts import BankCall, Blended, Estranged, Graft, SlotSeeds
 from esper.training.population import Population
 
@@ -59,24 +60,46 @@ def shadow(population: Population) -> Participation | None:
     return Participation(population.table.blended | training, alpha, training)
 
 
-Program = Callable[[Tensor, Tensor], Tensor]
-"""Outputs ``[E, N', ...]`` from inputs ``[E, N, ...]`` and the hosts' parameters ``[E, P]``.
+Grafting = Callable[[int, range], Graft | None]
+"""What a slot does to the features of these networks, seen as all there are; None: nothing."""
 
-It holds for any number of batches, until the population's next decision.
-"""
+
+@dataclass(frozen=True)
+class Pass:
+    """The forward pass of some networks."""
+
+    networks: slice
+    run: Callable[[Tensor, Parameters], Tensor]
+    """Their outputs ``[e, N', ...]`` from their inputs ``[e, N, ...]`` and all hosts' parameters ``[E, *shape]``."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The forward pass of all networks, in as many passes as the plan's limit asks for.
+
+    It holds for any number of batches, until the population's next decision.
+    """
+
+    passes: Sequence[Pass]
+
+    def __call__(self, inputs: Tensor, host: Parameters) -> Tensor:
+        """Outputs ``[E, N', ...]`` from inputs ``[E, N, ...]`` and the hosts' parameters ``[E, *shape]``."""
+        if len(self.passes) == 1:
+            return self.passes[0].run(inputs, host)
+        return torch.cat([one.run(inputs[one.networks], host) for one in self.passes])
 
 
 def prepared(population: Population, participation: Participation) -> Program:
     """The forward pass of the networks with these seeds."""
 
-    def graft(slot: int, only: int | None) -> Graft | None:
-        seeds = slot_seeds(population, participation, slot, only)
+    def graft(slot: int, networks: range) -> Graft | None:
+        seeds = slot_seeds(population, participation, slot, networks)
         if seeds is None:
             return None
-        alpha = torch.from_numpy(participation.alpha[seeds.owners, slot]).to(population.host.values)
+        alpha = torch.from_numpy(participation.alpha[seeds.owners, slot]).to(population.host.values, non_blocking=True)
         if participation.estranged is None or not participation.estranged[seeds.owners, slot].any():
             return Blended(seeds, alpha)
-        apart = torch.from_numpy(participation.estranged[seeds.owners, slot]).to(alpha.device)
+        apart = torch.from_numpy(participation.estranged[seeds.owners, slot]).to(alpha.device, non_blocking=True)
         return Estranged(seeds, alpha, apart)
 
     return program(population, graft)
@@ -84,28 +107,24 @@ def prepared(population: Population, participation: Participation) -> Program:
 
 def forward(population: Population, participation: Participation, inputs: Tensor) -> Tensor:
     """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``."""
-    return prepared(population, participation)(inputs, population.host.values)
+    return prepared(population, participation)(inputs, population.host.parameters)
 
 
-def slot_seeds(
-    population: Population, participation: Participation, slot: int, only: int | None = None
-) -> SlotSeeds | None:
-    """The slot's seeds in this pass, if any; those of network ``only``, seen as the single one, if given."""
+def slot_seeds(population: Population, participation: Participation, slot: int, networks: range) -> SlotSeeds | None:
+    """The slot's seeds in a pass of these networks, if any."""
     calls: list[BankCall] = []
     for (bank_slot, _), bank in population.banks.items():
         if bank_slot != slot:
             continue
         owners = bank.block.owners.numpy()
-        rows = participation.slots[owners, slot].nonzero()[0]
-        if only is not None:
-            rows = rows[owners[rows] == only]
+        taking_part = participation.slots[owners, slot] & (owners >= networks.start) & (owners < networks.stop)
+        rows = taking_part.nonzero()[0]
         if len(rows):
             calls.append(_bank_call(bank, rows, owners[rows], participation, slot))
     if not calls:
         return None
     owners = np.concatenate([call.owners for call in calls])
-    environments = np.zeros_like(owners) if only is not None else owners
-    return SlotSeeds(calls, torch.from_numpy(environments).to(population.plan.device))
+    return SlotSeeds(calls, torch.from_numpy(owners - networks.start).to(population.plan.device, non_blocking=True))
 
 
 def _bank_call(
@@ -114,17 +133,30 @@ def _bank_call(
     device = bank.block.values.device
     learning = None
     if participation.learning is not None:
-        learning = torch.from_numpy(participation.learning[owners, slot]).to(device).unsqueeze(1)
-    chosen = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device)
+        learning = torch.from_numpy(participation.learning[owners, slot]).to(device, non_blocking=True)
+    chosen = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device, non_blocking=True)
     return BankCall(bank, owners, chosen, learning)
 
 
-def program(population: Population, graft: Callable[[int, int | None], Graft | None]) -> Program:
-    """The forward pass with what ``graft`` has for a slot: of all networks together (None), or of one by itself."""
-    execution, shape, buffers = population.execution, population.host.shape, population.host_buffers
+def program(population: Population, graft: Grafting) -> Program:
+    """The forward pass with what ``graft`` has for the slots."""
+    size, limit = population.size, population.plan.networks_per_pass or population.size
+    return Program(
+        [_pass(population, graft, range(first, min(first + limit, size))) for first in range(0, size, limit)]
+    )
+
+
+def _pass(population: Population, graft: Grafting, networks: range) -> Pass:
+    execution, rows = population.execution, slice(networks.start, networks.stop)
+    buffers = {name: buffer[rows] for name, buffer in population.host_buffers.items()}
     slots = range(population.table.slots)
+
+    def own(host: Parameters) -> Parameters:
+        whole = len(networks) == population.size
+        return host if whole else {name: stacked[rows] for name, stacked in host.items()}
+
     if population.strategy == "stacked":
-        grafts = [graft(slot, None) for slot in slots]
-        return lambda inputs, host: execution.stacked(shape.unflatten(host), buffers, inputs, grafts)
-    per_network = [[graft(slot, network) for slot in slots] for network in range(population.size)]
-    return lambda inputs, host: execution.looped(shape.unflatten(host), buffers, inputs, per_network)
+        grafts = [graft(slot, networks) for slot in slots]
+        return Pass(rows, lambda inputs, host: execution.stacked(own(host), buffers, inputs, grafts))
+    alone = [[graft(slot, range(network, network + 1)) for slot in slots] for network in networks]
+    return Pass(rows, lambda inputs, host: execution.looped(own(host), buffers, inputs, alone))

@@ -34,6 +34,9 @@ class PopulationPlan:
     optimizer: OptimizerSettings = OptimizerSettings()
     rules: Rules = Rules()
     strategy: Strategy = "stacked"
+    networks_per_pass: int | None = None
+    """The most networks that are computed at once, so that what a pass keeps fits into memory; None: all of them. The
+    results are the same."""
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     budget: Budget = Budget()

@@ -33,13 +33,13 @@ class Pool:
     @classmethod
     def of(cls, blocks: Sequence[RowBlock]) -> Pool:
         """A pool with copies of ``blocks``."""
-        values = flat([block.values.detach() for block in blocks])
+        values = flat([block.values for block in blocks])
         moments = {name: flat([block.moments[name] for block in blocks]) for name in blocks[0].moments}
         steps = torch.cat([block.steps for block in blocks])
         learning_rates = torch.cat([block.learning_rates for block in blocks])
         owners = torch.cat([block.owners for block in blocks])
         widths = torch.cat([block.owners.new_full((len(block),), block.shape.size) for block in blocks])
-        row_of_value = torch.arange(len(owners)).repeat_interleave(widths).to(values.device)
+        row_of_value = torch.arange(len(owners)).repeat_interleave(widths).to(values.device, non_blocking=True)
         views = _views(blocks, values, moments, steps)
         return cls(views, values, moments, steps, learning_rates, owners, row_of_value)
 
@@ -61,7 +61,7 @@ def _views(blocks: Sequence[RowBlock], values: Tensor, moments: Mapping[str, Ten
         views.append(
             replace(
                 block,
-                values=values[part].view_as(block.values).requires_grad_(),
+                values=values[part].view_as(block.values),
                 moments={name: moment[part].view_as(block.values) for name, moment in moments.items()},
                 steps=steps[rows],
             )

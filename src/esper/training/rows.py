@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +38,14 @@ class RowShape:
         return sum(self.sizes)
 
     def unflatten(self, values: Tensor) -> dict[str, Tensor]:
-        """Flat rows ``[R, P]`` as named stacked parameters ``[R, *shape]``; differentiable views."""
+        """Flat rows ``[R, P]`` as named stacked parameters ``[R, *shape]``: views."""
         parts: Sequence[Tensor] = torch.split_with_sizes(values, self.sizes, dim=1)
         rows = len(values)
         return {name: part.view(rows, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def flatten(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Stacked parameters ``[R, *shape]``, in order, as flat rows ``[R, P]``: the inverse of `unflatten`."""
+        return torch.cat([parameter.flatten(1) for parameter in parameters], dim=1)
 
     def row(self, module: nn.Module) -> Tensor:
         """The parameters of a module of these shapes, or of a narrower one padded with zeros, as one flat row ``[P]``.
@@ -74,7 +79,7 @@ class RowBlock:
 
     shape: RowShape
     values: Tensor
-    """``[R, P]``, a leaf that requires grad."""
+    """``[R, P]``."""
     moments: Mapping[str, Tensor]
     """Optimizer state by name, each ``[R, P]``."""
     steps: Tensor
@@ -91,7 +96,7 @@ class RowBlock:
         per_row = flat.new_zeros(0)
         return cls(
             shape,
-            flat.clone().requires_grad_(),
+            flat,
             {name: flat.clone() for name in moment_names},
             per_row,
             per_row.clone(),
@@ -100,6 +105,14 @@ class RowBlock:
 
     def __len__(self) -> int:
         return self.values.shape[0]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The values by parameter, each ``[R, *shape]``: views of ``values`` that are leaves and require grad.
+
+        As leaves they cost a backward pass nothing; taken apart within the graph, they would cost it a tenth.
+        """
+        return {name: view.requires_grad_() for name, view in self.shape.unflatten(self.values).items()}
 
     def extended(self, values: Tensor, learning_rates: Tensor, owners: Tensor) -> RowBlock:
         """This block and ``r`` new rows ``[r, P]`` that have zero moments and no steps taken."""
@@ -112,10 +125,10 @@ class RowBlock:
         fresh = self.values.new_zeros(count, self.shape.size)
         return RowBlock(
             self.shape,
-            torch.cat([self.values.detach(), values.to(fresh)]).requires_grad_(),
+            torch.cat([self.values, values.to(fresh, non_blocking=True)]),
             {name: torch.cat([moment, fresh]) for name, moment in self.moments.items()},
             torch.cat([self.steps, fresh.new_zeros(count)]),
-            torch.cat([self.learning_rates, learning_rates.to(fresh)]),
+            torch.cat([self.learning_rates, learning_rates.to(fresh, non_blocking=True)]),
             torch.cat([self.owners, owners]),
         )
 
@@ -123,20 +136,20 @@ class RowBlock:
         """This block with other parameters ``[r, P]`` at ``rows``, int64 ``[r]``, that have never been trained."""
         return RowBlock(
             self.shape,
-            self.values.detach().index_copy(0, rows, values.to(self.values)).requires_grad_(),
+            self.values.index_copy(0, rows, values.to(self.values, non_blocking=True)),
             {name: moment.index_fill(0, rows, 0) for name, moment in self.moments.items()},
             self.steps.index_fill(0, rows, 0),
-            self.learning_rates.index_copy(0, rows, learning_rates.to(self.learning_rates)),
+            self.learning_rates.index_copy(0, rows, learning_rates.to(self.learning_rates, non_blocking=True)),
             self.owners,
         )
 
     def without(self, owners: Tensor) -> RowBlock:
         """This block less the rows of the networks in ``owners``, int64 ``[n]``."""
         index = torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1)
-        on_device = index.to(self.values.device)
+        on_device = index.to(self.values.device, non_blocking=True)
         return RowBlock(
             self.shape,
-            self.values.detach()[on_device].requires_grad_(),
+            self.values[on_device],
             {name: moment[on_device] for name, moment in self.moments.items()},
             self.steps[on_device],
             self.learning_rates[on_device],

@@ -28,12 +28,12 @@ class _Seeds:
 
     @classmethod
     def of(cls, bank: Bank) -> _Seeds:
-        return cls(bank.block.owners, bank.block.values.detach(), bank.buffers)
+        return cls(bank.block.owners, bank.block.values, bank.buffers)
 
     def where(self, networks: Tensor) -> _Seeds:
         """Copies of the seeds of the networks that are True in ``networks``, bool ``[E]``."""
         index = networks[self.owners].nonzero().squeeze(1)
-        on_device = index.to(self.values.device)
+        on_device = index.to(self.values.device, non_blocking=True)
         buffers = {name: buffer.index_select(0, on_device) for name, buffer in self.buffers.items()}
         return _Seeds(self.owners[index], self.values.index_select(0, on_device), buffers)
 
@@ -58,7 +58,7 @@ class Snapshots:
         """Copies of all networks as they are; ``germinations`` and ``owning`` are ``[E, S]``."""
         everyone = torch.ones(len(germinations), dtype=torch.bool)
         return cls(
-            holdings.host.values.detach().clone(),
+            holdings.host.values.clone(),
             {name: buffer.clone() for name, buffer in holdings.host_buffers.items()},
             {key: _Seeds.of(bank).where(everyone) for key, bank in holdings.banks.items()},
             germinations * owning,
@@ -73,12 +73,12 @@ class Snapshots:
         if not rows.any():
             return self
         chosen = torch.from_numpy(rows)
-        on_device = chosen.to(self.host.device)
+        on_device = chosen.to(self.host.device, non_blocking=True)
         kept = {key: seeds.where(~chosen) for key, seeds in self.seeds.items()}
         new = {key: _Seeds.of(bank).where(chosen) for key, bank in holdings.banks.items()}
         joined = {key: kept[key].joined(seeds) if key in kept else seeds for key, seeds in new.items()}
         return Snapshots(
-            _where(on_device, holdings.host.values.detach(), self.host),
+            _where(on_device, holdings.host.values, self.host),
             {
                 name: _where(on_device, buffer, self.host_buffers[name])
                 for name, buffer in holdings.host_buffers.items()
@@ -96,7 +96,7 @@ class Snapshots:
 
         Every seed that they still have must be known here.
         """
-        index = rows.to(self.host.device)
+        index = rows.to(self.host.device, non_blocking=True)
         hosts = holdings.renewed_hosts(
             rows,
             self.host.index_select(0, index),
@@ -114,7 +114,8 @@ class Snapshots:
             return bank
         saved = self.seeds[key]
         sources = _positions(saved.owners, bank.block.owners[places], len(afflicted))
-        index, source = places.to(saved.values.device), sources.to(saved.values.device)
+        device = saved.values.device
+        index, source = places.to(device, non_blocking=True), sources.to(device, non_blocking=True)
         rates = bank.block.learning_rates.index_select(0, index)
         block = bank.block.renewed(index, saved.values.index_select(0, source), rates)
         buffers = {

@@ -35,7 +35,7 @@ def _timed(population: Population, inputs: Tensor) -> float:
     _finish(inputs.device)
     began = time.perf_counter()
     total = forward(population, as_is(population), inputs).square().sum()
-    torch.autograd.grad(total, [population.host.values])
+    torch.autograd.grad(total, list(population.host.parameters.values()))
     _finish(inputs.device)
     return time.perf_counter() - began
 

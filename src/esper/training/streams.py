@@ -45,10 +45,10 @@ class TrainingStream:
         """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
         self._make_room(len(data))
         longest = self._inputs.shape[1]
-        self._inputs[network] = _filled(data.inputs, longest).to(self._inputs)
-        self._labels[network] = _filled(data.labels, longest).to(self._labels)
+        self._inputs[network] = _filled(data.inputs, longest).to(self._inputs, non_blocking=True)
+        self._labels[network] = _filled(data.labels, longest).to(self._labels, non_blocking=True)
         if order is not None:
-            self._order[network] = torch.from_numpy(order + network * longest).to(self._order)
+            self._order[network] = torch.from_numpy(order + network * longest).to(self._order, non_blocking=True)
 
     def _make_room(self, examples: int) -> None:
         """Let every network have that many examples."""
@@ -62,7 +62,7 @@ class TrainingStream:
 
     def take(self, first: NDArray[np.int64], count: int) -> Iterator[Batch]:
         """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
-        start = torch.from_numpy(first * self._batch_size).to(self._order)
+        start = torch.from_numpy(first * self._batch_size).to(self._order, non_blocking=True)
         places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
         for number in range(count):
             yield self._gather(self._order.gather(1, places + number * self._batch_size))

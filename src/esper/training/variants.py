@@ -55,16 +55,16 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     examples, count = inputs.shape[1], len(variants.toggled)
     forks = shared_forks(variants.toggled) if shared else replicated(variants.toggled)
 
-    def graft(slot: int, only: int | None) -> Graft | None:
+    def graft(slot: int, networks: range) -> Graft | None:
         fork = forks.slots[slot]
-        seeds = slot_seeds(population, variants.participation, slot, only)
+        seeds = slot_seeds(population, variants.participation, slot, networks)
         if seeds is None:
             return Copied(fork.parents, examples) if fork.parents else None
-        alphas = torch.from_numpy(_alphas(variants, fork, seeds, slot)).to(population.host.values)
+        alphas = torch.from_numpy(_alphas(variants, fork, seeds, slot)).to(population.host.values, non_blocking=True)
         return Forking(seeds, alphas, fork.parents, examples)
 
     batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
-    outputs = program(population, graft)(batch, population.host.values)
+    outputs = program(population, graft)(batch, population.host.parameters)
     outputs = outputs.view(len(outputs), forks.blocks, examples, *outputs.shape[2:])
     in_order = list(forks.places) == list(range(count))
     return outputs if in_order else outputs[:, torch.tensor(forks.places, device=outputs.device)]

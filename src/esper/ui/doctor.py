@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Console
 from rich.table import Table
 
 from esper.experiments.doctor.checkup import Diagnosis
+from esper.experiments.doctor.memory import SuiteMemory
 from esper.experiments.doctor.packages import Packages
 from esper.experiments.doctor.self_test import SelfTest
 from esper.ui.output import say
@@ -21,6 +24,7 @@ def show_diagnosis(console: Console, found: Diagnosis) -> None:
         ("devices", _devices(found)),
         ("stacked against looped", _self_tests(found.self_test)),
         ("data", [(one.suite, one.source, one.path or "") for one in found.data]),
+        ("KiB of a network with the largest seed in every slot, and how many networks fit", _memory(found.memory)),
         ("runs", _runs(found)),
         ("extras", _extras(found.packages)),
     ):
@@ -75,6 +79,19 @@ def _self_tests(tests: tuple[SelfTest, ...]) -> list[tuple[str, ...]]:
 
 def _difference(test: SelfTest) -> str:
     return "not finite" if test.difference is None else f"largest difference {test.difference:.0e}"
+
+
+def _memory(suites: tuple[SuiteMemory, ...]) -> list[tuple[str, ...]]:
+    """A column per suite."""
+    sizes = [{**asdict(one.network), "at a time": one.network.total} for one in suites]
+    return [
+        ("", *(one.suite for one in suites)),
+        *((part, *(f"{own[part] / 2**10:,.0f}" for own in sizes)) for part in (sizes[0] if sizes else ())),
+        *(
+            (f"fit into {device}", *(f"{one.networks[device]:,}" for one in suites))
+            for device in (suites[0].networks if suites else ())
+        ),
+    ]
 
 
 def _runs(found: Diagnosis) -> list[tuple[str, ...]]:

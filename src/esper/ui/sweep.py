@@ -40,9 +40,10 @@ class _Row:
     ranked: Ranked | None = None
 
     def take(self, told: Told) -> None:
-        self.done = told.iteration.number
-        self.objectives.append(told.iteration.objective)
-        self.paces.append(told.iteration.seconds)
+        self.done = told.done
+        if told.iteration is not None:
+            self.objectives.append(told.iteration.objective)
+            self.paces.append(told.iteration.seconds)
 
     @property
     def total(self) -> int:
@@ -79,11 +80,11 @@ class SweepView:
             self._live.stop()
 
     def hear(self, told: Told) -> None:
-        """A trial has done another iteration."""
+        """A trial has done another iteration, or had done it before."""
         row = self._rows[told.number]
         row.take(told)
         every = max(row.total // LINES_PER_TRIAL, 1)
-        if not self._console.is_terminal and row.done % every == 0:
+        if told.iteration is not None and not self._console.is_terminal and row.done % every == 0:
             say(
                 self._console,
                 f"{row.trial.name}: iteration {row.done}/{row.total}, J {row.objective}, {row.left} left "

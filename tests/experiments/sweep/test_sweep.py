@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,12 @@ import torch
 
 from esper.cli import main
 from esper.config import load_settings
+from esper.experiments.arms.outcome import Outcome
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep.sweep import CAUTION
+from esper.experiments.sweep.space import load_space
+from esper.experiments.sweep.sweep import CAUTION, Ranked, Sweep, Told, _TrialTask, run_sweep
+from esper.experiments.workers import LocalWorkers
 from experiments.launching import newest_tensors
 from experiments.runs import TINY, ignore, started
 from experiments.short_suite import short_suite
@@ -46,8 +49,41 @@ def sweep(folder: Path, space: str = SPACE, *more: str) -> int:
     return main([*words, *more])
 
 
+def test_the_best_trial_comes_first_and_the_file_grows_with_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    scores = (0.25, 0.75, 0.5, 0.75)
+
+    def played(task: _TrialTask) -> Generator[Told, None, list[Outcome]]:
+        yield from ()
+        score = scores[task.number]
+        return [Outcome("policy", f"{n}", "a", "", score + change, 0.9, 30, 100, 0) for n, change in enumerate((-1, 1))]
+
+    def finished(number: int, ranked: Ranked) -> None:
+        assert ranked.score == scores[number]
+        counts.append(json.loads(plan.ranking.read_text())["finished"] if plan.ranking.exists() else 0)
+
+    monkeypatch.setattr("esper.experiments.sweep.sweep._computed", played)
+    file = tmp_path / "space.yaml"
+    file.write_text("base: {suite: short}\ngrid: {seed: [3, 4, 5, 6]}")
+    plan, counts = Sweep(tmp_path, load_space(file).trials(None, 0), instances=2), list[int]()
+    with LocalWorkers(1) as workers:
+        ranking = run_sweep(plan, workers, ignore_told, finished)
+    assert [one.trial for one in ranking] == ["trial-001", "trial-003", "trial-002", "trial-000"]
+    assert [one.choices for one in ranking] == [{"seed": 4}, {"seed": 6}, {"seed": 5}, {"seed": 3}]
+    assert ranking[0].accuracy == pytest.approx(0.9)
+    assert ranking[0].added == pytest.approx(0.3)
+    assert counts == [0, 1, 2, 3]
+    file_ranking = json.loads(plan.ranking.read_text())["ranking"]
+    assert [one["trial"] for one in file_ranking] == [one.trial for one in ranking]
+
+
+def ignore_told(_: Told) -> None:
+    pass
+
+
 @pytest.mark.slow
-def test_trials_are_runs_and_are_ranked(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+def test_trials_are_runs(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # only this process knows the suite
     assert sweep(tmp_path, SPACE, "--trials", "1", "--json") == 0
     captured = capsys.readouterr()
@@ -57,8 +93,6 @@ def test_trials_are_runs_and_are_ranked(tmp_path: Path, capsys: Capture, monkeyp
     file = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert file["ranking"] == record["ranking"]
     assert (file["finished"], file["caution"]) == (2, CAUTION)
-    scores = [one["score"] for one in record["ranking"]]
-    assert scores == sorted(scores, reverse=True)
     assert record["best"] == record["ranking"][0]["trial"]
     for one in record["ranking"]:
         run = RunDirectory.open(tmp_path / "sweep" / one["trial"])

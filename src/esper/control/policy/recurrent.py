@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,10 @@ class PolicyState(NamedTuple):
         """The states of the environments at ``index``."""
         return PolicyState(self.output[:, index], self.cell[:, index])
 
+    def to(self, device: torch.device) -> PolicyState:
+        """The same memory on ``device``."""
+        return PolicyState(self.output.to(device), self.cell.to(device))
+
     def detached(self) -> PolicyState:
         """The same memory, through which no gradient flows back."""
         return PolicyState(self.output.detach(), self.cell.detach())
@@ -51,6 +56,14 @@ class PolicyStep(NamedTuple):
     """Pass it to the next step."""
     head_log_probs: tuple[Tensor, ...]
     """``[E, n]`` per head: the distributions that were drawn from."""
+
+    def fetched(self) -> PolicyStep:
+        """The same on the CPU, by a single transfer; the memory stays where it is."""
+        # Choices are small whole numbers, which are exact in any precision.
+        parts = (self.actions.to(self.value.dtype), self.chosen_log_prob, self.value[:, None], *self.head_log_probs)
+        widths = [part.shape[-1] for part in parts]
+        here: Sequence[Tensor] = torch.split(torch.cat(parts, -1).cpu(), widths, dim=-1)
+        return PolicyStep(here[0].long(), here[1], here[2].squeeze(-1), self.state, tuple(here[3:]))
 
     @property
     def log_prob(self) -> Tensor:

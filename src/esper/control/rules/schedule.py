@@ -51,10 +51,10 @@ class Schedule:
         step = np.rint(reading.network("progress") * self._horizon)
         everyone = np.ones(len(step), np.int64)
         for index, planting in enumerate(self.plantings):
-            was_open = decisions.open.copy()
-            due = (step >= planting.step) & ~done[:, index]
-            decisions.germinate(everyone * planting.slot, everyone * planting.blueprint, due)
-            done[:, index] |= was_open & ~decisions.open
+            due = (step >= planting.step) & ~done[:, index] & decisions.open
+            if due.any():
+                decisions.germinate(everyone * planting.slot, everyone * planting.blueprint, due)
+                done[:, index] |= due & ~decisions.open
         held = reading.slot("stage_holding") > 0
         decisions.act_on(Op.FOSSILIZE, held & (reading.slot("stage_age") >= self._keep_age - 1e-6))
         return decisions.actions, done

@@ -11,6 +11,7 @@ import numpy as np
 from esper.experiments.arms.flops import Prices, training_flops
 from esper.experiments.arms.occupancy import occupancy
 from esper.experiments.arms.outcome import Outcome
+from esper.experiments.placement import Placed, usable_device
 from esper.experiments.play import COHORT, Terms
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Workers
@@ -34,12 +35,16 @@ class FixedNetwork:
 
 
 @dataclass(frozen=True)
-class FixedTask:
+class FixedTask(Placed):
     """Networks that are trained side by side; any process may compute it."""
 
     terms: Terms
     arm: str
     networks: Sequence[FixedNetwork]
+
+    @property
+    def device(self) -> str:
+        return self.terms.device
 
 
 def train_fixed(workers: Workers, terms: Terms, arm: str, networks: Sequence[FixedNetwork]) -> list[Outcome]:
@@ -63,7 +68,8 @@ def train_cohort(task: FixedTask) -> list[Outcome]:
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
     conduct = task.terms.conduct.model_copy(update={"plateau": None})
-    episodes = Episodes(suite, instances, task.terms.rules, conduct, fossils=fossils)
+    device = usable_device(task.device)
+    episodes = Episodes(suite, instances, task.terms.rules, conduct, fossils=fossils, device=device)
     tally, waiting = Tally(suite, instances), wait(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):

@@ -10,6 +10,7 @@ import torch
 
 from esper.experiments.doctor.devices import Device, devices
 from esper.experiments.doctor.machine import Machine, this_machine
+from esper.experiments.doctor.memory import SuiteMemory, suite_memory
 from esper.experiments.doctor.packages import Packages, installed_packages
 from esper.experiments.doctor.runs_folder import RunsFolder, examine_folder
 from esper.experiments.doctor.self_test import SelfTest, self_test
@@ -36,6 +37,8 @@ class Diagnosis:
     devices: tuple[Device, ...]
     self_test: tuple[SelfTest, ...]
     data: tuple[SuiteData, ...]
+    memory: tuple[SuiteMemory, ...]
+    """Of the suites whose data are there."""
     runs: RunsFolder
     problems: tuple[str, ...]
     """Each a sentence that says what to do."""
@@ -43,7 +46,9 @@ class Diagnosis:
 
 def examine(runs: Path) -> Diagnosis:
     """Examine this installation on this machine; ``runs`` is the folder where runs go."""
-    packages, found, folder, data = installed_packages(), devices(), examine_folder(runs), suites_data()
+    machine, packages, found = this_machine(), installed_packages(), devices()
+    folder, data = examine_folder(runs), suites_data()
+    memory = tuple(suite_memory(one.suite, found, machine.available_memory) for one in data if one.found)
     tests, failures = _self_tests(found)
     problems = (
         *_package_problems(packages),
@@ -52,7 +57,7 @@ def examine(runs: Path) -> Diagnosis:
         *(f"suite {one.suite} finds no {one.path}: reinstall what it is {one.source}" for one in data if not one.found),
         *_folder_problems(folder),
     )
-    return Diagnosis(this_machine(), packages, found, tests, data, folder, problems)
+    return Diagnosis(machine, packages, found, tests, data, memory, folder, problems)
 
 
 def suites_data() -> tuple[SuiteData, ...]:

@@ -15,6 +15,7 @@ from esper.errors import ConfigError
 from esper.experiments.arms.outcome import Outcome
 from esper.experiments.compare.judged_run import JudgedRun
 from esper.experiments.iteration import Iteration
+from esper.experiments.placement import Placed
 from esper.experiments.sweep.space import Trial
 from esper.experiments.workers import LocalWorkers, Workers
 from esper.files import write_atomically
@@ -32,10 +33,12 @@ _STREAM = 24
 
 
 class Told(NamedTuple):
-    """The trial of that number has done another iteration."""
+    """The trial of that number has done so many iterations."""
 
     number: int
-    iteration: Iteration
+    done: int
+    iteration: Iteration | None
+    """The newest one; None: whoever worked at the trial before has done it."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,14 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class _TrialTask:
+class _TrialTask(Placed):
     number: int
     run: JudgedRun
     instances: Sequence[Instance]
+
+    @property
+    def device(self) -> str:
+        return self.run.settings.devices[0]
 
 
 def run_sweep(
@@ -110,14 +117,25 @@ def run_sweep(
 
 
 def _computed(task: _TrialTask) -> Generator[Told, None, list[Outcome]]:
+    """Tells of every iteration, in order, those done before included: begun anew, a task has to say the same again."""
+    done = 0
     with LocalWorkers(1) as workers:
         course = task.run.judged(task.instances, workers)
         while True:
             try:
                 iteration = next(course)
             except StopIteration as end:
+                yield from _done_before(task, done, task.run.settings.iterations)
                 return end.value
-            yield Told(task.number, iteration)
+            yield from _done_before(task, done, iteration.number - 1)
+            done = iteration.number
+            yield Told(task.number, done, iteration)
+
+
+def _done_before(task: _TrialTask, told: int, done: int) -> Generator[Told]:
+    """Iterations of which nobody has told."""
+    for number in range(told + 1, done + 1):
+        yield Told(task.number, number, None)
 
 
 def _ranked(trial: Trial, outcomes: Sequence[Outcome]) -> Ranked:

@@ -28,8 +28,8 @@ class MlpHost(Stackable):
         return self.head(self.layer1(self.layer0(inputs)))
 
 
-class ConvHost(nn.Module):
-    """Signals ``[B, 1, L]`` through three ReLU convolutions, mean over L and a linear head to logits.
+class ConvHost(Stackable):
+    """Signals ``[..., B, 1, L]`` through three ReLU convolutions, mean over L and a linear head to logits.
 
     ``layer0`` to ``layer2`` are sites; the first two convolutions halve L.
     """
@@ -43,6 +43,6 @@ class ConvHost(nn.Module):
         self.head = linear(third, classes, generator)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, classes]``."""
+        """Logits ``[..., B, classes]``."""
         features = self.layer2(self.layer1(self.layer0(inputs)))
         return self.head(features.mean(dim=-1))

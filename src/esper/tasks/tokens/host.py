@@ -32,8 +32,10 @@ class TokenLayer(nn.Module):
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """The activation of features ``[..., B, T, outputs]``."""
-        # A product with the derivative, a constant: on a CPU, comparisons and choices cost several times as much.
-        return x * torch.maximum(x.detach().sign(), self.slope[..., None, None, None])
+        if not x.requires_grad:
+            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(0)  # networks in the place of channels
+        # The same as a product with the derivative, a constant: the derivative of prelu would cost ten times as much.
+        return x * x.detach().sign().clamp_min_(self.slope[..., None, None, None])
 
 
 class PositionedTokenLayer(TokenLayer):
@@ -46,6 +48,13 @@ class PositionedTokenLayer(TokenLayer):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Features ``[..., B, T, inputs]`` to ``[..., B, T, outputs]``."""
         return self.activate(self.linear(features) + self.position.unsqueeze(-3))
+
+
+def token_mean(features: torch.Tensor) -> torch.Tensor:
+    """The mean over an even number T of tokens: features ``[..., B, T, C]`` to ``[..., B, C]``, contiguous."""
+    # As `mean` would add them, but along the axis that is innermost in memory, which takes a tenth of its time.
+    first, second = features.transpose(-3, -1).chunk(2, dim=-2)
+    return ((first + second).sum(dim=-2) / features.shape[-2]).mT.contiguous()
 
 
 class TokenHost(Stackable):
@@ -66,4 +75,4 @@ class TokenHost(Stackable):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits ``[..., B, CLASSES]``."""
         features = self.layer2(self.layer1(self.layer0(inputs)))
-        return self.head(features.mean(dim=-2))
+        return self.head(token_mean(features))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from esper.training.attribution.game import Bools, Floats
 from esper.training.evaluation import EVALUATION_CHUNK, variant_measures
-from esper.training.learning import Batch, as_array
+from esper.training.learning import Batch, as_arrays
 from esper.training.passes import Participation
 from esper.training.population import Population
 from esper.training.variants import Variants, forward_variants
@@ -59,4 +59,5 @@ def _measured(
         logits = forward_variants(population, variants, inputs, shared=shared)
         losses, accuracies = variant_measures(logits, labels)
         total += torch.stack([accuracies, -losses]).to(total) * labels.shape[1]
-    return as_array(total / batch.labels.shape[1])
+    (means,) = as_arrays(total / batch.labels.shape[1])
+    return means

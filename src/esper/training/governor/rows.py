@@ -11,7 +11,7 @@ from esper.lifecycle.transitions import Transitions
 from esper.training.evaluation import Evaluation
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
-from esper.training.learning import TrainingReport, as_array
+from esper.training.learning import TrainingReport, as_arrays
 from esper.training.population import Population
 from esper.training.snapshots import Snapshots
 
@@ -107,9 +107,10 @@ class RowGovernor(Unwatched):
         broken = ~pool.values.isfinite()
         for moment in pool.moments.values():
             broken |= ~moment.isfinite()
-        owners = pool.owners.to(broken.device)[pool.row_of_value]
+        owners = pool.owners.to(broken.device, non_blocking=True)[pool.row_of_value]
         counts = pool.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(pool.steps))
-        return as_array(counts) == 0
+        (broken_values,) = as_arrays(counts)
+        return broken_values == 0
 
     def _keep(self, rows: Bools) -> None:
         population = self._population

@@ -1,0 +1,74 @@
+"""A sweep of the short suite; Ray finds its tasks by import. `python short_sweep.py FOLDER` runs it on Ray."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from esper.experiments.arms.outcome import Outcome
+from esper.experiments.backend import Backend
+from esper.experiments.sweep import sweep
+from esper.experiments.sweep.space import load_space
+from esper.experiments.sweep.sweep import Ranked, Sweep, Told, _computed, _TrialTask, run_sweep
+from esper.experiments.workers import Workers
+from experiments.ray_tasks import die_once
+from experiments.short_suite import short_suite
+
+ITERATIONS = 4
+SPACE = f"""
+base:
+  suite: short
+  environments: 8
+  probe_instances: 2
+  iterations: {ITERATIONS}
+  checkpoint_every: 1
+  shards: 1
+  policy: {{hidden: 16, width: 16}}
+  ppo: {{group: 4, minibatches: 2, epochs: 2}}
+grid: {{seed: [0, 1]}}
+"""
+DOOMED = 1
+"""The trial that may have to die."""
+LAST_WORD = 3
+"""The iteration of which it tells before it dies; its checkpoint is not written yet."""
+
+
+def computed_short(mark: str, task: _TrialTask) -> Generator[Told, None, list[Outcome]]:
+    """A trial, whose process dies once if there is a mark."""
+    with short_suite():
+        course = _computed(task)
+        while True:
+            try:
+                told = next(course)
+            except StopIteration as end:
+                return end.value
+            yield told
+            if task.number == DOOMED and told.done == LAST_WORD:
+                die_once(mark)
+
+
+def sweep_short(folder: Path, workers: Workers, hear: Callable[[Told], None], mark: str = "") -> list[Ranked]:
+    """Two trials, ranked."""
+    file = folder / "space.yaml"
+    file.write_text(SPACE)
+    with pytest.MonkeyPatch.context() as patch, short_suite():
+        patch.setattr(sweep, "_computed", partial(computed_short, mark))
+        trials = load_space(file).trials(None, 0)
+        return run_sweep(Sweep(folder, trials, instances=4), workers, hear, lambda _number, _ranked: None)
+
+
+def main(folder: Path) -> None:
+    def hear(told: Told) -> None:
+        sys.stdout.write(f"{told.number} {told.done}\n")
+        sys.stdout.flush()
+
+    with Backend("ray", workers=2).open(2) as workers:
+        sweep_short(folder, workers, hear)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

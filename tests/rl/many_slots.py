@@ -1,0 +1,69 @@
+"""Digits for hosts of a hundred narrow layers, with a slot behind each, half of which hold a fossil from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.rl.episodes import Episodes
+from esper.stacking import Stackable
+from esper.tasks.datasets.suites import DigitsSuite
+from esper.tasks.instance import Instance
+from esper.tasks.layers import linear
+from rl.short import QUICK
+
+SLOTS, SEEDS = 100, 50
+WIDTH = 4
+NETWORKS = 2
+
+
+class DeepHost(Stackable):
+    """Inputs ``[..., B, D]`` through layers without skips to logits ``[..., B, classes]``.
+
+    Linear and orthogonal, so that neither what the first seeds do nor their gradient is lost on the way.
+    """
+
+    def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
+        super().__init__()
+        layers = [linear(*sizes, generator) for sizes in pairwise((features, *widths))]
+        for layer in layers:
+            nn.init.orthogonal_(layer.weight, generator=generator)
+        self.layers = nn.Sequential(*layers)
+        self.head = linear(widths[-1], classes, generator)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layers(inputs))
+
+
+class DeepSuite(DigitsSuite):
+    steps = 5
+    batches_per_step = 1
+    batch_size = 8
+    validation_size = 16
+    sites = tuple(f"layers.{slot}" for slot in range(SLOTS))
+    host_widths = ((WIDTH,) * SLOTS,)
+
+    def template(self) -> DeepHost:
+        return self._deep(0)
+
+    def host(self, instance: Instance) -> DeepHost:
+        return self._deep(instance.seed)
+
+    def _deep(self, seed: int) -> DeepHost:
+        generator = torch.Generator().manual_seed(seed)
+        return DeepHost(self.input_shape[0], self.host_widths[0], self.classes, generator)
+
+
+SUITE = DeepSuite()
+
+
+def episodes() -> Episodes:
+    """Every network has its fossils in slots of its own, of all kinds."""
+    rng = np.random.default_rng(2)
+    chosen = [rng.permutation(SLOTS)[:SEEDS].tolist() for _ in range(NETWORKS)]
+    fossils = [tuple((slot, slot % len(SUITE.blueprints)) for slot in slots) for slots in chosen]
+    return Episodes(SUITE, SUITE.sample(NETWORKS, "train", rng), QUICK, fossils=fossils)
