@@ -108,6 +108,7 @@ class Episodes:
         self.device = device
         self._conduct = conduct
         self.instances = list(instances)
+        self._problems = _Problems.of(instances)
         self.size = len(instances)
         given = fossils or [()] * self.size
         networks = [_network(suite, *one) for one in zip(_checked(suite, instances), given, strict=True)]
@@ -155,8 +156,8 @@ class Episodes:
             self.history,
             self.step_index / self.suite.steps,
             self.suite.steps,
-            np.array([instance.rent for instance in self.instances]),
-            np.array([instance.train_size for instance in self.instances], float),
+            self._problems.rent,
+            self._problems.train_size,
             self.suite.classes,
             self.governor.rollbacks_used,
         )
@@ -254,6 +255,7 @@ class Episodes:
             self.instances[row] = instance
             self._stream.replace(row, self.suite.data(instance, "train"), self._order(instance))
             self._set_validation(row, self.suite.data(instance, "validation"))
+        self._problems = _Problems.of(self.instances)
         self._ledger.restart(everyone, self.instances)
 
     def final_score(self) -> FinalScore:
@@ -277,17 +279,15 @@ class Episodes:
 
     def _score(self, accuracy: Floats, added: NDArray[np.int64]) -> Floats:
         """``accuracy - rent * log1p(added / host)``."""
-        rent = np.array([instance.rent for instance in self.instances])
-        return accuracy - rent_due(added.astype(float), self.population.host_parameters.astype(float), rent)
+        hosts = self.population.host_parameters.astype(float)
+        return accuracy - rent_due(added.astype(float), hosts, self._problems.rent)
 
     def _phase(self, row: int) -> int:
-        drift = self.instances[row].drift_step
-        return 1 if drift is not None and self.step_index[row] >= drift else 0
+        return int(self.step_index[row] >= self._problems.drift_step[row])
 
     def _drift(self, running: Bools) -> Bools:
         """Change the data of the networks whose problem drifts at this step, bool ``[E]``."""
-        due = [instance.drift_step == step for instance, step in zip(self.instances, self.step_index, strict=True)]
-        drifting = running & np.array(due)
+        drifting: Bools = running & (self.step_index == self._problems.drift_step)
         for row in drifting.nonzero()[0].tolist():
             instance = self.instances[row]
             self._stream.replace(row, self.suite.data(instance, "train", 1))
@@ -304,6 +304,24 @@ class Episodes:
         rng = np.random.default_rng((instance.seed, _ORDER_STREAM))
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
         return shuffled_order(instance.train_size, count, rng)
+
+
+@dataclass(frozen=True)
+class _Problems:
+    """What steps need to know of all instances, each ``[E]``."""
+
+    rent: Floats
+    train_size: Floats
+    drift_step: Floats
+    """Infinity where nothing drifts."""
+
+    @classmethod
+    def of(cls, instances: Sequence[Instance]) -> _Problems:
+        return cls(
+            np.array([instance.rent for instance in instances]),
+            np.array([instance.train_size for instance in instances], float),
+            np.array([np.inf if instance.drift_step is None else instance.drift_step for instance in instances]),
+        )
 
 
 def _pruned(changes: Transitions, size: int) -> Bools:
