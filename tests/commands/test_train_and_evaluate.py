@@ -237,3 +237,9 @@ def test_a_resumed_run_keeps_its_settings(extra: list[str], run: Path, capsys: C
 
 def test_too_few_instances(run: Path, capsys: Capture):
     assert "ask for at least 2" in refused(["evaluate", str(run), "--instances", "1"], capsys)
+
+
+def test_a_missing_device_is_found_before_there_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--set", "devices=cuda:77"]) == 2
+    assert "there is no device 'cuda:77' on this machine: set devices to some of cpu" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

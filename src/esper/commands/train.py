@@ -14,6 +14,7 @@ from esper.commands.compute import Computing
 from esper.config import Overrides, dump_settings, load_settings
 from esper.errors import ConfigError
 from esper.experiments.backend import LOCAL, Backend
+from esper.experiments.placement import usable_device
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
@@ -51,6 +52,7 @@ def command(
     if resume is None:
         seeded = overrides if seed is None else (*overrides, f"seed={seed}")
         settings = load_settings(TrainSettings, config, seeded)
+        usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
         run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
         with run.locked(_WHAT):
             run.require_new()
