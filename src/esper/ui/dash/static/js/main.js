@@ -2,6 +2,7 @@
 
 import { element, empty } from "./dom.js";
 import { words } from "./formats.js";
+import { atMostEvery } from "./later.js";
 import { Live } from "./live.js";
 import { VIEWS, address, go, here } from "./place.js";
 import { ask } from "./server.js";
@@ -40,6 +41,23 @@ function contextOf(run, number) {
     current,
     complain: (sentence) => current() && complain(sentence),
     load: (view, parameters = {}) => ask(view, { run, ...parameters }),
+    /** A function that loads soon, at most once in so many milliseconds, and goes on trying where that fails. */
+    reloading(milliseconds, load) {
+      let failed = false;
+      const again = atMostEvery(milliseconds, async () => {
+        try {
+          await load();
+          if (failed && current()) complain(null);
+          failed = false;
+        } catch (error) {
+          if (!current()) return;
+          failed = true;
+          complain(error.message);
+          setTimeout(() => current() && again(), REFRESH_MS);
+        }
+      });
+      return again;
+    },
     follow(types, cursor, { news = () => {}, reload }) {
       if (!current()) return;
       const live = new Live(run, types, cursor, {

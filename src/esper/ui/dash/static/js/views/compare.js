@@ -3,7 +3,6 @@
 import { Chart } from "../charts.js";
 import { card, element, empty, figure, table } from "../dom.js";
 import { score, whole, words } from "../formats.js";
-import { atMostEvery } from "../later.js";
 import { go, here } from "../place.js";
 import { ask } from "../server.js";
 import { colour, onTheme } from "../theme.js";
@@ -21,7 +20,7 @@ export async function open(context, parameters) {
 class CompareView {
   constructor(context) {
     this.context = context;
-    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+    this.reload = context.reloading(RELOAD_MS, () => this.load(here().parameters));
     this.timer = setInterval(this.reload, RELOAD_MS);
     this.recolour = () => this.answer && this.show();
     onTheme.add(this.recolour);

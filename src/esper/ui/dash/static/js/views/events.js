@@ -2,7 +2,6 @@
 
 import { choice, element, empty } from "../dom.js";
 import { brief, clock, words } from "../formats.js";
-import { atMostEvery } from "../later.js";
 import { go, here } from "../place.js";
 
 const RELOAD_MS = 1000;
@@ -20,7 +19,7 @@ class EventsView {
   constructor(context) {
     this.context = context;
     this.opened = new Set();
-    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+    this.reload = context.reloading(RELOAD_MS, () => this.load(here().parameters));
   }
 
   async load(parameters) {

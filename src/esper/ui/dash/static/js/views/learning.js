@@ -3,7 +3,6 @@
 import { Chart } from "../charts.js";
 import { card, element, empty, table } from "../dom.js";
 import { whole, words } from "../formats.js";
-import { atMostEvery } from "../later.js";
 
 const TYPES = ["ppo_updated", "policy_probed", "anomaly_raised", "step_taken"];
 const RELOAD_MS = 2000;
@@ -52,7 +51,7 @@ class LearningView {
   constructor(context) {
     this.context = context;
     this.charts = new Map();
-    this.reload = atMostEvery(RELOAD_MS, () => this.load().catch((error) => context.complain(error.message)));
+    this.reload = context.reloading(RELOAD_MS, () => this.load());
   }
 
   async load() {

@@ -4,7 +4,6 @@ import { Chart } from "../charts.js";
 import { card, element, empty } from "../dom.js";
 import { episodePager } from "../episode_pager.js";
 import { brief, named, percent, score, words } from "../formats.js";
-import { atMostEvery } from "../later.js";
 import { Lanes } from "../network_lanes.js";
 import { gatesTable, rollbacksTable, seedsTable } from "../network_tables.js";
 import { go, here } from "../place.js";
@@ -23,7 +22,7 @@ export async function open(context, parameters) {
 class NetworkView {
   constructor(context) {
     this.context = context;
-    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+    this.reload = context.reloading(RELOAD_MS, () => this.load(here().parameters));
     this.parts = null;
   }
 

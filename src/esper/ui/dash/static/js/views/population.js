@@ -26,7 +26,7 @@ class PopulationView {
     this.context = context;
     this.selected = 0;
     this.grid = null;
-    this.reload = atMostEvery(RELOAD_MS, () => this.load(here().parameters).catch((error) => context.complain(error.message)));
+    this.reload = context.reloading(RELOAD_MS, () => this.load(here().parameters));
     this.describeSoon = atMostEvery(SPOKEN_MS, () => this.describe());
     this.resize = new ResizeObserver(() => this.layOut());
     this.recolour = () => this.layOut(true);
