@@ -87,7 +87,7 @@ class Situation:
     def observe(self) -> tuple[Observation, ActionMasks]:
         view = self.view()
         assert isinstance(view.subject, Population)
-        return observe(view, torch.device("cpu")), view.subject.legal_actions()
+        return observe(view), view.subject.legal_actions()
 
     def read(self) -> Reading:
         return Reading(self.observe()[0])

@@ -96,7 +96,7 @@ def view(arranged: Arrange) -> View:
 
 
 def seen(arranged: Arrange) -> Observation:
-    return observe(view(arranged), torch.device("cpu"))
+    return observe(view(arranged))
 
 
 def test_features_are_those_of_every_slot_by_itself() -> None:

@@ -11,7 +11,10 @@ SPEC = ObservationSpec(len(GLOBAL_FEATURES), len(SLOT_FEATURES), len(BLUEPRINT_F
 """The feature counts of every observation that Esper makes."""
 
 
-def observe(view: View, device: torch.device) -> Observation:
-    """The observation of E networks. Of a diverged network: the worst loss and gradient, 0 for comparisons of them."""
+def observe(view: View) -> Observation:
+    """What controllers see of E networks, on the CPU.
+
+    Of a diverged network: the worst loss and gradient, 0 for comparisons of them.
+    """
     parts = (compute(features, view) for features in (GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES))
-    return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0).to(device) for part in parts))
+    return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0) for part in parts))

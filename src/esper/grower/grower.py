@@ -42,7 +42,6 @@ HORIZON = 100
 STATE_VERSION = 1
 """Of what `Grower.state_dict` returns."""
 NO_BUDGET = Budget()
-_CPU = torch.device("cpu")
 
 
 class Grower:
@@ -217,7 +216,7 @@ class Grower:
         masks = legal_actions(
             subject.table, subject.evidence, self.rules, subject.roster.compatible, subject.affordable
         )
-        actions, state = self._processes.agreed(lambda: self.controller.act(observe(view, _CPU), masks, self._state))
+        actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
         carry_out(self.model, subject, result.transitions, actions, self._seed)
         self._processes.average_gradients(self.model.seeds.values())

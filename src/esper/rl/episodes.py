@@ -161,7 +161,7 @@ class Episodes:
             self.suite.classes,
             self.governor.rollbacks_used,
         )
-        return observe(view, CPU)
+        return observe(view)
 
     def legal_actions(self) -> ActionMasks:
         """What the controllers may do now: in episodes that have ended, only wait."""
