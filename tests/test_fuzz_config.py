@@ -17,7 +17,7 @@ from esper.config import load_settings
 from esper.errors import EsperError
 from esper.experiments.settings import TrainSettings
 from esper.tasks.registry import get_suite, suite_names
-from fuzzing import Mutator, assert_legible, harmless
+from fuzzing import MOST_CALLS, Mutator, assert_legible, harmless
 
 CORPUS = [
     b"seed: 3\niterations: 20\nsuite: digits\nppo: {clip: 0.1, epochs: 4}\n",
@@ -160,6 +160,16 @@ def folder() -> Iterator[Path]:
         get_suite(name)  # what is imported on first use is no harm
     yield path
     shutil.rmtree(path)
+
+
+def test_endless_work_is_noticed(folder: Path):
+    def work():
+        with harmless(folder):
+            for _ in range(MOST_CALLS):
+                len(CORPUS)
+
+    with pytest.raises(AssertionError):
+        work()
 
 
 @pytest.mark.parametrize("text", CORPUS)

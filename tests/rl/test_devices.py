@@ -13,18 +13,16 @@ from esper.experiments.bench_work import Work
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training import learning
-from esper.training.learning import train
+from esper.training import pending
 from esper.training.plan import Strategy
 from esper.training.reference import ReferencePopulation
 from esper.training.snapshots import Snapshots
-from esper.training.streams import TrainingStream, shuffled_order
 from rl.far_away import FAR, FarAway
 from rl.short import QUICK, ShortSuite, play
 
-READS = 3
-"""Per decision, besides the policy's one and what the end of an episode adds: what training came to, what validation
-came to, and whether all numbers are finite."""
+READS = 1
+"""Per decision, besides the policy's one, and what a rollback or the end of an episode adds: what training and
+validation came to, and whether all numbers are finite, all together."""
 NETWORKS = 5
 
 
@@ -100,30 +98,27 @@ def test_far_away_notices_what_would_wait() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d"])
-def test_minibatches_wait_for_no_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_fetching_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    suite, real = get_suite(name), learning.as_arrays
-    running = episodes(suite, torch.device("cuda"))
-    play(running, steps=6)
-    data = [suite.data(instance, "train") for instance in running.instances]
-    orders = [shuffled_order(len(part), 8 * suite.batch_size, np.random.default_rng(0)) for part in data]
-    stream = TrainingStream(data, orders, suite.batch_size, max(map(len, data)), running.device)
-    train(running.population, stream.take(np.zeros(NETWORKS, np.int64), 2))  # chooses kernels
+    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), pending.as_arrays, list[int]()
+    play(running, steps=6)  # chooses kernels
 
-    def reading(*tensors: torch.Tensor) -> list[learning.Floats]:
+    def fetching(*tensors: torch.Tensor) -> list[pending.Floats]:
         torch.cuda.set_sync_debug_mode("default")
         figures = real(*tensors)
         torch.cuda.set_sync_debug_mode("error")
+        fetched.append(len(tensors))
         return figures
 
-    monkeypatch.setattr(learning, "as_arrays", reading)
+    monkeypatch.setattr(pending, "as_arrays", fetching)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        report = train(running.population, stream.take(np.full(NETWORKS, 2), 6))
+        play(running, steps=3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert np.isfinite(report.loss).all()
+    assert len(fetched) == 3 * READS
+    assert np.isfinite(running.potential).all()
 
 
 @pytest.mark.gpu

@@ -153,7 +153,7 @@ def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     batch.inputs[0] = torch.nan
     report = train(population, [batch])
     measured = evaluate(population, draws.batch(VALIDATION))
-    found = governor.check(report, measured, np.ones(len(SHAPES), np.bool_))
+    found = governor.check(report, measured, governor.finite().fetch(), np.ones(len(SHAPES), np.bool_))
     assert found.rows.tolist() == [True, False, False, False]
     after = state_of(population, 0)
     assert (population.table.stage[0] == Stage.FOSSILIZED).tolist() == [True, False, True]

@@ -59,7 +59,7 @@ def checked(population: Population, governor: RowGovernor, draws: Draws, hurt: H
         hurt(population, ILL)
     validation = draws.batch(VALIDATION)
     evaluation = evaluate(population, validation)
-    found = governor.check(report, evaluation, EVERYONE)
+    found = governor.check(report, evaluation, governor.finite().fetch(), EVERYONE)
     remember(population, report, evaluate(population, validation) if found.rows.any() else evaluation)
     return found
 
@@ -252,7 +252,8 @@ def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> Non
 
     def advance(seed: int, batch: Batch) -> Intervention:
         population.decide(wait(3))
-        return governor.check(train(population, [batch]), evaluate(population, some(seed)), everyone)
+        report, evaluation = train(population, [batch]), evaluate(population, some(seed))
+        return governor.check(report, evaluation, governor.finite().fetch(), everyone)
 
     assert not advance(1, some(10)).rows.any()
     kept = {name: buffer.clone() for name, buffer in population.host_buffers.items()}
@@ -292,7 +293,8 @@ def test_whoever_rests_is_left_alone() -> None:
     governor = governor_of(population)
     report = train(population, [draws.batch()])
     poison(population, ILL)
-    found = governor.check(report, evaluate(population, draws.batch(VALIDATION)), np.arange(SIZE) != ILL)
+    evaluation = evaluate(population, draws.batch(VALIDATION))
+    found = governor.check(report, evaluation, governor.finite().fetch(), np.arange(SIZE) != ILL)
     assert not found.rows.any()
     assert population.host.values[ILL].isnan().all()
 

@@ -24,16 +24,16 @@ from esper.rl.ledger import Ledger
 from esper.rl.ppo import Learner
 from esper.telemetry.store import as_rows
 from esper.training.commitment import committed_networks
-from esper.training.evaluation import evaluate
-from esper.training.learning import train
+from esper.training.evaluation import start_evaluation
+from esper.training.learning import start_training
 from esper.training.optimizers import clip_by_network, optimizer_step
 from esper.training.population import Population
 from esper.training.streams import TrainingStream
 
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
-    "hosts and seeds": (train,),
+    "hosts and seeds": (start_training,),
     "optimizers": (optimizer_step, clip_by_network),
-    "validation and counterfactuals": (evaluate, committed_networks),
+    "validation and counterfactuals": (start_evaluation, committed_networks),
     "minibatches": (TrainingStream.take,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
     "rewards": (Ledger.record,),
@@ -42,7 +42,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "events": (as_rows,),
     "update": (Learner.update,),
 }
-"""The functions that a part's time is spent in. Optimizers work within `train` and are taken out of it."""
+"""The functions that a part's time is spent in. Optimizers work within training and are taken out of it."""
 REST = "rest"
 
 

@@ -28,9 +28,10 @@ from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.commitment import Commitment, committed_networks
-from esper.training.evaluation import Evaluation, evaluate, remember
+from esper.training.evaluation import Evaluation, evaluate, remember, start_evaluation
 from esper.training.governor.rows import Intervention, watching
-from esper.training.learning import Batch, TrainingReport, train
+from esper.training.learning import Batch, TrainingReport, start_training
+from esper.training.pending import Pending
 from esper.training.plan import PopulationPlan, StrategyChoice
 from esper.training.population import Actions, Population
 from esper.training.roster import Fossils, Network
@@ -186,8 +187,8 @@ class Episodes:
         self.governor.expect_change(self._drift(running) | _pruned(decided, self.size))
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
         batches = self._stream.take(first, self.suite.batches_per_step)
-        training = train(self.population, batches, resting=~running)
-        evaluation, intervention, happened = self._measure(training, running)
+        under_way = start_training(self.population, batches, resting=~running)
+        training, evaluation, intervention, happened = self._measure(under_way, running)
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
         self.step_index = self.step_index + running
@@ -213,22 +214,26 @@ class Episodes:
             facts,
         )
 
-    def _measure(self, training: TrainingReport, running: Bools) -> tuple[Evaluation, Intervention, list[Incident]]:
+    def _measure(
+        self, under_way: Pending[TrainingReport], running: Bools
+    ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
-        evaluation = self._evaluated(due)
-        intervention = self.governor.check(training, evaluation, running)
+        measured = start_evaluation(self.population, self.validation, due)
+        (training, found), finite = under_way.beside(measured).beside(self.governor.finite()).fetch()
+        evaluation = self._completed(found)
+        intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
-            return evaluation, intervention, []
+            return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
-        again = self._evaluated(due | intervention.rows[:, None])
-        restored = evaluation.updated(intervention.rows, again)
-        return restored, intervention, incidents(intervention, evaluation, restored)
+        again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
+        restored = evaluation.updated(intervention.rows, self._completed(again))
+        return training, restored, intervention, incidents(intervention, evaluation, restored)
 
-    def _evaluated(self, due: Bools) -> Evaluation:
-        """The networks now, with contributions that are not ``due``, bool ``[E, S]``, as last known of these seeds."""
+    def _completed(self, evaluation: Evaluation) -> Evaluation:
+        """With contributions that were not measured as last known of these seeds."""
         known, last = np.isfinite(self.population.evidence.contribution), self.history
-        return evaluate(self.population, self.validation, due).completed(
+        return evaluation.completed(
             np.where(known, last.accuracy_contribution, np.nan), np.where(known, last.loss_contribution, np.nan)
         )
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.training.evaluation import EVALUATION_CHUNK
-from esper.training.learning import Batch, as_arrays, network_accuracies, network_losses
+from esper.training.learning import Batch, network_accuracies, network_losses
 from esper.training.passes import committed, forward
+from esper.training.pending import Floats, as_arrays
 from esper.training.population import Population
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.learning import Batch, TrainingReport, as_arrays, network_accuracies, network_losses
+from esper.training.learning import Batch, TrainingReport, network_accuracies, network_losses
+from esper.training.pending import Floats, Pending
 from esper.training.population import Population
 from esper.training.variants import forward_variants, toggling
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 EVALUATION_CHUNK = 512
@@ -56,8 +57,15 @@ class Evaluation:
         )
 
 
-@torch.inference_mode()
 def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
+    """As `start_evaluation`, whose result it waits for."""
+    return start_evaluation(population, batch, due, shared=shared).fetch()
+
+
+@torch.inference_mode()
+def start_evaluation(
+    population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True
+) -> Pending[Evaluation]:
     """Evaluate all networks and, in the same pass, the leave-one-out counterfactuals of their seeds.
 
     A blended seed is compared with its absence, an isolated one is put in at full alpha and compared with the network
@@ -70,8 +78,7 @@ def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, 
     logits = forward_variants(
         population, toggling(population, slots), batch.inputs, shared=shared and population.shares_prefixes
     )
-    losses, accuracies = variant_measures(logits, batch.labels)
-    return _evaluation(population, slots, due, *as_arrays(losses, accuracies))
+    return Pending(variant_measures(logits, batch.labels), partial(_evaluation, population.table, slots, due))
 
 
 def variant_measures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,9 +88,8 @@ def variant_measures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return network_losses(each, answers).view(shape), network_accuracies(each, answers).view(shape)
 
 
-def _evaluation(population: Population, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
+def _evaluation(table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
     """From losses and accuracies ``[E, V]`` of the variants."""
-    table = population.table
     by_accuracy = np.full(table.stage.shape, np.nan)
     by_loss = np.full(table.stage.shape, np.nan)
     for variant, slot in enumerate(slots, start=1):

@@ -18,10 +18,9 @@ from esper.training.gradients.health import HealthTable
 from esper.training.gradients.rows import by_slot, row_norms, seed_health
 from esper.training.optimizers import clip_by_network, optimizer_step
 from esper.training.passes import Pass, as_trained, prepared, shadow
+from esper.training.pending import Floats, Pending
 from esper.training.pool import Pool, flat
 from esper.training.population import Population
-
-Floats = NDArray[np.float64]
 
 
 class Batch(NamedTuple):
@@ -64,11 +63,19 @@ def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None) -> TrainingReport:
+    """As `start_training`, whose report it waits for."""
+    return start_training(population, batches, resting).fetch()
+
+
+def start_training(
+    population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None
+) -> Pending[TrainingReport]:
     """Take one optimizer step per minibatch in every network; hosts and blended seeds learn together.
 
     Isolated seeds (stage TRAINING) learn from a second pass in which they count fully and all else is frozen. The
     networks' losses are added up, so no network's gradient depends on how many others there are. The networks
-    ``resting``, bool ``[E]``, keep all their values and buffers (None: all learn).
+    ``resting``, bool ``[E]``, keep all their values and buffers (None: all learn). The report must be fetched before
+    seeds come or go.
     """
     population.execution.train(True)
     rest = _Rest(population, resting) if resting is not None and resting.any() else None
@@ -91,23 +98,13 @@ def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.
     if rest is not None:
         rest.restore_buffers(population)
     accuracies = network_accuracies(torch.stack(logits), torch.stack(labels))
-    loss, accuracy, by_row = as_arrays(torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms))
-    hosts, seeds = by_slot(population, by_row)
     learning = _learning(population.table) & (True if resting is None else ~resting[:, None])
-    return TrainingReport(
-        loss,
-        accuracy,
-        hosts[-1],
-        seeds[-1],
-        seed_health(population, hosts, seeds, learning),
-    )
 
+    def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
+        hosts, seeds = by_slot(population, by_row)
+        return TrainingReport(loss, accuracy, hosts[-1], seeds[-1], seed_health(population, hosts, seeds, learning))
 
-def as_arrays(*tensors: Tensor) -> list[Floats]:
-    """Tensors of one type as float64 arrays on the CPU, which waits for their device once."""
-    packed = torch.cat([tensor.detach().flatten() for tensor in tensors]).to("cpu", torch.float64)
-    parts: Sequence[Tensor] = torch.split_with_sizes(packed, [tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]
+    return Pending((torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms)), report)
 
 
 class _Rest:

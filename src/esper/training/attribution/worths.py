@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from esper.training.attribution.game import Bools, Floats
 from esper.training.evaluation import EVALUATION_CHUNK, variant_measures
-from esper.training.learning import Batch, as_arrays
+from esper.training.learning import Batch
 from esper.training.passes import Participation
+from esper.training.pending import as_arrays
 from esper.training.population import Population
 from esper.training.variants import Variants, forward_variants
 

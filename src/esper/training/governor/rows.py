@@ -11,7 +11,8 @@ from esper.lifecycle.transitions import Transitions
 from esper.training.evaluation import Evaluation
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
-from esper.training.learning import TrainingReport, as_arrays
+from esper.training.learning import TrainingReport
+from esper.training.pending import Floats, Pending, at_once
 from esper.training.population import Population
 from esper.training.snapshots import Snapshots
 
@@ -55,8 +56,12 @@ class Unwatched:
     def expect_change(self, rows: Bools) -> None:
         """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
 
-    def check(self, training: TrainingReport, evaluation: Evaluation, running: Bools) -> Intervention:
-        """Look at the networks ``running``, bool ``[E]``, and restore those in trouble."""
+    def finite(self) -> Pending[Bools]:
+        """``[E]``: whether all parameters and moments of a network are finite now, as far as anybody looks."""
+        return at_once(np.ones(len(self.rollbacks), np.bool_))
+
+    def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
+        """Look at the networks ``running``, bool ``[E]``, and restore those in trouble; ``finite`` as found above."""
         return self._idle
 
 
@@ -84,8 +89,17 @@ class RowGovernor(Unwatched):
     def expect_change(self, rows: Bools) -> None:
         self._monitor.restart(rows)
 
-    def check(self, training: TrainingReport, evaluation: Evaluation, running: Bools) -> Intervention:
-        judgement = self._monitor.judge(self._vitals(training, evaluation))
+    def finite(self) -> Pending[Bools]:
+        pool = self._population.pool
+        broken = ~pool.values.isfinite()
+        for moment in pool.moments.values():
+            broken |= ~moment.isfinite()
+        owners = pool.owners.to(broken.device, non_blocking=True)[pool.row_of_value]
+        counts = pool.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(pool.steps))
+        return Pending((counts,), _none)
+
+    def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
+        judgement = self._monitor.judge(self._vitals(training, evaluation, finite))
         self._keep(judgement.good & running)
         trouble = np.where(running, judgement.trouble, np.int8(Trouble.NONE))
         rows = trouble != Trouble.NONE
@@ -95,28 +109,20 @@ class RowGovernor(Unwatched):
         self.rollbacks = self.rollbacks + rows
         return Intervention(trouble, rows & (self.rollbacks > self._most), transitions)
 
-    def _vitals(self, training: TrainingReport, evaluation: Evaluation) -> Vitals:
+    def _vitals(self, training: TrainingReport, evaluation: Evaluation, finite: Bools) -> Vitals:
         gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
         losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
-        finite = losses & gradients & self._finite_rows()
-        return Vitals(training.loss, skill(evaluation.accuracy, self._classes), finite)
-
-    def _finite_rows(self) -> Bools:
-        """``[E]``: whether all parameters and moments of a network are finite."""
-        pool = self._population.pool
-        broken = ~pool.values.isfinite()
-        for moment in pool.moments.values():
-            broken |= ~moment.isfinite()
-        owners = pool.owners.to(broken.device, non_blocking=True)[pool.row_of_value]
-        counts = pool.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(pool.steps))
-        (broken_values,) = as_arrays(counts)
-        return broken_values == 0
+        return Vitals(training.loss, skill(evaluation.accuracy, self._classes), losses & gradients & finite)
 
     def _keep(self, rows: Bools) -> None:
         population = self._population
         self._snapshots = self._snapshots.renewed(
             rows, population.state.holdings, population.germinations, population.table.owning
         )
+
+
+def _none(broken_values: Floats) -> Bools:
+    return broken_values == 0
 
 
 def watching(population: Population, settings: GovernorSettings | None, classes: int) -> Unwatched:
