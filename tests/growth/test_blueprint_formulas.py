@@ -1,16 +1,20 @@
 """What each blueprint computes, by torch's own layers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout, Site
+from esper.training.functional import stacked_call
 from growth.blueprint_cases import SITES, batch, grown
 
 TOKENS = SITES[2]
 SEQUENCE = SITES[4]
 IMAGE = SITES[6]
+PARAMETERS = ("queries", "keys", "values", "bias")
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp_wide"])
@@ -69,12 +73,24 @@ def test_token_mix():
     torch.testing.assert_close(seed(h, inputs), F.linear(hidden.mT, seed.outer))
 
 
-def test_attention():
-    seed = grown(get("attention"), TOKENS)
-    h, inputs = batch(TOKENS)
-    z = F.rms_norm(h, (TOKENS.width,), eps=1e-5)
-    attended = F.scaled_dot_product_attention(F.linear(z, seed.queries), F.linear(z, seed.keys), z, scale=1.0)
-    torch.testing.assert_close(seed(h, inputs), F.linear(attended, seed.values, seed.bias))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [2, 8, 9, 20])
+def test_attention(tokens: int, causal: bool):
+    """One seed alone, and many at once, by whatever is faster for so many tokens."""
+    site = replace(TOKENS, extent=(tokens,), causal=causal)
+    seeds = [grown(get("attention"), site, seed) for seed in range(3)]
+    h, inputs = (torch.stack(parts) for parts in zip(*(batch(site, seed=seed) for seed in range(3)), strict=True))
+    stacked = {name: torch.stack([seed.get_parameter(name) for seed in seeds]) for name in PARAMETERS}
+    live = {"live": torch.stack([seed.live for seed in seeds])}
+    together = stacked_call(seeds[0])(stacked, live, h, inputs)
+    for seed, own, own_inputs, found in zip(seeds, h, inputs, together, strict=True):
+        z = F.rms_norm(own, (site.width,), eps=1e-5)
+        scores = F.linear(z, seed.queries) @ F.linear(z, seed.keys).mT
+        if causal:
+            scores = scores.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
+        expected = F.linear(scores.softmax(-1) @ z, seed.values, seed.bias)
+        torch.testing.assert_close(seed(own, own_inputs), expected)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("site", "conv"), [(SEQUENCE, F.conv1d), (IMAGE, F.conv2d)], ids=["sequence", "image"])

@@ -106,8 +106,8 @@ def elementwise_flops(kind: type[Blueprint], site: Site) -> int:
             return 2 * 3 * values
         case "gate" | "squeeze_excite":
             return 2 * values
-        case "attention":  # square, divide by the root; products of queries and keys of size 4, of weights and tokens
-            return 2 * 2 * values + 2 * (4 + site.width) * site.positions**2
+        case "attention":  # square, divide by the root
+            return 2 * 2 * values
         case "depthwise" if site.layout is Layout.SEQUENCE:  # three taps
             return 2 * 3 * values
         case _:
