@@ -270,7 +270,7 @@ HOSTS: tuple[Any, ...] = (
     Host(
         "vit",
         VisionTransformer,
-        {r"re:blocks\.\d+$": "auto"},
+        {r"re:blocks\.\d+": "auto"},
         ("blocks.0", "blocks.1"),
         "attention",
         lambda: numbers(3, 8, 8),
@@ -278,7 +278,7 @@ HOSTS: tuple[Any, ...] = (
     Host(
         "encoder",
         EncoderClassifier,
-        [r"re:layers\.\d+$"],
+        [r"re:encoder\.layers\.\d+"],
         ("encoder.layers.0", "encoder.layers.1"),
         "mlp",
         lambda: numbers(TOKENS, 16),
@@ -287,7 +287,7 @@ HOSTS: tuple[Any, ...] = (
     Host(
         "encoder_with_padding",
         EncoderClassifier,
-        [r"re:layers\.\d+$"],
+        [r"re:encoder\.layers\.\d+"],
         ("encoder.layers.0", "encoder.layers.1"),
         "mlp",
         lambda: {"tokens": numbers(TOKENS, 16), "padding": padding()},
@@ -295,12 +295,12 @@ HOSTS: tuple[Any, ...] = (
     ),
     Host("lstm", LstmClassifier, ["projection"], ("projection",), "lowrank", lambda: numbers(TOKENS, 6)),
     Host("unet", UNet, ["down", "bottom", "merge"], ("down", "bottom", "merge"), "depthwise", lambda: numbers(3, 8, 8)),
-    Host("gpt", TinyGpt, {r"re:blocks\.\d$": "auto"}, ("blocks.0", "blocks.1"), "attention", text, causal=True),
+    Host("gpt", TinyGpt, {r"re:blocks\.\d": "auto"}, ("blocks.0", "blocks.1"), "attention", text, causal=True),
     pytest.param(
         Host(
             "gpt2",
             gpt2,
-            {r"re:h\.\d$": "auto"},
+            {r"re:.*\.h\.\d": "auto"},
             ("transformer.h.0", "transformer.h.1"),
             "attention",
             lambda: {"input_ids": text(), "use_cache": False},

@@ -21,7 +21,7 @@ def network() -> nn.Module:
     [
         ({}, "no slots: name the submodules"),
         (["2"], r"no submodule '2'"),
-        (["re:block9"], r"no submodule's name matches 're:block9'; print\(model\) shows the names"),
+        (["re:block9"], r"no submodule's whole name matches 're:block9'; print\(model\) shows the names"),
         (["re:("], "'re:\\(' is no regular expression"),
         (["0", "re:."], "'re:.' matches submodule '0', which an earlier slot has already"),
         ({"0": "mlp"}, "the blueprints of slot '0' are 'mlp': give a list of names, or 'auto'"),
@@ -32,6 +32,14 @@ def network() -> nn.Module:
 def test_places_that_make_no_sense(places: Places, message: str) -> None:
     with pytest.raises(SlotError, match=message):
         attach(network(), places, torch.zeros(2, 4))
+
+
+def test_a_pattern_stands_for_whole_names() -> None:
+    nested = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4))
+    assert list(attach(nested, [r"re:\d"], torch.zeros(2, 4)).slots) == ["0", "1"]
+    assert list(attach(nested, [r"re:0\..*"], torch.zeros(2, 4)).slots) == ["0.0", "0.1"]
+    with pytest.raises(SlotError, match=r"whole name matches .*; part of '0\.1' does: '\.\*' stands for the rest"):
+        attach(nested, [r"re:\.1"], torch.zeros(2, 4))
 
 
 def test_blueprints_nobody_registered() -> None:

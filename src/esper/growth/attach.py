@@ -26,7 +26,7 @@ def attach(model: nn.Module, slots: Places, example_input: Arguments, *, causal:
     """Give ``model`` growth slots behind some of its submodules.
 
     ```python
-    growing = attach(net, {"layer2": ["conv3x3", "squeeze_excite"], r"re:blocks\\.\\d+$": "auto"}, images[:2])
+    growing = attach(net, {"layer2": ["conv3x3", "squeeze_excite"], r"re:blocks\\.\\d+": "auto"}, images[:2])
     ```
 
     The model itself stays as it is, with its own state-dict keys; a slot is a forward hook, and dormant ones change
@@ -35,7 +35,7 @@ def attach(model: nn.Module, slots: Places, example_input: Arguments, *, causal:
     Args:
         model: Any module.
         slots: Names of submodules, or a mapping from names to blueprints' names or ``"auto"``. A key that begins with
-            ``re:`` is a regular expression, searched for in the names of all submodules.
+            ``re:`` is a regular expression that stands for all submodules whose whole name it matches.
         example_input: What the model takes, two examples or more: a tensor, a tuple of positional arguments, or a
             dictionary of keyword arguments. A forward pass with it finds out what features the slots see.
         causal: Whether tokens must not learn of later ones, as in a language model; None: that shows in the outputs.
@@ -81,7 +81,10 @@ def _matches(model: nn.Module, place: str) -> list[str]:
     except re.error as error:
         raise SlotError(f"slot {place!r} is no regular expression: {error}") from error
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    names = [name for name, _ in modules if name and pattern.search(name)]
+    named = [name for name, _ in modules if name]
+    names = [name for name in named if pattern.fullmatch(name)]
     if not names:
-        raise SlotError(f"no submodule's name matches {place!r}; print(model) shows the names")
+        part = next((name for name in named if pattern.search(name)), None)
+        near = "print(model) shows the names" if part is None else f"part of {part!r} does: '.*' stands for the rest"
+        raise SlotError(f"no submodule's whole name matches {place!r}; {near}")
     return names
