@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from esper.telemetry.store import RunStore
 from esper.ui.dash import stream
 from esper.ui.dash.stream import Follower, follow
 from ui.dash.planted_run import Plan, plant
+from ui.slow import slow_reader
 
 SMALL = Plan(networks=1, slots=1, steps=2, iterations=2, ended=False)
 
@@ -43,6 +45,18 @@ def test_only_what_came_since_is_news_and_only_of_the_types_asked_for(store: Pat
     assert news.cursor == news.entries[-1]["id"] == newest(store)
     assert follower.poll().entries == []
     assert Follower(store, ["run_failed"], 0).poll().entries == []
+
+
+def test_closing_waits_for_the_poll_under_way(store: Path, monkeypatch: pytest.MonkeyPatch):
+    follower, (asked, answer) = Follower(store, ["step_taken"], 0), slow_reader(monkeypatch)
+    with ThreadPoolExecutor() as threads:
+        polled = threads.submit(follower.poll)
+        asked.wait()
+        closed = threads.submit(follower.close)
+        assert not wait([closed], timeout=0.05).done
+        answer.set()
+        assert polled.result().entries
+        closed.result()
 
 
 def test_a_follower_takes_up_after_any_event(store: Path):

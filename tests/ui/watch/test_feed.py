@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from esper.ui.watch import feed as watch_feed
 from esper.ui.watch import queries
 from esper.ui.watch.feed import Feed
 from esper.ui.watch.known import Known
+from ui.slow import slow_reader
 from ui.watch.planted_run import METADATA, begin, changed, new_run, plant, step
 
 
@@ -39,6 +41,20 @@ def test_only_what_is_new_is_read(run: RunDirectory):
         assert second.points["objective"] == [(2, 0.6)]
         third = feed.poll()
         assert (third.records, third.points["objective"]) == ([], [])
+
+
+def test_closing_waits_for_the_poll_under_way(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    with RunStore.create(run.store) as store, ThreadPoolExecutor() as threads:
+        plant(store)
+        store.flush()
+        feed, (asked, answer) = Feed(run), slow_reader(monkeypatch)
+        polled = threads.submit(feed.poll)
+        asked.wait()
+        closed = threads.submit(feed.close)
+        assert not wait([closed], timeout=0.05).done
+        answer.set()
+        assert polled.result().trouble is None
+        closed.result()
 
 
 def test_of_a_long_run_only_the_newest_is_read(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):

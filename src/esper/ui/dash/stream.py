@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -38,7 +39,10 @@ class News:
 
 
 class Follower:
-    """Looks at a run store again and again; events of these ``types`` after ``cursor`` are news."""
+    """Looks at a run store again and again; events of these ``types`` after ``cursor`` are news.
+
+    Polls may run in another thread, also while the follower is closed.
+    """
 
     def __init__(self, store: Path, types: Collection[str], cursor: int) -> None:
         self._store = store
@@ -46,21 +50,27 @@ class Follower:
         self._cursor = cursor
         self._reader: RunReader | None = None
         self._identity: tuple[int, int] | None = None
+        self._lock = Lock()
 
     def close(self) -> None:
-        """Release the store."""
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = None
+        """Release the store, after the poll that is under way if there is one."""
+        with self._lock:
+            self._release()
 
     def poll(self) -> News:
         """What came since the last call; RunError while the store cannot be read."""
-        reader, replaced = self._open()
-        try:
-            return self._news(reader, replaced)
-        except EsperError:
-            self.close()
-            raise
+        with self._lock:
+            reader, replaced = self._open()
+            try:
+                return self._news(reader, replaced)
+            except EsperError:
+                self._release()
+                raise
+
+    def _release(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
 
     def _open(self) -> tuple[RunReader, bool]:
         """The reader, and whether it reads another file than before."""
@@ -71,7 +81,7 @@ class Follower:
             identity = None
         before = self._identity
         if self._reader is None or identity != before:
-            self.close()
+            self._release()
             self._reader = RunReader.open(self._store)
             self._identity = identity
         return self._reader, before not in (None, identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from esper.errors import RunError
@@ -36,7 +37,10 @@ class News:
 
 
 class Feed:
-    """Polls one run; it outlives that the store is not there yet, is damaged, or is replaced."""
+    """Polls one run; it outlives that the store is not there yet, is damaged, or is replaced.
+
+    Polls may run in another thread, also while the feed is closed.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -45,17 +49,23 @@ class Feed:
         self._last: EventRecord | None = None
         self._known: dict[str, int] = {}
         """The last iteration of each scalar."""
+        self._lock = Lock()
 
     def poll(self) -> News:
         """What is new; never raises for what is wrong with the run."""
-        try:
-            return self._poll()
-        except RunError as error:
-            self.close()
-            return News(trouble=str(error))
+        with self._lock:
+            try:
+                return self._poll()
+            except RunError as error:
+                self._release()
+                return News(trouble=str(error))
 
     def close(self) -> None:
-        """Release the store; a poll opens it again."""
+        """Release the store, after the poll that is under way if there is one; the next poll opens it again."""
+        with self._lock:
+            self._release()
+
+    def _release(self) -> None:
         if self._reader is not None:
             self._reader.close()
         self._reader = None
@@ -63,10 +73,10 @@ class Feed:
     def _poll(self) -> News:
         file = _identity(self._run.store)
         if file is None:
-            self.close()
+            self._release()
             return News(trouble=f"{self._run.path} has no run store now: waiting for it")
         if self._reader is None or file != self._file:
-            self.close()
+            self._release()
             self._reader, self._file = RunReader.open(self._run.store), file
             return self._all(self._reader)
         last, reader = self._last, self._reader

@@ -20,6 +20,8 @@ Draw = Callable[[int, int], Text]
 class Lines(ScrollView, can_focus=True):
     """Lines with a cursor, which the arrow keys move and Enter acts on."""
 
+    # A line is cut where the list ends; a bar below would cover the last one while the width is being found out.
+    DEFAULT_CSS = "Lines { overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "Up", show=False),
         Binding("down", "move(1)", "Down", show=False),
@@ -84,6 +86,10 @@ class Lines(ScrollView, can_focus=True):
         """Act on the line at the cursor."""
         if self._count:
             self.post_message(self.Chosen(self.cursor))
+
+    def on_resize(self) -> None:
+        """Keep the cursor in view when there is less room."""
+        self._reveal()
 
     def watch_cursor(self, cursor: int) -> None:
         """Keep the cursor in view."""
