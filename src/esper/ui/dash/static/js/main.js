@@ -69,6 +69,7 @@ function contextOf(run, number) {
         trouble: complain,
         connected: (yes) => {
           connected = yes;
+          if (yes) complain(null); // what is still wrong, this connection says itself
           showStatus();
         },
       });
