@@ -75,23 +75,31 @@ def command(
     }
     given = (*overrides, *(f"{name}={value}" for name, value in named.items() if value is not None))
     if resume is None:
-        settings = load_settings(GrowSettings, config, given)
-        growth = _growth(settings, download)
-        run = GrowDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
-        with run.locked(run.command):
-            run.require_new()
-            dump_settings(settings, run.config)
-            result = _grow(run, growth, console)
+        run, result = _begin(load_settings(GrowSettings, config, given), run_dir, download, console)
+    elif config or run_dir or given:
+        raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
-        if config or run_dir or given:
-            raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
-        run = GrowDirectory.open(resume)
-        with run.locked(run.command):
-            growth = _growth(load_settings(GrowSettings, run.config), download)
-            result = _grow(run, growth, console)
+        run, result = _go_on(GrowDirectory.open(resume), download, console)
     _conclude(console, run, result)
     if json:
         print_json({"run": str(run.path), **asdict(result)})
+
+
+def _begin(
+    settings: GrowSettings, run_dir: Path | None, download: bool, console: Console
+) -> tuple[GrowDirectory, Result]:
+    growth = _growth(settings, download)
+    run = GrowDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+    with run.locked(run.command):
+        run.require_new()
+        dump_settings(settings, run.config)
+        return run, _grow(run, growth, console)
+
+
+def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDirectory, Result]:
+    with run.locked(run.command):
+        growth = _growth(load_settings(GrowSettings, run.config), download)
+        return run, _grow(run, growth, console)
 
 
 def _growth(settings: GrowSettings, download: bool) -> Growth:
