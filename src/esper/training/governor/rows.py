@@ -96,7 +96,7 @@ class RowGovernor(Unwatched):
             broken |= ~moment.isfinite()
         owners = pool.owners.to(broken.device, non_blocking=True)[pool.row_of_value]
         counts = pool.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(pool.steps))
-        return Pending((counts,), _none)
+        return Pending((counts,), _all_finite)
 
     def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
         judgement = self._monitor.judge(self._vitals(training, evaluation, finite))
@@ -121,7 +121,7 @@ class RowGovernor(Unwatched):
         )
 
 
-def _none(broken_values: Floats) -> Bools:
+def _all_finite(broken_values: Floats) -> Bools:
     return broken_values == 0
 
 
