@@ -21,7 +21,7 @@ KEY = 4
 _COLUMNS_RANK = 2
 """Axes of one seed's columns."""
 _FEW = 8
-"""Tokens up to which many seeds at once are faster by sums of products: 2.5 times at 8, a seventh at 16."""
+"""Tokens up to which many seeds at once are faster by sums of products at any width: see benchmarks/attention.py."""
 
 
 @register
@@ -55,7 +55,7 @@ class Attention(Blueprint, Stackable):
             by_position(each, positions)  # [..., KEY or C, T, B]
             for each in (linear(self.queries, columns), linear(self.keys, columns), columns)
         )
-        attend = _by_products if stacked and positions <= _FEW else _by_example
+        attend = by_products if stacked and positions <= _FEW else by_example
         attended = attend(queries, keys, tokens, causal=self.causal)  # [..., C, T, B]
         return from_columns(linear(self.values, attended.flatten(-2), self.bias), features, self.layout)
 
@@ -75,7 +75,7 @@ class Attention(Blueprint, Stackable):
         return super().serves(site) and site.positions > 1
 
 
-def _by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
+def by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
     """All ``[..., KEY or C, T, B]``, attended tokens likewise."""
     # As one head of all examples of all seeds: fused kernels want four axes, and so does ONNX.
     query, key, value = (
@@ -86,7 +86,7 @@ def _by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) 
     return attended.reshape(*tokens.shape[:-3], -1, *attended.shape[-2:]).mT.movedim(-3, -1)
 
 
-def _by_products(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
+def by_products(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
     """The same by sums of products along leading axes, which keep the batch last; takes memory of C * T * T * B."""
     scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], S the tokens looked at
     if causal:
