@@ -40,7 +40,7 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     """
     values = {} if path is None else _read_mapping(path)
     for override in overrides:
-        _merge(values, override)
+        merge(values, override)
     return validated(model, values, lambda key: _source(key, path, overrides))
 
 
@@ -81,7 +81,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", values)
 
 
-def _merge(values: dict[str, Any], override: str) -> None:
+def merge(values: dict[str, Any], override: str) -> None:
+    """Set what an override ``dotted.key=value`` says; ConfigError if it is none, or leads through a value."""
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
@@ -106,9 +107,17 @@ def put(values: dict[str, Any], key: str, value: Any, source: str) -> None:
     group[parts[-1]] = value
 
 
-def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:
+def override_of(key: str, overrides: Sequence[str]) -> str | None:
+    """The override that the value at a dotted key comes from."""
     for override in overrides:
         overridden = override.partition("=")[0].strip()
         if key == overridden or key.startswith(f"{overridden}."):
-            return f"--set {override}: "
+            return override
+    return None
+
+
+def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:
+    override = override_of(key, overrides)
+    if override is not None:
+        return f"--set {override}: "
     return "" if path is None else f"{path}: "

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from esper.config import Overrides
 from esper.errors import ConfigError
 from esper.experiments.backend import Backend
 from esper.experiments.run_directory import RunDirectory
@@ -29,6 +30,7 @@ def command(
     trials: int | None = None,
     seed: int = 0,
     instances: int = INSTANCES,
+    overrides: Overrides = (),
     backend: Literal["local", "ray"] = "local",
     workers: int | None = None,
     json: bool = False,
@@ -36,7 +38,7 @@ def command(
     """Train controllers by many settings, each in a run directory of its own, and rank them.
 
     The space is a YAML file: `base` holds settings as for `esper train`, `grid` lists of values by dotted key, `random`
-    lists or ranges {low, high, log, int} by dotted key.
+    lists or ranges {low, high, log, int} by dotted key. What --set says goes before `base`.
 
     Args:
         space: YAML file with base, grid and random.
@@ -53,7 +55,7 @@ def command(
         raise ConfigError(f"{instances} instances give no score: ask for at least 1")
     console = console_beside(json)
     computing = Backend(backend, workers)
-    known = load_space(space)
+    known = load_space(space, overrides)
     folder = run_dir or SWEEPS / space.stem
     sweep = Sweep(folder, known.trials(trials, seed), instances)
     say(console, f"{len(sweep.trials)} trials at {known.points} points of the grid")

@@ -53,6 +53,40 @@ def test_a_grid_alone_has_no_draws(file: Path):
         load_space(file).trials(3, 0)
 
 
+def test_overrides_go_before_the_base(file: Path):
+    file.write_text(BOTH)
+    trials = load_space(file, ["iterations=7", "ppo.epochs=4", "ppo.clip=0.3"]).trials(1, seed=5)
+    assert {(one.settings.iterations, one.settings.ppo.epochs, one.settings.ppo.clip) for one in trials} == {
+        (7, 4, 0.3)
+    }
+    assert [one.choices for one in trials] == [one.choices for one in load_space(file).trials(1, seed=5)]
+    whole = load_space(file, ["ppo={epochs: 4}"]).trials(1, seed=5)
+    assert {(one.settings.iterations, one.settings.ppo.epochs) for one in whole} == {(3, 4)}
+    assert {one.settings.ppo.gae_lambda for one in whole} == {0.9, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("iterations", "--set iterations: write it as dotted.key=value"),
+        ("iteration=3", "--set iteration=3: unknown key `iteration`, did you mean `iterations`?"),
+        ("seed=3", "--set seed=3: `seed` is in `grid` of space.yaml: leave it in one of them"),
+        ("policy.hidden=3", "`policy.hidden` is in `random` of space.yaml"),
+    ],
+)
+def test_overrides_that_make_no_sense(file: Path, override: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    file.write_text(BOTH)
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_space(Path(file.name), [override]).trials(1, seed=5)
+
+
+def test_a_mistake_in_a_choice_is_not_the_override_s(file: Path):
+    file.write_text("grid: {ppo.epochs: [x]}")
+    with pytest.raises(ConfigError, match=r"space.yaml: grid: `ppo.epochs` is 'x'"):
+        load_space(file, ["ppo={clip: 0.3}"]).trials(None, 0)
+
+
 def test_ranges_are_drawn_evenly_to_their_ends(file: Path):
     file.write_text(
         "random: {seed: {low: 1, high: 4, int: true}, ppo.gae_lambda: {low: 0.5, high: 0.9},"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -13,11 +13,12 @@ from zlib import crc32
 import numpy as np
 from pydantic import Field, model_validator
 
-from esper.config import load_settings, put, validated
+from esper.config import load_settings, merge, override_of, put, validated
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
 from esper.settings import Settings
 
+BASE = "base"
 DRAWS = 8
 """Draws of the random settings, unless another number is asked for."""
 
@@ -69,6 +70,8 @@ class Space:
     base: Mapping[str, Any]
     grid: Mapping[str, list[Any]]
     random: Mapping[str, Range | list[Any]]
+    overrides: Sequence[str] = ()
+    """``dotted.key=value``, which ``base`` holds already."""
 
     @property
     def points(self) -> int:
@@ -94,29 +97,31 @@ class Space:
     def _trial(self, name: str, choices: Mapping[str, Any]) -> Trial:
         values = dict(self.base)
         for key, value in choices.items():
-            put(values, key, value, f"{self.source}: {self._part(key)}: `{key}`")
+            put(values, key, value, f"{self.source}: {self.part(key)}: `{key}`")
 
         def source(key: str) -> str:
             if key:
-                return f"{self.source}: {self._part(key)}: "
+                part, override = self.part(key), override_of(key, self.overrides)
+                overridden = part == BASE and override is not None
+                return f"--set {override}: " if overridden else f"{self.source}: {part}: "
             words = ", ".join(f"{chosen} {value}" for chosen, value in choices.items())
             return f"{self.source}: {name} ({words}): "
 
         return Trial(name, choices, validated(TrainSettings, values, source))
 
-    def _part(self, key: str) -> str:
+    def part(self, key: str) -> str:
         """The part of the file that a dotted key, or what is below it, comes from."""
         for part, chosen in (("grid", self.grid), ("random", self.random)):
             if any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in chosen):
                 return part
-        return "base"
+        return BASE
 
 
-def load_space(path: Path) -> Space:
-    """Read a space from a YAML file.
+def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
+    """Read a space from a YAML file, and put ``dotted.key=value`` overrides in its base.
 
     Raises:
-        ConfigError: unreadable file, YAML mistake, unknown key, or nothing to choose from.
+        ConfigError: unreadable file, YAML mistake, unknown key, nothing to choose from, or an override of a choice.
     """
     file = load_settings(_File, path)
     both = sorted(file.grid.keys() & file.random.keys())
@@ -126,7 +131,15 @@ def load_space(path: Path) -> Space:
         raise ConfigError(f"{path} has nothing to try: give `grid`, `random` or both")
     grid = {key: _values(value, f"{path}: grid: `{key}`", "a list of values") for key, value in file.grid.items()}
     random = {key: _choice(value, f"{path}: random: `{key}`") for key, value in file.random.items()}
-    return Space(path, file.base, grid, random)
+    base = dict(file.base)
+    for override in overrides:
+        merge(base, override)
+    space = Space(path, base, grid, random, overrides)
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if space.part(key) != BASE:
+            raise ConfigError(f"--set {override}: `{key}` is in `{space.part(key)}` of {path}: leave it in one of them")
+    return space
 
 
 def _choice(value: Any, source: str) -> Range | list[Any]:
