@@ -53,8 +53,9 @@ def test_closing_waits_for_the_poll_under_way(store: Path, monkeypatch: pytest.M
         polled = threads.submit(follower.poll)
         asked.wait()
         closed = threads.submit(follower.close)
-        assert not wait([closed], timeout=0.05).done
+        early = wait([closed], timeout=0.05).done
         answer.set()
+        assert not early
         assert polled.result().entries
         closed.result()
 

@@ -51,8 +51,9 @@ def test_closing_waits_for_the_poll_under_way(run: RunDirectory, monkeypatch: py
         polled = threads.submit(feed.poll)
         asked.wait()
         closed = threads.submit(feed.close)
-        assert not wait([closed], timeout=0.05).done
+        early = wait([closed], timeout=0.05).done
         answer.set()
+        assert not early
         assert polled.result().trouble is None
         closed.result()
 
