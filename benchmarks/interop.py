@@ -156,7 +156,8 @@ def trained(name: str, setup: Setup, seed: int) -> ModelController:
 def hyperparameters(setup: Setup) -> dict[str, Any]:
     """Esper's defaults by stable_baselines3's names; what these do not cover keeps the library's own default.
 
-    The entropy's weight is constant there and per nat of the whole action, not per head and relative to what is legal.
+    The entropy's weight is constant there and per nat of the whole action, not per head and relative to what is legal:
+    it is the floor of our operation's.
     """
     ppo = setup.settings.ppo
     return {
@@ -167,7 +168,7 @@ def hyperparameters(setup: Setup) -> dict[str, Any]:
         "gamma": ppo.gamma,
         "gae_lambda": ppo.gae_lambda,
         "clip_range": ppo.clip,
-        "ent_coef": ppo.entropy_floor,
+        "ent_coef": ppo.entropy_floor.op,
         "vf_coef": ppo.value_weight,
         "max_grad_norm": ppo.max_gradient_norm,
         "target_kl": ppo.target_kl,

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.control.policy import Policy, PolicySettings
+from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.spaces import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, head_sizes
 
 SPEC = ObservationSpec(globals=7, slots=9, blueprints=5)
-NO_PRIOR = (0.0,) * len(Op)
+NO_PRIOR = OpPrior(wait=0, germinate=0, advance=0, set_alpha=0, fossilize=0, prune=0)
 SMALL = PolicySettings(hidden=24, width=16, op_prior=NO_PRIOR)
 
 

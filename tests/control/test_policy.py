@@ -8,9 +8,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
-from esper.control.policy import Policy, PolicySettings, PolicyState, PolicyStep
+from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyState, PolicyStep
+from esper.control.policy.masking import legal_choices, normalised_entropy
 from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op
+from esper.lifecycle.per_head import PerHead
 
 STEPS, ENVIRONMENTS = 6, 5
 
@@ -162,10 +164,10 @@ def test_the_first_policy_is_nearly_uniform_over_what_is_legal(
 def test_the_first_policy_draws_operations_by_its_prior(
     seen: Observation, legality: MaskTensors, noise: Tensor
 ) -> None:
-    prior = (1.5, 0.0, 0.0, 0.0, 1.0, -2.0)
+    prior = OpPrior(wait=1.5, germinate=0.2, advance=-0.3, set_alpha=0.5, fossilize=1.0, prune=-2.0)
     actor = policy(SMALL.model_copy(update={"op_prior": prior}))
     step = play(actor, seen, legality, noise)[0]
-    expected = torch.tensor(prior).masked_fill(~legality.op[0], -torch.inf).softmax(-1)
+    expected = torch.tensor([1.5, 0.2, -0.3, 0.5, 1.0, -2.0]).masked_fill(~legality.op[0], -torch.inf).softmax(-1)
     torch.testing.assert_close(step.head_log_probs[Head.OP].exp(), expected, atol=0.02, rtol=0)
 
 
@@ -181,9 +183,8 @@ def test_the_joint_log_probability_sums_relevant_heads_only(
         torch.testing.assert_close(step.log_prob, (chosen * relevant).sum(-1))
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) -> None:
-    actor = lively()
+def learning_heads(actor: Policy, op: Op) -> set[Head]:
+    """The heads whose own parameters get a gradient where ``op`` is the only legal operation."""
     seen, legality = observations((2, 6)), masks((2, 6))
     only = torch.zeros_like(legality.op)
     only[..., op] = True
@@ -191,10 +192,14 @@ def test_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) 
     steps = play(actor, seen, legality, uniforms((2, 6)))
     now = actor.evaluate(seen, legality, actions_of(steps), actor.initial_state(6))
     (now.log_prob.sum() + now.entropy.sum()).backward()
-    for head in Head:
-        gradient = sum(float(p.grad.abs().sum()) for p in actor.heads.output_parameters(head) if p.grad is not None)
-        learns = bool(RELEVANT[op, head]) and head is not Head.OP  # the only legal operation is certain
-        assert (gradient > 0) == learns, head
+    gradients = {head: [p.grad for p in actor.heads.output_parameters(head)] for head in Head}
+    return {head for head in Head if any(g is not None and g.any() for g in gradients[head])}
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) -> None:
+    """Nor does the operation's own: the only legal one is certain."""
+    assert learning_heads(lively(), op) == {head for head in Head if RELEVANT[op, head]} - {Head.OP}
 
 
 def test_forgetting_clears_the_memory_of_the_finished_only() -> None:
@@ -236,3 +241,91 @@ def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legalit
 def test_width_must_suit_the_attention_heads() -> None:
     with pytest.raises(ValidationError, match="not a multiple"):
         PolicySettings(width=30, attention_heads=4)
+
+
+FLOOR = 0.08
+
+
+def floored(*heads: Head, floor: float = FLOOR) -> Policy:
+    """A policy sure of itself whose ``heads`` have a floor."""
+    floors = PerHead.every(0.0).model_copy(update={head.name.lower(): floor for head in heads})
+    return policy(SMALL.model_copy(update={"head_gain": 1.0, "probability_floor": floors}))
+
+
+def sure(actor: Policy) -> Policy:
+    """With outputs so large that nearly every choice is certain."""
+    with torch.no_grad():
+        for head in Head:
+            for parameter in actor.heads.output_parameters(head):
+                parameter.mul_(300.0)
+    return actor
+
+
+def legal_of(legality: MaskTensors, head: Head, actions: Tensor) -> Tensor:
+    op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
+    return legal_choices(legality, head, op, slot, torch.from_numpy(RELEVANT)[op])
+
+
+@pytest.mark.parametrize("head", list(Head))
+def test_a_floor_holds_for_every_legal_choice_of_its_head_and_for_no_other_head(head: Head) -> None:
+    actor, legality = sure(floored(head)), masks((400,))
+    step = actor.act(observations((400,)), legality, actor.initial_state(400), uniforms((400,)))
+    for other in Head:
+        legal = legal_of(legality, other, step.actions)
+        probabilities = step.head_log_probs[other].exp()
+        assert (probabilities[~legal] == 0).all()
+        smallest = probabilities[legal].amin().item()
+        assert smallest == pytest.approx(FLOOR, rel=1e-4) if other is head else smallest < FLOOR / 2
+
+
+@pytest.mark.parametrize("floor", [0.0, FLOOR, 0.4])
+def test_acting_and_evaluating_agree_under_floors(
+    floor: float, seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    """In log-probabilities, head by head, and in entropies, which are those of the distributions drawn from."""
+    actor = floored(*Head, floor=floor)
+    steps = play(actor, seen, legality, noise)
+    now = actor.evaluate(seen, legality, actions_of(steps), actor.initial_state(ENVIRONMENTS))
+    torch.testing.assert_close(now.chosen_log_prob, torch.stack([s.chosen_log_prob for s in steps]), atol=1e-5, rtol=0)
+    for t, step in enumerate(steps):
+        for head in Head:
+            legal = legal_of(at(legality, t), head, step.actions)
+            expected = normalised_entropy(step.head_log_probs[head], legal)
+            torch.testing.assert_close(now.entropy[t, :, head], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("floor", [FLOOR, 0.4])
+def test_floors_change_nothing_in_greedy_play(floor: float, seen: Observation, legality: MaskTensors) -> None:
+    """Not even one that makes all choices equally likely."""
+    plain = play(floored(), seen, legality, None)
+    assert torch.equal(actions_of(play(floored(*Head, floor=floor), seen, legality, None)), actions_of(plain))
+
+
+def test_floors_change_what_is_drawn(seen: Observation, legality: MaskTensors, noise: Tensor) -> None:
+    plain = play(sure(floored()), seen, legality, noise)
+    raised = play(sure(floored(*Head, floor=0.4)), seen, legality, noise)
+    assert not torch.equal(actions_of(raised), actions_of(plain))
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_under_floors_too_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) -> None:
+    assert learning_heads(floored(*Head), op) == {head for head in Head if RELEVANT[op, head]} - {Head.OP}
+
+
+def test_a_floor_that_leaves_nothing_to_choose_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"0\.5 for tempo leaves nothing to choose"):
+        PolicySettings(probability_floor={"tempo": 0.5})
+
+
+def test_the_priors_fields_are_the_operations() -> None:
+    assert list(OpPrior.model_fields) == [op.name.lower() for op in Op]
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_a_prior_of_one_operation_changes_its_first_logit_alone(op: Op) -> None:
+    def first(prior: OpPrior) -> Tensor:
+        return policy(SMALL.model_copy(update={"op_prior": prior})).heads.outputs[Head.OP.name].get_parameter("bias")
+
+    difference = first(OpPrior(**{op.name.lower(): 7.0})) - first(OpPrior())
+    assert difference.nonzero().flatten().tolist() == [op]
+    assert first(OpPrior(**{op.name.lower(): 7.0}))[op] == 7.0

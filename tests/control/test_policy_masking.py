@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.synthetic import generator, masks
-from esper.control.policy.masking import draw, legal_choices, masked_log_softmax, normalised_entropy
+from esper.control.policy.masking import (
+    chosen,
+    draw,
+    legal_choices,
+    masked_log_softmax,
+    normalised_entropy,
+    raised_to_floor,
+)
 from esper.lifecycle.actions import RELEVANT, Head, Op
 
 DRAWS = 100_000
@@ -105,3 +112,68 @@ def test_an_irrelevant_head_has_the_single_choice_zero(head: Head) -> None:
     ignored = legal[~relevant[:, head]]
     assert (ignored.sum(1) == 1).all()
     assert ignored[:, 0].all()
+
+
+FLOORS = [0.0, 1e-6, 0.01, 0.1, 0.25, 1 / 3, 0.49]
+
+
+@given(
+    st.sampled_from(FLOORS),
+    st.lists(st.tuples(st.floats(-200, 200, width=32), st.booleans()), min_size=1, max_size=9),
+)
+def test_no_legal_choice_is_below_its_floor_and_no_illegal_one_above_zero(
+    floor: float, choices: list[tuple[float, bool]]
+) -> None:
+    legal = torch.tensor([[allowed for _, allowed in choices]])
+    legal[0, 0] = True
+    count = int(legal.sum())
+    before = masked_log_softmax(torch.tensor([[logit for logit, _ in choices]]), legal)
+    after = raised_to_floor(before, legal, floor)
+    probabilities, unmixed = after.double().exp(), before.double().exp()
+    least = min(floor, 1 / count)
+    assert after.isfinite().all()
+    assert probabilities[legal].amin() >= least * (1 - 1e-5)
+    assert (probabilities[~legal] == 0).all()
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(probabilities[legal], (1 - count * least) * unmixed[legal] + least, atol=1e-6, rtol=1e-5)
+    if count == 1:
+        assert after[legal].item() == 0
+
+
+def test_a_floor_of_zero_is_no_operation_at_all() -> None:
+    log_probs = torch.randn(50, 5, generator=generator())
+    assert raised_to_floor(log_probs, torch.ones(50, 5, dtype=torch.bool), 0.0) is log_probs
+
+
+@pytest.mark.parametrize("floor", FLOORS[1:])
+def test_floors_pass_the_gradient_of_the_mixed_distribution_and_none_to_what_is_illegal(floor: float) -> None:
+    """Against automatic differentiation of the plain formula in double precision, with the legal logits alone."""
+    logits = (torch.randn(60, 5, generator=generator()) * 3).requires_grad_()
+    legal = torch.rand(60, 5, generator=generator(1)) < 0.5
+    legal[:, 2] = True
+    log_probs = raised_to_floor(masked_log_softmax(logits, legal), legal, floor)
+    (log_probs[:, 2].sum() + normalised_entropy(log_probs, legal).sum()).backward()
+    assert logits.grad is not None
+    assert (logits.grad[~legal] == 0).all()
+    assert (logits.grad[legal.sum(1) == 1] == 0).all()
+    for row in range(60):
+        plain = logits[row].detach().double()[legal[row]].requires_grad_()
+        count = len(plain)
+        least = min(floor, 1 / count)
+        mixed = (1 - count * least) * plain.softmax(-1) + least
+        entropy = -(mixed * mixed.log()).sum() / math.log(max(count, 2))
+        place = int(legal[row, :2].sum())
+        (expected,) = torch.autograd.grad(mixed[place].log() + entropy, plain)
+        torch.testing.assert_close(logits.grad[row][legal[row]].double(), expected, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("floor", [0.02, 0.2, 0.4])
+def test_draws_follow_the_distribution_with_its_floor(floor: float) -> None:
+    legal = torch.tensor([[True, False, True, True]]).expand(DRAWS, -1)
+    logits = torch.tensor([[0.0, 9.0, 30.0, -30.0]]).expand(DRAWS, -1)
+    log_probs = raised_to_floor(masked_log_softmax(logits, legal), legal, floor)
+    choices = draw(log_probs, legal, torch.rand(DRAWS, generator=generator()))
+    frequencies = torch.bincount(choices, minlength=4) / DRAWS
+    least = min(floor, 1 / 3)
+    torch.testing.assert_close(frequencies, torch.tensor([least, 0.0, 1 - 2 * least, least]), atol=5e-3, rtol=0)
+    torch.testing.assert_close(chosen(log_probs[:1], torch.tensor([3])).exp(), torch.tensor([least]))

@@ -35,7 +35,9 @@ def _short_suite() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     path = tmp_path_factory.mktemp("evaluate") / "run"
-    with started(path, tiny("iterations=1", "policy.op_prior=[0, 2, 0, 0, 2, 0]")) as trainer:
+    with started(
+        path, tiny("iterations=1", "policy.op_prior={wait: 0, germinate: 2, fossilize: 2, prune: 0}")
+    ) as trainer:
         trainer.train(ignore)
     return RunDirectory.open(path)
 

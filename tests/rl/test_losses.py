@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.control.policy.masking import chosen, masked_log_softmax
-from esper.rl.losses import clipped_surrogate, entropy_bonus, head_means, outside_clip_range, value_loss
+from esper.lifecycle.actions import Head
+from esper.rl.losses import (
+    drift,
+    entropy_bonus,
+    factored_surrogate,
+    head_means,
+    joint_surrogate,
+    mean_of_active,
+    outside_clip_range,
+    value_loss,
+)
+
+T, E = 6, 4
 
 
 def test_the_surrogate_stops_rewarding_ratios_beyond_the_clip_range() -> None:
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5]).log()
     advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    found = clipped_surrogate(ratio, torch.zeros(4), advantage, clip=0.2, count=torch.tensor(4))
-    assert found.loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
-    assert found.clipped.item() == 1.0
-    assert found.deviation.item() == pytest.approx(0.5)
+    found = joint_surrogate(ratio, torch.zeros(4), advantage, clip=0.2, count=torch.tensor(4))
+    assert found.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
+    moved = drift(ratio, torch.zeros(4), 0.2, torch.tensor(4))
+    assert moved.clipped.item() == 1.0
+    assert moved.deviation.item() == pytest.approx(0.5)
 
 
 def test_clipped_decisions_pass_no_gradient() -> None:
     log_prob = torch.tensor([1.5, 1.1]).log().requires_grad_()
-    clipped_surrogate(log_prob, torch.zeros(2), torch.ones(2), clip=0.2, count=torch.tensor(2)).loss.backward()
+    joint_surrogate(log_prob, torch.zeros(2), torch.ones(2), clip=0.2, count=torch.tensor(2)).backward()
     assert log_prob.grad is not None
     assert log_prob.grad[0] == 0
     assert log_prob.grad[1] < 0
@@ -33,15 +48,14 @@ def test_the_kl_estimate_is_unbiased() -> None:
     old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     counts = (old * 10_000).round().long()
     samples = torch.arange(3).repeat_interleave(counts)  # exactly in proportion to old
-    count = torch.tensor(10_000)
-    kl = clipped_surrogate(new.log()[samples], old.log()[samples], torch.zeros(10_000), 0.2, count).kl
+    kl = drift(new.log()[samples], old.log()[samples], 0.2, torch.tensor(10_000)).kl
     assert kl.item() == pytest.approx(float((old * (old / new).log()).sum()), rel=1e-3)
 
 
 def test_an_absurd_probability_cannot_make_the_loss_infinite() -> None:
     new, old = torch.tensor([0.0, -1e9]), torch.tensor([-1e9, 0.0])
-    found = clipped_surrogate(new, old, torch.tensor([-1.0, 1.0]), 0.2, torch.tensor(2))
-    assert all(torch.isfinite(part) for part in found)
+    found = joint_surrogate(new, old, torch.tensor([-1.0, 1.0]), 0.2, torch.tensor(2))
+    assert all(torch.isfinite(part) for part in (found, *drift(new, old, 0.2, torch.tensor(2))))
 
 
 def test_value_errors_count_in_units_of_the_scale() -> None:
@@ -53,9 +67,10 @@ def test_the_results_of_parts_add_up_to_that_of_the_whole() -> None:
     random = torch.Generator().manual_seed(0)
     new, old, advantage = torch.randn(3, 10, generator=random)
     count, parts = torch.tensor(10), (slice(0, 7), slice(7, 10))
-    whole = clipped_surrogate(new, old, advantage, 0.2, count)
-    pieces = [clipped_surrogate(new[part], old[part], advantage[part], 0.2, count) for part in parts]
-    torch.testing.assert_close(sum(piece.loss for piece in pieces), whole.loss)
+    losses = [joint_surrogate(new[part], old[part], advantage[part], 0.2, count) for part in parts]
+    torch.testing.assert_close(sum(losses), joint_surrogate(new, old, advantage, 0.2, count))
+    whole = drift(new, old, 0.2, count)
+    pieces = [drift(new[part], old[part], 0.2, count) for part in parts]
     torch.testing.assert_close(sum(piece.kl for piece in pieces), whole.kl)
     torch.testing.assert_close(sum(piece.clipped for piece in pieces), whole.clipped)
     errors = [value_loss(new[part], old[part], torch.tensor(2.0), count) for part in parts]
@@ -77,12 +92,139 @@ def test_a_rare_head_weighs_as_much_as_a_frequent_one() -> None:
     per_head = head_means(entropy, is_open, occurrences)
     assert per_head[0].item() == pytest.approx(0.5)
     assert per_head[2].item() == pytest.approx(0.9)
-    assert entropy_bonus(per_head, occurrences).item() == pytest.approx(0.7)
+    assert mean_of_active(per_head, occurrences).item() == pytest.approx(0.7)
+    weights = torch.tensor([0.1, 9.0, 0.2, *[9.0] * 5])  # those of heads without a choice do not count
+    assert entropy_bonus(per_head, occurrences, weights).item() == pytest.approx((0.1 * 0.5 + 0.2 * 0.9) / 2)
 
 
 def test_without_any_choice_the_bonus_is_zero() -> None:
     nothing, never = torch.zeros(4, 2, 8), torch.zeros(8, dtype=torch.int64)
-    assert entropy_bonus(head_means(nothing, nothing.bool(), never), never) == 0
+    means = head_means(nothing, nothing.bool(), never)
+    assert entropy_bonus(means, never, torch.ones(8)) == mean_of_active(means, never) == 0
+
+
+@pytest.mark.parametrize("active", range(1, 9))
+@pytest.mark.parametrize("weight", [0.02, 0.005, 0.0123])
+def test_equal_weights_change_no_bit_of_the_gradient_that_one_weight_on_the_mean_gives(
+    active: int, weight: float
+) -> None:
+    occurrences = torch.arange(8) < active
+
+    def gradient(bonus: Callable[[Tensor], Tensor]) -> Tensor:
+        entropies = torch.rand(8, generator=torch.Generator().manual_seed(active)).requires_grad_()
+        (-bonus(entropies)).backward()
+        assert entropies.grad is not None
+        return entropies.grad
+
+    together = gradient(lambda entropies: weight * mean_of_active(entropies, occurrences))
+    assert torch.equal(gradient(lambda e: entropy_bonus(e, occurrences, torch.full((8,), weight))), together)
+
+
+class Decided(NamedTuple):
+    """Random decisions of 8 heads, and in which of them each had a choice."""
+
+    log_prob: Tensor
+    old: Tensor
+    advantage: Tensor
+    is_open: Tensor
+
+    @property
+    def occurrences(self) -> Tensor:
+        return self.is_open.sum((0, 1))
+
+    def loss(self, time: slice = slice(None)) -> Tensor:
+        parts = (part[time] for part in self[:3])
+        return factored_surrogate(*parts, 0.2, self.is_open[time], self.occurrences)
+
+
+def decided(is_open: Tensor, shift: float = 0.3) -> Decided:
+    """Heads without a choice have log-probability 0 in both policies, which are ``shift`` apart."""
+    random = torch.Generator().manual_seed(0)
+    old = torch.randn(T, E, 8, generator=random) * is_open
+    log_prob = (old + shift * torch.randn(T, E, 8, generator=random) * is_open).requires_grad_()
+    return Decided(log_prob, old, torch.randn(T, E, generator=random), is_open)
+
+
+def some_open() -> Tensor:
+    """Operations in every step, every other head in some, the last in none."""
+    is_open = torch.rand(T, E, 8, generator=torch.Generator().manual_seed(1)) < torch.linspace(1, 0.2, 8)
+    is_open[..., 0], is_open[..., 7] = True, False
+    return is_open
+
+
+def gradient_of(loss: Tensor, data: Decided) -> Tensor:
+    (found,) = torch.autograd.grad(loss, data.log_prob)
+    return found
+
+
+def test_the_factored_surrogate_is_its_formula() -> None:
+    """Summed up decision by decision."""
+    data = decided(some_open())
+    log_ratio = (data.log_prob - data.old).tolist()
+    expected = 0.0
+    for head in Head:
+        places = data.is_open[..., head].nonzero().tolist()
+        for t, e in places:
+            ratio = math.exp(log_ratio[t][e][head])
+            advantage = float(data.advantage[t, e])
+            expected -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) / len(places)
+    assert data.loss().item() == pytest.approx(expected, rel=1e-5)
+    assert (outside_clip_range(data.log_prob, data.old, 0.2) & data.is_open).any()
+
+
+def test_the_factored_surrogate_of_two_decisions_worked_out_by_hand() -> None:
+    """The operation has a choice in both steps, with ratios 1.5 and 1; the slot in the second, with ratio .5."""
+    ratio = torch.ones(2, 1, 8)
+    ratio[0, 0, Head.OP], ratio[1, 0, Head.SLOT] = 1.5, 0.5
+    is_open = torch.zeros(2, 1, 8, dtype=torch.bool)
+    is_open[:, :, Head.OP] = is_open[1, :, Head.SLOT] = True
+    advantage = torch.tensor([[1.0], [-2.0]])
+    found = factored_surrogate(ratio.log(), torch.zeros(2, 1, 8), advantage, 0.2, is_open, is_open.sum((0, 1)))
+    assert found.item() == pytest.approx(-((1.2 * 1 + 1 * -2) / 2 + 0.8 * -2 / 1))
+
+
+@pytest.mark.parametrize("head", list(Head))
+def test_both_surrogates_are_the_same_where_one_head_alone_has_a_choice_in_every_step(head: Head) -> None:
+    is_open = (torch.arange(8) == head).expand(T, E, 8)
+    data = decided(is_open)
+    joint = joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
+    factored = data.loss()
+    torch.testing.assert_close(factored, joint)
+    assert torch.equal(gradient_of(factored, data), gradient_of(joint, data) * is_open)
+
+
+def test_at_ratio_one_each_head_gets_the_mean_of_its_own_decisions() -> None:
+    data = decided(some_open(), shift=0.0)
+    shares = data.is_open / data.occurrences.clamp(min=1)
+    torch.testing.assert_close(gradient_of(data.loss(), data), -data.advantage[..., None] * shares)
+    joint = joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
+    torch.testing.assert_close(gradient_of(joint, data), (-data.advantage[..., None] / (T * E)).expand(T, E, 8))
+
+
+def test_heads_without_a_choice_get_exactly_no_gradient() -> None:
+    data = decided(some_open())
+    gradient = gradient_of(data.loss(), data)
+    assert (gradient[~data.is_open] == 0).all()
+    assert (gradient[data.is_open] != 0).any()
+
+
+@pytest.mark.parametrize("split", [1, 3, 5])
+def test_the_factored_surrogates_of_parts_add_up_to_that_of_the_whole(split: int) -> None:
+    data = decided(some_open())
+    parts = data.loss(slice(0, split)) + data.loss(slice(split, T))
+    torch.testing.assert_close(parts, data.loss())
+    torch.testing.assert_close(gradient_of(parts, data), gradient_of(data.loss(), data))
+
+
+def test_without_any_choice_the_factored_surrogate_is_zero() -> None:
+    assert decided(torch.zeros(T, E, 8, dtype=torch.bool)).loss() == 0
+
+
+def test_an_absurd_probability_cannot_make_the_factored_surrogate_infinite() -> None:
+    everywhere = torch.ones(1, 2, 8, dtype=torch.bool)
+    old = torch.tensor([-1e9, 0.0]).view(1, 2, 1).expand(1, 2, 8)
+    advantage = torch.tensor([[-1.0, 1.0]])
+    assert factored_surrogate(old.flip(1), old, advantage, 0.2, everywhere, everywhere.sum((0, 1))).isfinite()
 
 
 def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
@@ -102,8 +244,13 @@ def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
 
     ours = weight.clone().requires_grad_()
     log_prob = chosen(masked_log_softmax(seen @ ours.T, legal), action)
-    loss = clipped_surrogate(log_prob, old_log_prob, advantage, 0.2, torch.tensor(examples))
-    loss.loss.backward()
+    loss = joint_surrogate(log_prob, old_log_prob, advantage, 0.2, torch.tensor(examples))
+    (gradient,) = torch.autograd.grad(loss, ours, retain_graph=True)
+    # With a single head, the factored surrogate is the same.
+    alone = [part.view(examples, 1, 1) for part in (log_prob, old_log_prob)]
+    everywhere = torch.ones(examples, 1, 1, dtype=torch.bool)
+    factored = factored_surrogate(*alone, advantage[:, None], 0.2, everywhere, torch.tensor([examples]))
+    (factored_gradient,) = torch.autograd.grad(factored, ours)
 
     layer = nn.Linear(features, choices, bias=False)
     layer.weight.data.copy_(weight)
@@ -127,7 +274,8 @@ def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
     expected = oracle(data)["loss_objective"]
     expected.backward()
 
-    torch.testing.assert_close(loss.loss, expected)
-    gradient = next(p.grad for p in oracle.parameters() if p.grad is not None)
-    torch.testing.assert_close(ours.grad, gradient, atol=1e-7, rtol=1e-5)
+    expected_gradient = next(p.grad for p in oracle.parameters() if p.grad is not None)
+    for found, found_gradient in ((loss, gradient), (factored, factored_gradient)):
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found_gradient, expected_gradient, atol=1e-7, rtol=1e-5)
     assert math.isfinite(expected.item())

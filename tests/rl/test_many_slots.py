@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from control.synthetic import NO_PRIOR
 from esper.control.controller import Controller
 from esper.control.learned import Learned
 from esper.control.observation import SPEC
@@ -25,7 +26,7 @@ def heuristic() -> Controller:
 
 def policy() -> Controller:
     """Untrained, and eager to germinate."""
-    settings = PolicySettings(width=8, hidden=8, op_prior=(0.0, 3.0, 0.0, 0.0, 0.0, 0.0))
+    settings = PolicySettings(width=8, hidden=8, op_prior=NO_PRIOR.model_copy(update={"germinate": 3.0}))
     return Learned(Policy(SPEC, settings, torch.Generator().manual_seed(0)), greedy=False)
 
 

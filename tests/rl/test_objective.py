@@ -19,7 +19,8 @@ from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
 from rl.probes import collect, learner
 
 LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0, memory=STEPS)
-WEIGHT = 0.03
+WEIGHTS = torch.linspace(0.01, 0.08, len(Head))
+SURROGATES = ("joint", "factored")
 
 
 def moved_since_acting(settings: PPOSettings, *, early: bool = False) -> tuple[Learner, Batch]:
@@ -41,7 +42,7 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 
 
 def found(student: Learner, batch: Batch, settings: PPOSettings) -> tuple[Measured, dict[str, Tensor]]:
-    measured = Objective(student.policy, settings).backward(batch, WEIGHT)
+    measured = Objective(student.policy, settings).backward(batch, WEIGHTS)
     return measured, gradients(student.policy)
 
 
@@ -56,20 +57,29 @@ def expected(student: Learner, batch: Batch, chunk: int) -> tuple[Tensor, dict[s
         parts.append(policy.evaluate(seen, masks, rollout.actions[time], state))
         state = parts[-1].state.detached()
     running = rollout.running
-    log_prob, value = (torch.cat([getattr(part, name) for part in parts])[running] for name in ("log_prob", "value"))
-    ratio, advantage = (log_prob - rollout.log_prob[running]).exp(), batch.advantage[running]
-    clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
-    loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-    error = (value - batch.target[running]) / policy.value_head.scale
+    chosen, value = (torch.cat([getattr(part, name) for part in parts]) for name in ("chosen_log_prob", "value"))
+
+    def gain(log_ratio: Tensor, counted: Tensor) -> Tensor:
+        ratio, advantage = log_ratio[counted].exp(), batch.advantage[counted]
+        return torch.minimum(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage).mean()
+
+    log_ratio, is_open = chosen - rollout.chosen_log_prob, batch.is_open
+    if settings.surrogate == "joint":
+        loss = -gain(log_ratio.sum(-1), running)
+    else:
+        loss = -torch.stack([gain(log_ratio[..., head], is_open[..., head]) for head in Head]).sum()
+    error = (value[running] - batch.target[running]) / policy.value_head.scale
     loss = loss + settings.value_weight * 0.5 * error.square().mean()
     entropy = torch.cat([part.entropy for part in parts])
-    loss = loss - WEIGHT * torch.stack([entropy[..., head][batch.is_open[..., head]].mean() for head in Head]).mean()
+    means = torch.stack([entropy[..., head][is_open[..., head]].mean() for head in Head])
+    loss = loss - (WEIGHTS * means).mean()
     loss.backward()
     return loss.detach(), gradients(policy)
 
 
 def loss_of(measured: Measured, settings: PPOSettings) -> Tensor:
-    return measured.policy_loss + settings.value_weight * measured.value_loss - WEIGHT * measured.entropy
+    bonus = (WEIGHTS * measured.head_entropy).mean()
+    return measured.policy_loss + settings.value_weight * measured.value_loss - bonus
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -78,10 +88,11 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         torch.testing.assert_close(gradient, right[name], atol=1e-6, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 3, STEPS, STEPS + 7])
-def test_loss_and_gradient_are_those_of_the_formulas(chunk: int, early: bool) -> None:
-    settings = PPOSettings(chunk=chunk)
+def test_loss_and_gradient_are_those_of_the_formulas(chunk: int, early: bool, surrogate: str) -> None:
+    settings = PPOSettings(chunk=chunk, surrogate=surrogate)
     student, batch = moved_since_acting(settings, early=early)
     measured, gradient = found(student, batch, settings)
     loss, reference = expected(student, batch, chunk)
@@ -89,21 +100,25 @@ def test_loss_and_gradient_are_those_of_the_formulas(chunk: int, early: bool) ->
     assert_same(gradient, reference)
 
 
+@pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("early", [False, True])
-def test_a_chunk_as_long_as_the_episodes_changes_no_bit(early: bool) -> None:
-    student, batch = moved_since_acting(PPOSettings(), early=early)
-    whole, gradient = found(student, batch, PPOSettings())
+def test_a_chunk_as_long_as_the_episodes_changes_no_bit(early: bool, surrogate: str) -> None:
+    settings = PPOSettings(surrogate=surrogate)
+    student, batch = moved_since_acting(settings, early=early)
+    whole, gradient = found(student, batch, settings)
     for chunk in (STEPS, STEPS + 1):
-        measured, chunked = found(student, batch, PPOSettings(chunk=chunk))
+        measured, chunked = found(student, batch, settings.model_copy(update={"chunk": chunk}))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(measured, whole, strict=True))
         assert all(torch.equal(chunked[name], gradient[name]) for name in gradient)
 
 
+@pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("early", [False, True])
-def test_chunks_change_the_gradient_through_time_and_no_figure(early: bool) -> None:
-    student, batch = moved_since_acting(PPOSettings(), early=early)
-    whole, gradient = found(student, batch, PPOSettings())
-    measured, chunked = found(student, batch, PPOSettings(chunk=2))
+def test_chunks_change_the_gradient_through_time_and_no_figure(early: bool, surrogate: str) -> None:
+    settings = PPOSettings(surrogate=surrogate)
+    student, batch = moved_since_acting(settings, early=early)
+    whole, gradient = found(student, batch, settings)
+    measured, chunked = found(student, batch, settings.model_copy(update={"chunk": 2}))
     for name, ours, theirs in zip(Measured._fields, measured, whole, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=name)
     assert not torch.allclose(chunked["lstm.weight_hh_l0"], gradient["lstm.weight_hh_l0"], rtol=1e-2)
@@ -143,7 +158,7 @@ def test_only_one_chunks_activations_are_held_at_a_time() -> None:
     def most(chunk: int | None) -> int:
         held = Held()
         with torch.autograd.graph.saved_tensors_hooks(held.pack, lambda box: box.tensor):
-            Objective(student.policy, PPOSettings(chunk=chunk)).backward(batch, WEIGHT)
+            Objective(student.policy, PPOSettings(chunk=chunk)).backward(batch, WEIGHTS)
         assert held.now == 0
         return held.most
 

@@ -8,18 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from control.synthetic import NO_PRIOR
 from esper.control.policy import PolicySettings
-from esper.control.spaces import Observation
+from esper.control.spaces import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.per_head import PerHead
 from esper.rl.diagnostics import Anomaly, anomalies
 from esper.rl.ppo import KL_STOP, Learner
 from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
-from rl.probes import collect, learner
+from rl.probes import SIZES, collect, learner, only_ops
+
+FLOORED = PolicySettings(hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.every(0.1))
 
 
-def test_the_first_ratio_is_one_in_every_update() -> None:
-    student, probe = learner(PPOSettings()), Noise(STEPS, ENVIRONMENTS)
+@pytest.mark.parametrize("surrogate", ["joint", "factored"])
+@pytest.mark.parametrize("sizes", [SIZES, FLOORED])
+def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate: str) -> None:
+    student, probe = learner(PPOSettings(surrogate=surrogate), sizes=sizes), Noise(STEPS, ENVIRONMENTS)
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
         assert metrics.first_ratio_deviation < 1e-5
@@ -190,20 +197,25 @@ def test_settings_that_do_not_suit_the_environments_are_refused(change: dict[str
 
 
 def test_schedules_end_where_they_should() -> None:
-    settings = PPOSettings(entropy_start=0.1, entropy_floor=0.02, entropy_anneal=0.5)
-    assert [settings.entropy_weight(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
+    floors = PerHead.every(0.02).model_copy(update={"slot": 0.1, "blueprint": 0.2})
+    settings = PPOSettings(entropy_start=PerHead.every(0.1), entropy_floor=floors, entropy_anneal=0.5)
+    expected = {Head.SLOT: [0.1] * 4, Head.BLUEPRINT: [0.1, 0.15, 0.2, 0.2]}
+    for head in Head:
+        weights = [settings.entropy_weights(progress)[head] for progress in (0.0, 0.25, 0.5, 1.0)]
+        assert weights == pytest.approx(expected.get(head, [0.1, 0.06, 0.02, 0.02]))
     assert settings.learning_rate_at(0.0) == settings.learning_rate
     assert settings.learning_rate_at(1.0) == settings.final_learning_rate
 
 
 def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
-    student = learner(PPOSettings())
+    student = learner(PPOSettings(entropy_start=PerHead.every(0.05)))
     scalars = student.update(*rollouts(student, 1), 0.0).scalars()
     assert all(isinstance(value, float) for value in scalars.values())
     for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
         assert 0 < scalars[f"head_entropy/{head}"] <= 1 + 1e-6
         assert scalars[f"module_gradient_norm/{head}"] > 0
         assert 0 <= scalars[f"head_clip_fraction/{head}"] <= 1
+        assert scalars[f"head_entropy_weight/{head}"] == pytest.approx(0.05)
 
 
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
@@ -222,11 +234,12 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
         assert anomaly.meaning
 
 
+@pytest.mark.parametrize("surrogate", ["joint", "factored"])
 @pytest.mark.parametrize("group", [1, 4])
-def test_what_follows_an_episodes_end_teaches_nothing(group: int) -> None:
+def test_what_follows_an_episodes_end_teaches_nothing(group: int, surrogate: str) -> None:
     def learned(seed: int) -> dict[str, Tensor]:
         """After an update from rollouts that differ only behind the ends of their episodes."""
-        student = learner(PPOSettings(group=group, minibatches=2, epochs=2))
+        student = learner(PPOSettings(group=group, minibatches=2, epochs=2, surrogate=surrogate))
         (rollout,) = rollouts(student, 1)
         running = torch.arange(STEPS).unsqueeze(1) < torch.arange(ENVIRONMENTS) % STEPS + 1
         noise = torch.Generator().manual_seed(seed)
@@ -249,3 +262,54 @@ def test_what_follows_an_episodes_end_teaches_nothing(group: int) -> None:
         return {**student.state_tensors(), "loss": torch.tensor(metrics.policy_loss)}
 
     assert same(learned(1), learned(2))
+
+
+class OneHead(Noise):
+    """Only the operation has a choice, and it has one in every step."""
+
+    def masks(self, step: int) -> MaskTensors:
+        masks = only_ops(self.environments, Op.WAIT, Op.GERMINATE, Op.ADVANCE)
+        first = (part & (torch.arange(part.shape[-1]) == 0) for part in masks[1:])
+        return MaskTensors(masks.op, *first)
+
+
+class TwoHeads(OneHead):
+    """The slot has a choice too."""
+
+    def masks(self, step: int) -> MaskTensors:
+        masks = super().masks(step)
+        return masks._replace(slot=only_ops(self.environments, Op.WAIT).slot)
+
+
+@pytest.mark.parametrize(("kind", "equal"), [(OneHead, True), (TwoHeads, False)])
+def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_both_surrogates(
+    kind: type[Noise], equal: bool
+) -> None:
+    def trained(surrogate: str) -> dict[str, Tensor]:
+        student = learner(PPOSettings(surrogate=surrogate, clip=0.002, target_kl=1e6))
+        probe = kind(STEPS, ENVIRONMENTS)
+        metrics = [student.update(collect(student.policy, probe), 0.0) for _ in range(3)]
+        assert metrics[-1].clip_fraction > 0
+        return student.state_tensors()
+
+    assert same(trained("joint"), trained("factored")) == equal
+
+
+@pytest.mark.parametrize("surrogate", ["joint", "factored"])
+@pytest.mark.parametrize("head", list(Head))
+def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surrogate: str) -> None:
+    """Where nothing is to be won, so that only the bonus of the one head with a weight teaches its output."""
+    weights = PerHead.every(0.0).model_copy(update={head.name.lower(): 1.0})
+    settings = PPOSettings(entropy_start=weights, entropy_floor=weights, surrogate=surrogate, target_kl=1e6)
+    student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
+    probe = Noise(STEPS, ENVIRONMENTS)
+    before = collect(student.policy, probe)
+    rollout = replace(before, reward=torch.zeros_like(before.reward), value=torch.zeros_like(before.value))
+    weights_before = {other: [p.clone() for p in student.policy.heads.output_parameters(other)] for other in Head}
+    first, *_, last = (student.update(rollout, 0.0) for _ in range(5))
+    name = head.name.lower()
+    assert last.head_entropy[name] > first.head_entropy[name]
+    for other, parameters in weights_before.items():
+        now = student.policy.heads.output_parameters(other)
+        moved = any(not torch.equal(p, q) for p, q in zip(parameters, now, strict=True))
+        assert moved == (other == head), other

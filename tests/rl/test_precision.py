@@ -9,6 +9,7 @@ import torch
 
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
+from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, anomalies
 from esper.rl.objective import Objective
 from esper.rl.ppo import Learner
@@ -17,6 +18,7 @@ from rl.noise import rollouts
 from rl.probes import learner
 
 HALVED = PPOSettings(bf16=True)
+WEIGHTS = torch.full((len(Head),), 0.01)
 LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0)
 
 
@@ -37,8 +39,8 @@ def test_probabilities_entropies_and_values_are_float32() -> None:
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
     student = learner(PPOSettings(), sizes=LIVELY)
     batch = student.batch(*rollouts(student, 1)).standardised()
-    exact = Objective(student.policy, PPOSettings()).backward(batch, 0.01)
-    rounded = Objective(student.policy, HALVED).backward(batch, 0.01)
+    exact = Objective(student.policy, PPOSettings()).backward(batch, WEIGHTS)
+    rounded = Objective(student.policy, HALVED).backward(batch, WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2
     for name in ("policy_loss", "value_loss", "entropy"):
         torch.testing.assert_close(getattr(rounded, name), getattr(exact, name), atol=0.02, rtol=0.05, msg=name)

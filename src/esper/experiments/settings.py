@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from esper.control.policy import PolicySettings
 from esper.experiments.telemetry_settings import TelemetrySettings
 from esper.lifecycle.actions import Curve, Op
+from esper.lifecycle.per_head import PerHead
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
 from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
@@ -35,8 +36,8 @@ DEFAULT_PPO = PPOSettings(
     gae_lambda=0.98,
     learning_rate=3e-3,
     final_learning_rate=5e-4,
-    entropy_start=0.02,
-    entropy_floor=0.005,
+    entropy_start=PerHead.every(0.02),
+    entropy_floor=PerHead.every(0.005),
 )
 """Few, noisy episodes: every rollout is used up to the KL limit, which ends most updates before their last epoch."""
 
@@ -71,7 +72,7 @@ class TrainSettings(Settings):
     conduct: Conduct = DEFAULT_CONDUCT
     """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
-    """The policy's sizes."""
+    """The policy's sizes, how it starts, and the floors of its probabilities."""
     cloning: CloningSettings | None = None
     """A start by imitation of a baseline; null: from random weights."""
     ppo: PPOSettings = DEFAULT_PPO

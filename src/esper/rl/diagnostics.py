@@ -28,6 +28,7 @@ class UpdateMetrics:
     kl: float
     """Largest k3 estimate of the KL divergence from the acting policy."""
     clip_fraction: float
+    """Fraction of decisions whose whole action's ratio lay outside the clip range."""
     gradient_norm: float
     """Over all parameters, before clipping."""
     first_ratio_deviation: float
@@ -40,7 +41,6 @@ class UpdateMetrics:
     advantage_deviation: float
     """Before standardising."""
     learning_rate: float
-    entropy_weight: float
     optimizer_steps: int
     stopped_early: bool
     """The KL divergence ended the update before its last epoch."""
@@ -48,6 +48,8 @@ class UpdateMetrics:
     """False: a loss or gradient was not finite; the update ended there without a step and without new statistics."""
     head_entropy: Mapping[str, float]
     """Per head, over the steps in which it had a choice; 0 if it never had one."""
+    head_entropy_weight: Mapping[str, float]
+    """Per head, what its entropy was weighed by in the mean over heads."""
     head_share: Mapping[str, float]
     """Per head, the fraction of steps in which it had a choice."""
     head_clip_fraction: Mapping[str, float]

@@ -15,10 +15,9 @@ LOG_RATIO_BOUND = 10.0
 """Log-ratios are clipped to this, so that one absurd probability cannot make the loss infinite."""
 
 
-class Surrogate(NamedTuple):
-    """The policy's part of the loss with its diagnostics, all 0-d."""
+class Drift(NamedTuple):
+    """How far the policy has moved from the one that acted, all 0-d."""
 
-    loss: Tensor
     kl: Tensor
     """k3 estimate of KL(old || new): the mean of r - 1 - log r >= 0 (Schulman, "Approximating KL divergence", 2020)."""
     clipped: Tensor
@@ -27,18 +26,49 @@ class Surrogate(NamedTuple):
     """Largest |r - 1|."""
 
 
-def clipped_surrogate(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, count: Tensor
-) -> Surrogate:
-    """-mean min(r A, clip(r, 1 - clip, 1 + clip) A) with r the probability ratio (Schulman et al., 2017)."""
-    log_ratio = (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    ratio = log_ratio.exp()
-    bounded = ratio.clamp(1 - clip, 1 + clip)
-    loss = -(torch.minimum(ratio * advantage, bounded * advantage).sum() / count)
-    with torch.no_grad():
-        change = ratio - 1
-        kl = (change - log_ratio).sum() / count
-        return Surrogate(loss, kl, (change.abs() > clip).sum() / count, change.abs().amax())
+@torch.no_grad()
+def drift(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: Tensor) -> Drift:
+    """By the probability ratios r of whole actions, whichever the surrogate clips."""
+    log_ratio = _log_ratio(log_prob, old_log_prob)
+    change = log_ratio.exp() - 1
+    kl = (change - log_ratio).sum() / count
+    return Drift(kl, (change.abs() > clip).sum() / count, change.abs().amax())
+
+
+def joint_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, count: Tensor) -> Tensor:
+    """-mean min(r A, clip(r, 1 - clip, 1 + clip) A), 0-d, with r the probability ratio (Schulman et al., 2017).
+
+    At r = 1 its gradient is -(1 / N) sum over N steps t of A_t sum over heads h of grad log p_th: a head that has a
+    choice in n of them learns from each as much as the others do, and so n / N times as fast.
+    """
+    return -(_clipped_gain(log_prob, old_log_prob, advantage, clip).sum() / count)
+
+
+def factored_surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, is_open: Tensor, occurrences: Tensor
+) -> Tensor:
+    """The surrogate, 0-d, of each head by its own ratio over the steps in which it had a choice, summed over heads.
+
+    -sum over heads h of (1 / n_h) sum over its n_h steps t of min(r_th A_t, clip(r_th, 1 - clip, 1 + clip) A_t). At
+    r = 1 its gradient is -sum over h of (1 / n_h) sum over t of A_t grad log p_th: a head learns as fast from few steps
+    as from many. The parts of an action are also clipped one by one by Han and Sung ("Dimension-wise importance
+    sampling weight clipping", 2019) and Fan et al. ("Hybrid actor-critic reinforcement learning in parameterized action
+    space", 2019).
+
+    ``log_prob``, ``old_log_prob`` and ``is_open`` are ``[T, E, 8]``, ``advantage`` ``[T, E]``, ``occurrences``, how
+    often each head had a choice, ``[8]``.
+    """
+    gain = _clipped_gain(log_prob, old_log_prob, advantage.unsqueeze(-1), clip)
+    return -head_means(gain, is_open, occurrences).sum()
+
+
+def _clipped_gain(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    ratio = _log_ratio(log_prob, old_log_prob).exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def _log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    return (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def value_loss(value: Tensor, target: Tensor, scale: Tensor, count: Tensor) -> Tensor:
@@ -55,14 +85,20 @@ def head_means(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> Tensor:
     return (figures * is_open).sum((0, 1)) / occurrences.clamp(min=1)
 
 
-def entropy_bonus(entropies: Tensor, occurrences: Tensor) -> Tensor:
-    """The mean, 0-d in 0..1, of the heads' mean ``entropies [8]`` over the heads that had a choice at all."""
+def mean_of_active(figures: Tensor, occurrences: Tensor) -> Tensor:
+    """The mean, 0-d, of the heads' ``figures [8]`` over the heads that had a choice at all; 0 if none had."""
     active = occurrences > 0
-    return (entropies * active).sum() / active.sum().clamp(min=1)
+    return (figures * active).sum() / active.sum().clamp(min=1)
+
+
+def entropy_bonus(entropies: Tensor, occurrences: Tensor, weights: Tensor) -> Tensor:
+    """`mean_of_active` of the heads' mean ``entropies [8]``, each times its weight, ``[8]``."""
+    active = occurrences > 0
+    # Weights are shared out first: then equal ones give the same gradient, to the bit, as one that multiplies the mean.
+    return (entropies * (weights * active / active.sum().clamp(min=1))).sum()
 
 
 @torch.no_grad()
 def outside_clip_range(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> Tensor:
     """Whether the probability ratio is outside 1 - clip .. 1 + clip, bool of the arguments' shape."""
-    log_ratio = (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return (log_ratio.exp() - 1).abs() > clip
+    return (_log_ratio(log_prob, old_log_prob).exp() - 1).abs() > clip

@@ -11,7 +11,16 @@ from torch import Tensor
 from esper.control.policy import Policy, PolicyEvaluation, PolicyState
 from esper.control.spaces import MaskTensors, Observation
 from esper.rl.batch import Batch
-from esper.rl.losses import clipped_surrogate, entropy_bonus, head_means, outside_clip_range, value_loss
+from esper.rl.losses import (
+    drift,
+    entropy_bonus,
+    factored_surrogate,
+    head_means,
+    joint_surrogate,
+    mean_of_active,
+    outside_clip_range,
+    value_loss,
+)
 from esper.rl.rollout import Rollout
 from esper.rl.settings import PPOSettings
 
@@ -52,9 +61,10 @@ class Objective:
         # Only this function is compiled: the policy itself keeps its parameters' names and acts as before.
         self._evaluate = torch.compile(policy.evaluate) if settings.compile else policy.evaluate
 
-    def backward(self, batch: Batch, entropy_weight: float) -> Measured:
+    def backward(self, batch: Batch, entropy_weights: Tensor) -> Measured:
         """Add the gradient of the minibatch's loss to the parameters', freeing each chunk's graph before the next one.
 
+        ``entropy_weights`` are ``[8]``, on the policy's device.
         Chunks hand on their memory but no gradient: truncated backpropagation through time (Williams and Peng, 1990).
         """
         rollout = batch.rollout
@@ -64,7 +74,7 @@ class Objective:
             with torch.autocast(self._policy.device.type, torch.bfloat16, enabled=self._settings.bf16):
                 now = _evaluated(self._evaluate, rollout, chunk, state)
             state = now.state.detached()
-            loss, part = self._loss(now, batch, chunk, counts, entropy_weight)
+            loss, part = self._loss(now, batch, chunk, counts, entropy_weights)
             loss.backward()
             measured.append(part)
         return _whole(measured)
@@ -84,30 +94,43 @@ class Objective:
             yield slice(start, start + length)
 
     def _loss(
-        self, now: PolicyEvaluation, batch: Batch, chunk: slice, counts: _Counts, entropy_weight: float
+        self, now: PolicyEvaluation, batch: Batch, chunk: slice, counts: _Counts, entropy_weights: Tensor
     ) -> tuple[Tensor, Measured]:
         """The chunk's part of the minibatch's loss."""
         rollout, settings = batch.rollout, self._settings
         running, is_open = rollout.running[chunk], batch.is_open[chunk]
-        old, advantage, target = (part[chunk][running] for part in (rollout.log_prob, batch.advantage, batch.target))
-        surrogate = clipped_surrogate(now.log_prob[running], old, advantage, settings.clip, counts.running)
-        error = value_loss(now.value[running], target, self._policy.value_head.scale, counts.running)
+        value, target = now.value[running], batch.target[chunk][running]
+        surrogate = self._surrogate(now, batch, chunk, counts)
+        error = value_loss(value, target, self._policy.value_head.scale, counts.running)
         entropies = head_means(now.entropy, is_open, counts.occurrences)
-        bonus = entropy_bonus(entropies, counts.occurrences)
-        loss = surrogate.loss + settings.value_weight * error - entropy_weight * bonus
+        bonus = entropy_bonus(entropies, counts.occurrences, entropy_weights)
+        loss = surrogate + settings.value_weight * error - bonus
+        moved = drift(now.log_prob[running], rollout.log_prob[chunk][running], settings.clip, counts.running)
         outside = outside_clip_range(now.chosen_log_prob, rollout.chosen_log_prob[chunk], settings.clip)
         measured = Measured(
-            policy_loss=surrogate.loss,
+            policy_loss=surrogate,
             value_loss=error,
-            entropy=bonus,
-            kl=surrogate.kl,
-            clip_fraction=surrogate.clipped,
-            deviation=surrogate.deviation,
+            entropy=mean_of_active(entropies, counts.occurrences),
+            kl=moved.kl,
+            clip_fraction=moved.clipped,
+            deviation=moved.deviation,
             head_entropy=entropies,
             head_share=is_open.sum((0, 1)) / counts.running,
             head_clip_fraction=head_means(outside, is_open, counts.occurrences),
         )
         return loss, Measured(*(part.detach() for part in measured))
+
+    def _surrogate(self, now: PolicyEvaluation, batch: Batch, chunk: slice, counts: _Counts) -> Tensor:
+        """The chunk's part of the policy's loss."""
+        rollout, advantage, clip = batch.rollout, batch.advantage[chunk], self._settings.clip
+        match self._settings.surrogate:
+            case "joint":
+                running = rollout.running[chunk]
+                old = rollout.log_prob[chunk][running]
+                return joint_surrogate(now.log_prob[running], old, advantage[running], clip, counts.running)
+            case "factored":
+                old, is_open = rollout.chosen_log_prob[chunk], batch.is_open[chunk]
+                return factored_surrogate(now.chosen_log_prob, old, advantage, clip, is_open, counts.occurrences)
 
 
 class _Evaluate(Protocol):

@@ -128,10 +128,11 @@ class Learner:
     def _descend(self, batch: Batch, progress: float) -> Course:
         """All optimizer steps, until the KL divergence or something not finite ends them."""
         settings, course = self.settings, Course()
+        entropy_weights = torch.tensor(settings.entropy_weights(progress), device=self.policy.device)
         for index in self._minibatches(batch.rollout.environments):
             part = batch.at(index)
             self._optimizer.clear()
-            measured = self._objective.backward(part, settings.entropy_weight(progress))
+            measured = self._objective.backward(part, entropy_weights)
             if settings.bf16 and not course.measured:
                 # Rounding to bfloat16 would pass for a policy that learns otherwise than it acted, and hide one.
                 measured = measured._replace(deviation=self._objective.deviation(part.rollout))

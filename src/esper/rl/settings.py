@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any, Literal
 
+from pydantic import Field, ValidationInfo, field_validator
+
+from esper.lifecycle.per_head import PerHead, completed
 from esper.settings import Settings
 
 
@@ -47,6 +50,13 @@ class PPOSettings(Settings):
     """Multiply matrices of the update in bfloat16, but for those of the LSTM; for policies on a CUDA device, which
     others refuse. Probabilities, losses and weights stay in float32."""
 
+    surrogate: Literal["joint", "factored"] = "joint"
+    """What is maximised, with A the advantage, r a probability ratio and c(r) the smaller of r A and clip(r) A.
+    `joint`: (1 / N) sum_t c(r_t), over all N steps, with the whole action's ratio; a head with a choice in n of them
+    learns n / N times as fast as one that always has. `factored`: sum_h (1 / n_h) sum_t c(r_th), with each head's own
+    ratio over the n_h steps in which it had a choice; all heads learn as fast. Where one head alone has a choice, in
+    every step, they are the same."""
+
     clip: float = Field(default=0.2, gt=0, lt=1)
     """Probability ratios beyond 1 - clip .. 1 + clip gain nothing more."""
 
@@ -56,14 +66,15 @@ class PPOSettings(Settings):
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the value loss, which is in units of the returns' variance."""
 
-    entropy_start: float = Field(default=0.05, ge=0)
-    """Weight of the mean normalised entropy per head at the start of training."""
+    entropy_start: PerHead = PerHead.every(0.05)
+    """Weight of each head's mean normalised entropy in the mean over heads, at the start of training. One number for
+    all heads, or some of them by name: the others keep their default."""
 
-    entropy_floor: float = Field(default=0.01, ge=0)
+    entropy_floor: PerHead = PerHead.every(0.01)
     """The same at the end of the annealing and ever after."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
-    """Fraction of training over which the entropy weight falls to its floor."""
+    """Fraction of training over which entropy weights fall to their floors."""
 
     learning_rate: float = Field(default=1e-3, gt=0, le=1)
     """AdamW's step size at the start of training."""
@@ -83,9 +94,15 @@ class PPOSettings(Settings):
     max_gradient_norm: float = Field(default=0.5, gt=0)
     """The gradient over all parameters is scaled down to this norm."""
 
-    def entropy_weight(self, progress: float) -> float:
-        """The weight of the entropy at this progress."""
-        return _between(self.entropy_start, self.entropy_floor, progress / self.entropy_anneal)
+    @field_validator("entropy_start", "entropy_floor", mode="before")
+    @classmethod
+    def _other_heads_keep_their_default(cls, given: Any, info: ValidationInfo) -> Any:
+        return completed(given, cls.model_fields[str(info.field_name)].default)
+
+    def entropy_weights(self, progress: float) -> tuple[float, ...]:
+        """The weight of each head's entropy at this progress, in the order of `Head`."""
+        ends = zip(self.entropy_start.by_head, self.entropy_floor.by_head, strict=True)
+        return tuple(_between(start, floor, progress / self.entropy_anneal) for start, floor in ends)
 
     def learning_rate_at(self, progress: float) -> float:
         """The step size at this progress."""

@@ -11,15 +11,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.policy.layers import RELU_GAIN, embedding, linear
-from esper.control.policy.masking import legal_choices, masked_log_softmax
+from esper.control.policy.masking import legal_choices, masked_log_softmax, raised_to_floor
 from esper.control.policy.settings import PolicySettings
 from esper.control.spaces import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import RELEVANT, Head, Op, head_sizes
 
 DETAILS = (Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE)
 
-Choose = Callable[[Head, Tensor, Tensor], Tensor]
-"""Picks choices int64 ``[N]`` from a head's log-probabilities and legality, both ``[N, n]``: drawn, greedy or given."""
+
+class Candidates(NamedTuple):
+    """What N rows of one head choose from."""
+
+    preferences: Tensor
+    """Log-probabilities ``[N, n]`` before they are raised to the head's floor."""
+    log_probs: Tensor
+    """``[N, n]``."""
+    legal: Tensor
+    """bool ``[N, n]``."""
+
+
+Choose = Callable[[Head, Candidates], Tensor]
+"""Picks choices int64 ``[N]``: drawn, greedy or given."""
 
 
 class Decision(NamedTuple):
@@ -54,6 +66,7 @@ class ActionHeads(nn.Module):
     def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
         super().__init__()
         hidden, width, gain = settings.hidden, settings.width, settings.head_gain
+        self.floors = settings.probability_floor.by_head
         sizes = head_sizes(1, 1)  # only SLOT and BLUEPRINT depend on the counts, and those two are pointers
         self.register_buffer("relevant", torch.from_numpy(RELEVANT.copy()), persistent=False)  # [ops, heads]
         self.op_embedding = embedding(len(Op), width, generator)
@@ -69,7 +82,7 @@ class ActionHeads(nn.Module):
         )
 
         op_bias = self.outputs[Head.OP.name].get_parameter("bias")
-        op_bias.data.copy_(torch.tensor(settings.op_prior))
+        op_bias.data.copy_(torch.tensor(settings.op_prior.by_op))
 
     def output_parameters(self, head: Head) -> list[nn.Parameter]:
         """The parameters that belong to this head alone."""
@@ -80,7 +93,7 @@ class ActionHeads(nn.Module):
     ) -> Decision:
         """Run the heads in order on ``memory`` ``[N, H]`` and ``tokens`` ``[N, S, W]``; ``choose`` picks in each."""
         rows = torch.arange(memory.shape[0], device=memory.device)
-        settle = _Settling(choose)
+        settle = _Settling(choose, self.floors)
         op = settle(Head.OP, self.outputs[Head.OP.name](memory), masks.op)
         relevant = self.relevant[op]  # [N, heads]
         op_vector = self.op_embedding(op)
@@ -103,15 +116,17 @@ class ActionHeads(nn.Module):
 class _Settling:
     """Settles one head after the other and keeps what each was settled from."""
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, choose: Choose, floors: tuple[float, ...]) -> None:
         self._choose = choose
+        self._floors = floors
         self._actions: list[Tensor] = []
         self._log_probs: list[Tensor] = []
         self._legal: list[Tensor] = []
 
     def __call__(self, head: Head, logits: Tensor, legal: Tensor) -> Tensor:
-        log_probs = masked_log_softmax(logits, legal)
-        choice = self._choose(head, log_probs, legal)
+        preferences = masked_log_softmax(logits, legal)
+        log_probs = raised_to_floor(preferences, legal, self._floors[head])
+        choice = self._choose(head, Candidates(preferences, log_probs, legal))
         self._actions.append(choice)
         self._log_probs.append(log_probs)
         self._legal.append(legal)

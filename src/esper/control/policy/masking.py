@@ -63,6 +63,21 @@ def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
     return logits.float().masked_fill(~legal, ILLEGAL_LOGIT).log_softmax(-1)
 
 
+def raised_to_floor(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
+    """Log-probabilities ``[N, n]`` mixed with the uniform distribution, so that no legal choice is below the floor.
+
+    p' = (1 - k g) p + g for each of k legal choices, with g = min(floor, 1 / k) (Auer et al., "The nonstochastic
+    multiarmed bandit problem", 2002, where g is gamma / K). Illegal choices stay impossible and a single legal one
+    certain, and their gradients 0. A floor of 0 changes nothing.
+    """
+    if floor == 0:
+        return log_probs
+    probabilities, count = log_probs.exp(), legal.sum(-1, keepdim=True).to(log_probs.dtype)
+    # Written so that a certain choice of one comes out as exactly 1.
+    mixed = probabilities + count.reciprocal().clamp(max=floor) * (1 - count * probabilities)
+    return torch.where(legal, mixed.log(), log_probs)
+
+
 def normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
     """Entropy ``[N]`` divided by log(number of legal choices): in 0..1, and 0 where there is only one."""
     entropy = -(log_probs.exp() * log_probs).sum(-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.control.policy.encoder import Encoder
-from esper.control.policy.heads import ActionHeads, Choose, Decision
+from esper.control.policy.heads import ActionHeads, Candidates, Choose, Decision
 from esper.control.policy.layers import lstm
 from esper.control.policy.masking import chosen, draw, normalised_entropy, open_heads
 from esper.control.policy.normaliser import ObservationNormaliser
@@ -123,7 +123,8 @@ class Policy(nn.Module):
         """Choose one action per environment.
 
         ``noise`` ``[E, 8]`` holds a uniform number in [0, 1] per environment and head, so that what environment i
-        draws depends on its own random stream and on nothing else. Without noise each head takes its likeliest choice.
+        draws depends on its own random stream and on nothing else. Without noise each head takes the choice
+        that is likeliest before probabilities are raised to their floors.
         """
         tokens, memory, state, observation = self._remember(observation, state)
         choose = _greedy if noise is None else _drawing(noise)
@@ -194,13 +195,13 @@ def _chosen(decision: Decision) -> Tensor:
     return torch.stack(per_head, -1)
 
 
-def _greedy(head: Head, log_probs: Tensor, legal: Tensor) -> Tensor:  # noqa: ARG001
-    return log_probs.argmax(-1)
+def _greedy(head: Head, candidates: Candidates) -> Tensor:  # noqa: ARG001
+    return candidates.preferences.argmax(-1)
 
 
 def _drawing(noise: Tensor) -> Choose:
-    return lambda head, log_probs, legal: draw(log_probs, legal, noise[:, head])
+    return lambda head, candidates: draw(candidates.log_probs, candidates.legal, noise[:, head])
 
 
 def _given(actions: Tensor) -> Choose:
-    return lambda head, log_probs, legal: actions[:, head]  # noqa: ARG005
+    return lambda head, candidates: actions[:, head]  # noqa: ARG005

@@ -1,16 +1,43 @@
-"""How large the learned controller is and how it starts."""
+"""How large the learned controller is, how it starts, and how sure of itself it may become."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.per_head import PerHead, completed
 from esper.settings import Settings
 
 
+class OpPrior(Settings):
+    """First logits of the operations. 0 for all of them: a first policy that is nearly uniform over what is legal.
+
+    The defaults were set by hand. Where waiting, germinating, fossilizing and pruning are legal, an untrained policy
+    waits with probability .54, germinates with .12, fossilizes with .33 and prunes with .02: what it germinates has
+    time to show its worth, where a uniform one would prune nearly everything at once. Learning may move it anywhere.
+    """
+
+    wait: float = Field(default=1.5, allow_inf_nan=False)
+    germinate: float = Field(default=0.0, allow_inf_nan=False)
+    advance: float = Field(default=0.0, allow_inf_nan=False)
+    set_alpha: float = Field(default=0.0, allow_inf_nan=False)
+    fossilize: float = Field(default=1.0, allow_inf_nan=False)
+    prune: float = Field(default=-2.0, allow_inf_nan=False)
+
+    @property
+    def by_op(self) -> tuple[float, ...]:
+        """The logits in the order of `Op`."""
+        logits = self.model_dump()
+        return tuple(logits[op.name.lower()] for op in Op)
+
+
 class PolicySettings(Settings):
-    """Sizes and initialisation of the recurrent policy. None of them depends on the number of slots or blueprints."""
+    """Sizes and initialisation of the recurrent policy, and the floors of its probabilities.
+
+    None of them depends on the number of slots or blueprints.
+    """
 
     hidden: int = Field(default=128, ge=4, le=4096)
     """Units of the LSTM: the main cost of an update."""
@@ -27,9 +54,26 @@ class PolicySettings(Settings):
     head_gain: float = Field(default=0.01, gt=0, le=1)
     """Gain of the last layer of each action head: small, so that the first policy is nearly uniform."""
 
-    op_prior: tuple[float, float, float, float, float, float] = (1.5, 0.0, 0.0, 0.0, 1.0, -2.0)
-    """First logits of wait, germinate, advance, set_alpha, fossilize and prune: the untrained policy gives what it
-    germinates time to show its worth, where a uniform one would prune nearly everything at once."""
+    op_prior: OpPrior = OpPrior()
+    """First logits of the operations, which keep the untrained policy from pruning nearly everything at once."""
+
+    probability_floor: PerHead = PerHead.every(0.0)
+    """The least probability, per head, that each of n legal choices keeps for ever; 1 / n where that is less. Below
+    .5; 0 is none. The policy's distributions are mixed with uniform ones for it, in acting and in all that is learned;
+    played greedily, a policy takes what is likeliest without it. One number for all heads, or some of them by name."""
+
+    @field_validator("probability_floor", mode="before")
+    @classmethod
+    def _other_heads_keep_their_default(cls, given: Any, info: ValidationInfo) -> Any:
+        return completed(given, cls.model_fields[str(info.field_name)].default)
+
+    @field_validator("probability_floor")
+    @classmethod
+    def _something_is_left_to_choose(cls, floor: PerHead) -> PerHead:
+        for head, number in zip(Head, floor.by_head, strict=True):
+            if number >= 0.5:
+                raise ValueError(f"{number} for {head.name.lower()} leaves nothing to choose: set it below 0.5")
+        return floor
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Any
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import payload_of, plain
 
-_LEFT_OUT = ("ppo/head_share/", "ppo/head_clip_fraction/", "kept/", "contribution/")
+_LEFT_OUT = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/", "contribution/")
 """Scalars that the view does not draw."""
 
 
