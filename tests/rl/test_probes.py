@@ -10,6 +10,7 @@ from control.synthetic import NO_PRIOR
 from esper.control.policy import PolicySettings
 from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
+from esper.rl.objective import Objective
 from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.rl.settings import PPOSettings
@@ -124,6 +125,73 @@ def test_pointers_that_rarely_matter_learn_to_point(marked: bool, low: float, hi
     for _ in train(student, probe, 30):
         pass
     assert low <= score(student, probe) <= high
+
+
+OPENING = {
+    Head.OP: (Op.WAIT, Op.ADVANCE),
+    Head.SLOT: (Op.ADVANCE,),
+    Head.BLUEPRINT: (Op.GERMINATE,),
+    Head.BLEND: (Op.GERMINATE,),
+    Head.TEMPO: (Op.GERMINATE,),
+    Head.ALPHA_TARGET: (Op.GERMINATE,),
+    Head.ALPHA_SPEED: (Op.PRUNE,),
+    Head.ALPHA_CURVE: (Op.PRUNE,),
+}
+"""Operations to which a head is relevant."""
+
+
+class Pick(Probe):
+    """One head has a choice, in one step of ``every``, and its second choice, which is marked, pays; all else is given."""
+
+    def __init__(self, head: Head, every: int, steps: int, environments: int = ENVIRONMENTS) -> None:
+        super().__init__(steps, environments)
+        self.head = head
+        self.every = every
+
+    def reset(self) -> None:
+        pass
+
+    def observe(self, step: int) -> Observation:
+        seen = self.blank()
+        seen.slots[:, 1, 0] = 1.0
+        seen.blueprints[:, :, 1, 1] = 1.0
+        return seen
+
+    def masks(self, step: int) -> MaskTensors:
+        free = free_masks(self.environments)
+        closed = MaskTensors(*(part & (torch.arange(part.shape[-1]) == 0) for part in free))
+        if step % self.every:
+            return closed
+        opened = closed._replace(op=only_ops(self.environments, *OPENING[self.head]).op)
+        return opened if self.head is Head.OP else opened._replace(**{self.head.name.lower(): free[self.head]})
+
+    def reward(self, step: int, actions: Tensor) -> Tensor:
+        right = OPENING[Head.OP][1] if self.head is Head.OP else 1
+        return (actions[:, self.head] == right).float() * (step % self.every == 0)
+
+
+def gradient(head: Head, surrogate: str, steps: int) -> list[Tensor]:
+    """That of the head's own parameters where it has a choice in the first of the ``steps`` alone."""
+    settings = QUICK.model_copy(update={"surrogate": surrogate, "gae_lambda": 0.0})
+    student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
+    batch = student.batch(collect(student.policy, Pick(head, steps, steps)))
+    assert batch.is_open.sum((0, 1)).tolist() == [ENVIRONMENTS * (other is head) for other in Head]
+    advantage = torch.randn(ENVIRONMENTS, generator=torch.Generator().manual_seed(1)).expand(steps, -1)
+    Objective(student.policy, settings).backward(batch._replace(advantage=advantage), torch.zeros(len(Head)))
+    return [parameter.grad for parameter in student.policy.heads.output_parameters(head) if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("surrogate", "share"), [("factored", 1.0), ("joint", 1 / 30)])
+@pytest.mark.parametrize("head", list(Head))
+def test_a_head_with_a_choice_in_one_step_of_thirty_gets_the_gradient_of_one_that_always_has_it(
+    head: Head, surrogate: str, share: float
+) -> None:
+    """From the same decisions with the same advantages; with the joint surrogate it gets a thirtieth."""
+    rare, always = gradient(head, surrogate, 30), gradient(head, surrogate, 1)
+    assert always
+    assert any(part.any() for part in always)
+    for seldom, ever in zip(rare, always, strict=True):
+        torch.testing.assert_close(seldom, share * ever, rtol=1e-4, atol=1e-6)
 
 
 class Recall(Probe):
