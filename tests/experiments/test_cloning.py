@@ -17,6 +17,7 @@ from esper.experiments.collect import new_policy
 from esper.experiments.demonstrate import demonstrations
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.per_head import PerHead
 from esper.rl.cloning import CloningSettings, clone
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout
@@ -57,6 +58,23 @@ def test_a_clone_decides_as_it_was_shown(settings: TrainSettings, shown: Rollout
         operations.append(actions[:, 0])
     # On networks it never saw: plant in each slot, one after the other, from the start.
     assert (np.stack(operations)[:3] == shown.actions[:3, :1, 0].numpy()).mean() > 0.9
+
+
+def test_a_clone_keeps_the_floors_of_its_probabilities(settings: TrainSettings, shown: Rollout) -> None:
+    floors = PerHead.every(0.0).model_copy(update={"op": 0.1, "slot": 0.05})
+    policy = new_policy(replaced(settings, probability_floor=floors))
+    clone(policy, shown, SHOWN, 1.0, 0)
+    with torch.no_grad():
+        now = policy.evaluate(shown.observations, shown.masks, shown.actions, shown.state)
+    is_open = policy.open_heads(shown.masks, shown.actions) & shown.running.unsqueeze(-1)
+    for head, floor in enumerate(floors.by_head):
+        if is_open[..., head].any():
+            likeliest = float(now.chosen_log_prob[..., head][is_open[..., head]].exp().amax())
+            assert 1 - 2 * floor - 0.05 < likeliest <= 1 - floor + 1e-6
+
+
+def replaced(settings: TrainSettings, **policy: object) -> TrainSettings:
+    return settings.model_copy(update={"policy": settings.policy.model_copy(update=policy)})
 
 
 def test_the_value_function_foresees_what_the_demonstrator_earned(settings: TrainSettings, shown: Rollout) -> None:

@@ -141,7 +141,7 @@ OPENING = {
 
 
 class Pick(Probe):
-    """One head has a choice, in one step of ``every``, and its second choice, which is marked, pays; all else is given."""
+    """One head has a choice, in one step of ``every``; its second one, which is marked, pays. All else is given."""
 
     def __init__(self, head: Head, every: int, steps: int, environments: int = ENVIRONMENTS) -> None:
         super().__init__(steps, environments)
@@ -192,6 +192,38 @@ def test_a_head_with_a_choice_in_one_step_of_thirty_gets_the_gradient_of_one_tha
     assert any(part.any() for part in always)
     for seldom, ever in zip(rare, always, strict=True):
         torch.testing.assert_close(seldom, share * ever, rtol=1e-4, atol=1e-6)
+
+
+BANDIT = PPOSettings(
+    gamma=1e-6,  # each decision for itself,
+    gae_lambda=0.0,
+    normalise_advantages=False,  # and as much at stake in it, however rare it is
+    learning_rate=1e-2,
+    final_learning_rate=1e-2,
+    epochs=6,
+    minibatches=1,
+    entropy_start=0.1,
+    entropy_floor=0.1,
+    target_kl=1e6,
+)
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "every", "low", "high"),
+    [("factored", 1, 0.9, 1.0), ("factored", 30, 0.9, 1.0), ("joint", 1, 0.9, 1.0), ("joint", 30, 0.33, 0.6)],
+)
+def test_a_head_with_a_choice_in_one_step_of_thirty_learns_in_as_few_updates(
+    surrogate: str, every: int, low: float, high: float
+) -> None:
+    """With the joint surrogate the entropy bonus, which is a mean over the head's own steps, outweighs its gradient."""
+    sizes = PolicySettings(hidden=16, width=8, op_prior=NO_PRIOR)
+    student = learner(BANDIT.model_copy(update={"surrogate": surrogate}), sizes=sizes)
+    probe = Pick(Head.TEMPO, every, steps=30, environments=64)
+    for _ in train(student, probe, 5):
+        pass
+    memory = student.policy.initial_state(probe.environments)
+    step = student.policy.act(probe.observe(0), probe.masks(0), memory)
+    assert low <= float(step.head_log_probs[Head.TEMPO][:, 1].exp().mean()) <= high
 
 
 class Recall(Probe):

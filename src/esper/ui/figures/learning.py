@@ -141,7 +141,7 @@ FIGURES = (
     ),
     Figure(
         "updates",
-        "Policy updates: how far the policy moved, the share of decisions whose probability moved as far as it may, "
+        "Policy updates: how far the policy moved, the share of decisions whose probability left the clip range, "
         "and how well the value function foresees returns.",
         UPDATES,
         _draw_updates,

@@ -96,7 +96,7 @@ def health_section(data: ReportData) -> Element | None:
         Gauge("operation's entropy", "ppo/head_entropy/op", "the same of the choice of operation alone"),
         Gauge("KL divergence", "ppo/kl", "moved per update; dashed: where an update ends early", (KL_STOP * target,)),
         Gauge("explained variance", "ppo/explained_variance", "1: the value function foresees the returns", (0.0,)),
-        Gauge("clipped share", "ppo/clip_fraction", "decisions whose probability moved as far as it may"),
+        Gauge("clipped share", "ppo/clip_fraction", "decisions whose probability left the clip range"),
         Gauge("gradient norm", "ppo/gradient_norm", "before it is clipped"),
         Gauge("accuracy", "accuracy", "validation, at the end of the episodes"),
         Gauge("growth", "added", "committed parameters over the host's"),

@@ -18,7 +18,7 @@ const CHARTS = {
     ["Score", "J of the exploring networks, and the greedy policy's score on the probe instances among the baselines' there.",
       named(["objective", "J, exploring"], ["probe_score", "policy on probes"]), { levels: true, height: 290 }],
     ["Approximate KL divergence", "How far each update moved the policy.", named(["ppo/kl", "KL"])],
-    ["Clip fraction", "Share of decisions whose ratio was clipped.", named(["ppo/clip_fraction", "clipped"])],
+    ["Clip fraction", "Share of decisions whose ratio left the clip range.", named(["ppo/clip_fraction", "clipped"])],
     ["Explained variance", "1: the value head foresees the returns; 0 or less: it knows nothing.",
       named(["ppo/explained_variance", "explained variance"])],
     ["Gradient norm", "Over all parameters, before clipping.", named(["ppo/gradient_norm", "gradient norm"])],
