@@ -53,7 +53,9 @@ def planted(noise: float) -> Callable[..., list[Played]]:
         return [
             Played(
                 [
-                    Record("", one.name, one.family, one.variant, quality(each._settings) + rng.normal(0, noise), 0, 0, 1)
+                    Record(
+                        "", one.name, one.family, one.variant, quality(each._settings) + rng.normal(0, noise), 0, 0, 1
+                    )
                     for one in instances
                 ],
                 [],
