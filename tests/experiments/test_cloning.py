@@ -97,7 +97,9 @@ def test_steps_behind_an_episodes_end_are_not_imitated(settings: TrainSettings, 
 
     other = shown.actions.clone()
     other[4:, ::2] = 0
-    one, two = cloned(shown.actions), cloned(other)
+    one, two, fresh = cloned(shown.actions), cloned(other), new_policy(settings).state_dict()
+    assert not torch.equal(other, shown.actions)
+    assert any(not torch.equal(one[name], fresh[name]) for name in one)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 

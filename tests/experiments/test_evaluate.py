@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from esper.control.learned import Learned
 from esper.control.rules.replay import SHUFFLED, Replay
@@ -109,9 +111,13 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
         }
     results = [one for one in of_split(found.results, "heldout") if one.controller == SHUFFLED]
     assert [one.instance for one in results] == [one.name for one in chosen]
-    for place, one in enumerate(results):
-        possible = [records[place].score for donor, records in scores.items() if donor != place]
-        assert any(one.score == pytest.approx(score, abs=1e-6) for score in possible)
+    fits = np.array(
+        [[abs(one.score - scores[donor][place].score) < 1e-6 for donor in scores] for place, one in enumerate(results)]
+    )
+    assert fits.sum() < fits.size / 2, "the donors' actions must lead to scores that tell them apart"
+    np.fill_diagonal(fits, val=False)
+    places, donors = linear_sum_assignment(fits, maximize=True)
+    assert fits[places, donors].all(), "everybody's actions were handed on once, to somebody else"
 
 
 def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Evaluation):

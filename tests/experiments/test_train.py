@@ -17,7 +17,16 @@ from esper.errors import RunError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.trainer import Trainer
-from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.rl.optimizer import PolicyOptimizer
+from esper.telemetry.events import (
+    CheckpointWritten,
+    PPOUpdated,
+    RunEnded,
+    RunFailed,
+    RunInterrupted,
+    RunResumed,
+    RunStarted,
+)
 from esper.telemetry.reader import RunReader
 from experiments.runs import at, ignore, resumed, started, tiny
 from experiments.short_suite import short_suite
@@ -155,11 +164,52 @@ def test_an_error_is_part_of_the_history(tmp_path: Path):
         assert reader.events(RunFailed) == [RunFailed(1, "the machine is on fire")]
 
 
-def test_learning_changes_the_policy(tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]):
+EVERY_CHOICE = (
+    "rules={operations: [wait, germinate, advance, set_alpha, fossilize, prune], blends: [add, multiply], "
+    "tempos: [3, 5, 8], alpha_targets: [.5, .7, 1], alpha_speeds: [0, 3], alpha_curves: [linear, cosine]}"
+)
+"""Rules that leave no head of the policy without a choice."""
+
+
+def weights_changed(path: Path, *overrides: str) -> dict[str, bool]:
+    """Whether training changed each weight of the policy, as opposed to its statistics."""
+    with started(path, tiny("iterations=2", EVERY_CHOICE, *overrides)) as trainer:
+        before = {name: weight.detach().clone() for name, weight in trainer.policy.named_parameters()}
+        trainer.train(ignore)
+        return {
+            name: not torch.allclose(weight, before[name], rtol=0, atol=1e-9)
+            for name, weight in trainer.policy.named_parameters()
+        }
+
+
+def test_learning_changes_every_weight_of_the_policy(tmp_path: Path):
+    changed = weights_changed(tmp_path / "run")
+    assert [name for name, moved in changed.items() if not moved] == []
+
+
+def test_without_a_step_size_only_the_scale_of_values_changes(tmp_path: Path):
+    """The value head's last layer is rescaled together with the statistics of returns."""
+    changed = weights_changed(tmp_path / "run", "ppo.learning_rate=1e-20", "ppo.final_learning_rate=1e-20")
+    moved = {name for name, moved in changed.items() if moved}
+    assert moved == {"value_head.output.weight", "value_head.output.bias"}
+
+
+def test_the_record_of_an_update_says_what_the_learner_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken: list[int] = []
+    original = PolicyOptimizer.step
+
+    def counted(optimizer: PolicyOptimizer, rate: float) -> None:
+        taken[-1] += 1
+        original(optimizer, rate)
+
+    monkeypatch.setattr(PolicyOptimizer, "step", counted)
+    taken.append(0)
     with started(tmp_path / "run", SETTINGS) as trainer:
-        fresh = learned(trainer)
-    whole = uninterrupted[1]
-    assert any(not torch.equal(fresh[name], whole[name]) for name in fresh if name.startswith("policy."))
+        trainer.train(lambda iteration: taken.append(0))
+        records = trainer.store.events(PPOUpdated)
+    assert all(taken[:-1])
+    assert [record.optimizer_steps for record in records] == taken[:-1]
+    assert [record.metrics["optimizer_steps"] for record in records] == taken[:-1]
 
 
 def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -105,15 +105,36 @@ def assert_prunable(table: SeedTable, masks: ActionMasks) -> None:
     assert np.array_equal(masks.slot[:, Op.PRUNE], live & ~table.pruning)
 
 
-def assert_not_silent(actions: Int64s, acted: Step, waited: Step) -> None:
-    """Each action but WAIT left a mark on its slot: another state than waiting leads to, or a change that it caused.
-
-    ``waited`` is what WAIT leads to from the same states.
-    """
-    slots = (np.arange(len(actions)), actions[:, Head.SLOT])
-    differs = np.zeros(len(actions), dtype=np.bool_)
-    for field in fields(SeedTable):
-        differs |= getattr(acted.table, field.name)[slots] != getattr(waited.table, field.name)[slots]
-    changes = acted.transitions
-    differs[changes.env[changes.cause != Cause.TICK]] = True
-    assert np.all(differs | (actions[:, Head.OP] == Op.WAIT))
+def assert_obeyed(before: SeedTable, actions: Int64s, after: SeedTable) -> None:
+    """Each action but WAIT did to its slot what it says, by every head that it reads."""
+    acting = np.flatnonzero(actions[:, Head.OP] != Op.WAIT)
+    chosen = actions[acting]
+    at = (acting, chosen[:, Head.SLOT])
+    blend, target = chosen[:, Head.BLEND], np.array(ALPHA_TARGETS, np.float32)[chosen[:, Head.ALPHA_TARGET]]
+    speed, curve = np.array(ALPHA_SPEEDS)[chosen[:, Head.ALPHA_SPEED]], chosen[:, Head.ALPHA_CURVE]
+    pruned, at_once = chosen[:, Head.OP] == Op.PRUNE, (speed == 0) | (before.alpha[at] == 0)
+    ramp = {
+        "stage": Stage.BLENDING,
+        "alpha_start": before.alpha[at],
+        "alpha_elapsed": 1,
+        "alpha_duration": np.maximum(speed, 1),
+        "alpha_curve": curve,
+    }
+    seed = {
+        "stage": Stage.GERMINATED,
+        "blueprint": chosen[:, Head.BLUEPRINT],
+        "blend": blend,
+        "alpha_target": target,
+        "alpha_duration": np.array(TEMPOS)[chosen[:, Head.TEMPO]],
+    }
+    demands = {
+        "germinate": (chosen[:, Head.OP] == Op.GERMINATE, seed),
+        "advance": (chosen[:, Head.OP] == Op.ADVANCE, {"stage": Stage.BLENDING, "alpha_elapsed": 1}),
+        "set alpha": (chosen[:, Head.OP] == Op.SET_ALPHA, {**ramp, "blend": blend, "alpha_target": target}),
+        "fossilize": (chosen[:, Head.OP] == Op.FOSSILIZE, {"stage": Stage.FOSSILIZED, "alpha": before.alpha[at]}),
+        "prune at once": (pruned & at_once, {"stage": Stage.PRUNED}),
+        "prune by a ramp": (pruned & ~at_once, {**ramp, "alpha_target": 0, "pruning": True}),
+    }
+    for name, (rows, values) in demands.items():
+        for field, value in values.items():
+            assert np.all((getattr(after, field)[at] == value)[rows]), f"{name} did not set {field}"

@@ -39,7 +39,7 @@ def test_every_event_survives_the_round_trip(event_type: type[Event]):
 
 def test_non_finite_numbers_survive():
     event = PPOUpdated(
-        iteration=3, epochs=1, stopped_early=True, kl=math.inf, anomalies=("kl",), metrics={"kl": -math.inf}
+        iteration=3, optimizer_steps=1, stopped_early=True, kl=math.inf, anomalies=("kl",), metrics={"kl": -math.inf}
     )
     assert decode(event.name, event.version, encode(event)) == event
 

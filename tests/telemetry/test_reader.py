@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from esper.errors import RunError
-from esper.telemetry.events import CheckpointWritten, RunInterrupted, RunStarted
+from esper.telemetry.events import CheckpointWritten, PPOUpdated, RunInterrupted, RunStarted
 from esper.telemetry.question import view_columns
 from esper.telemetry.reader import RunReader
-from esper.telemetry.store import RunStore
+from esper.telemetry.store import EventRow, RunStore
 from esper.telemetry.views import VIEWS
 
 
@@ -89,6 +89,13 @@ def test_every_view_can_be_asked_and_its_columns_are_known(reader: RunReader):
     assert list(columns) == list(VIEWS)
     for view in VIEWS:
         assert reader.ask(f"SELECT * FROM {view}").columns == columns[view]
+
+
+def test_views_know_the_names_that_fields_had_in_earlier_versions(store: RunStore, reader: RunReader):
+    store.append([EventRow(0.0, PPOUpdated.name, 2, 1, '{"iteration": 1, "epochs": 7}')])
+    store.emit(PPOUpdated(2, optimizer_steps=9, stopped_early=False, kl=0.0, anomalies=(), metrics={}))
+    store.flush()
+    assert reader.ask("SELECT iteration, optimizer_steps FROM ppo").rows == [(1, 7), (2, 9)]
 
 
 @pytest.mark.parametrize(

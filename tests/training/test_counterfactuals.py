@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +80,24 @@ def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatc
     whole = committed_networks(fast, batch).accuracy
     monkeypatch.setattr("esper.training.commitment.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
     np.testing.assert_allclose(committed_networks(fast, batch).accuracy, whole, **TOLERANCE)
+
+
+@pytest.mark.parametrize("measure", [evaluate, committed_networks])
+def test_evaluating_keeps_nothing_for_gradients(
+    measure: Callable[[Population, Batch], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+
+    def watched(logits: Tensor, labels: Tensor) -> Tensor:
+        kept.append(not logits.is_inference())
+        return network_losses(logits, labels)
+
+    for room in ("evaluation", "commitment"):
+        monkeypatch.setattr(f"esper.training.{room}.network_losses", watched)
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    kept.clear()
+    measure(fast, batch)
+    assert kept == [False]
 
 
 def test_evaluating_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from esper.training import learning
 from esper.training.population import Population
 from training.scenes import (
     SUITE,
@@ -164,3 +166,21 @@ def test_names_that_do_not_exist_are_refused() -> None:
         Population(replace(plan(QUICK), slots=("layer9",)), chosen)
     with pytest.raises(UnknownBlueprintError, match="unknown blueprint 'mpl'"):
         Population(replace(plan(QUICK), blueprints=("mpl",)), chosen)
+
+
+@pytest.mark.parametrize("minibatches", [1, 7])
+def test_a_decision_prepares_its_program_once_however_many_minibatches(
+    minibatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[Population] = []
+
+    def counted(fast: Population, *more: Any) -> Any:
+        prepared.append(fast)
+        return original(fast, *more)
+
+    original = learning.prepared
+    monkeypatch.setattr(learning, "prepared", counted)
+    chosen = instances(3)
+    fast, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
+    learning.train(fast, [draws.batch() for _ in range(minibatches)])
+    assert prepared == [fast]

@@ -272,6 +272,7 @@ def test_resting_networks_keep_their_running_statistics() -> None:
     population = normed((1, 2, 3), "stacked")
     train(population, [some(10)])
     before = {name: buffer.clone() for name, buffer in population.host_buffers.items()}
+    assert before
     train(population, [some(11), some(12)], resting=np.array([True, False, True]))
     for name, buffer in population.host_buffers.items():
         assert [torch.equal(buffer[row], before[name][row]) for row in range(3)] == [True, False, True], name

@@ -169,7 +169,9 @@ def test_a_line_tells_of_rollbacks():
 
 
 def test_lines_are_not_wrapped():
-    assert all("steps/s" in line for line in lines_of(20, {}, {}) if line.startswith("iteration"))
+    told = [line for line in lines_of(20, {}, {}) if line.startswith("iteration")]
+    assert told
+    assert all("steps/s" in line for line in told)
 
 
 def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():

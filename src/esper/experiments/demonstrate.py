@@ -15,6 +15,7 @@ from esper.errors import ConfigError
 from esper.experiments.baselines import baselines
 from esper.experiments.collect import joined, new_policy
 from esper.experiments.placement import Placed, usable_device
+from esper.experiments.play import COHORT
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.rl.cloning import CloningSettings
@@ -24,8 +25,6 @@ from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
-COHORT = 64
-"""Networks that are shown side by side."""
 _STREAM = 9
 """Keeps the instances of demonstrations apart from those of training."""
 

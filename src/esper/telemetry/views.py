@@ -116,9 +116,10 @@ _PPO_METRICS = (
     "learning_rate",
 )
 
+# Up to version 2 of the event the steps were called epochs.
 _PPO = """
 SELECT id, time, iteration,
-    json_extract(payload, '$.epochs') AS optimizer_steps,
+    COALESCE(json_extract(payload, '$.optimizer_steps'), json_extract(payload, '$.epochs')) AS optimizer_steps,
     json_extract(payload, '$.stopped_early') AS stopped_early,
     json_extract(payload, '$.kl') AS kl,
     {metrics},

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from esper.telemetry.events.record import Event, register
 
 
-@register("ppo_updated", version=2)
+@register("ppo_updated", version=3)
 @dataclass(frozen=True, slots=True)
 class PPOUpdated(Event):
     """A policy update is done; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
 
-    epochs: int
+    optimizer_steps: int
     stopped_early: bool
     kl: float
     anomalies: tuple[str, ...]

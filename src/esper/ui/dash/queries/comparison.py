@@ -11,12 +11,12 @@ import numpy as np
 from scipy import special
 
 from esper.errors import EsperError
+from esper.experiments.statistics import LEVEL
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import plain
 
 FIGURES = {"train": "objective", "grow": "validation_accuracy"}
 """What is compared, by the command that made the run."""
-LEVEL = 0.95
 LAST_SHARE = 3
 """The last one of so many parts of a run is what it is judged by."""
 

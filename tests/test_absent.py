@@ -1,0 +1,45 @@
+"""What defects of an earlier system were made of is nowhere in the code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import esper
+
+SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
+NAMES = {
+    "Stream": "a CUDA stream beside the one that everything runs on",
+    "GradScaler": "a scale of gradients, which float16 needs",
+    "float16": "a type that needs a scale of gradients",
+    "_foreach_norm": "a private function of torch",
+    "_orig_mod": "a module fished out of a compiled one",
+    "locals": "decisions by which names happen to be bound",
+}
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """All names and attributes that a program reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        # Devices are compared by their type, not by how they are written.
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+            yield from (f"startswith {one.value}" for one in node.args if isinstance(one, ast.Constant))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "startswith cuda"])
+def test_what_defects_were_made_of_is_nowhere_in_the_code(name: str):
+    found = [path.name for path in SOURCES if name in named(ast.parse(path.read_text()))]
+    assert found == []
+
+
+def test_it_would_be_found():
+    program = "torch.cuda.Stream(); x = net._orig_mod; 'v' in locals(); device.startswith('cuda')"
+    assert {"Stream", "_orig_mod", "locals", "startswith cuda"} <= set(named(ast.parse(program)))
+    assert len(SOURCES) > 100

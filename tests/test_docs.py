@@ -1,0 +1,119 @@
+"""What the pages name exists: commands, their options, settings, files, and the tests that show something."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from esper.cli import COMMANDS, Command, main
+from esper.config import load_settings
+from esper.experiments.settings import TrainSettings
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINEAGE = ROOT / "docs" / "lineage.md"
+DEFECTS = 40
+BY_LENGTH = sorted(COMMANDS, key=lambda command: -len(command.name))
+TRAINING = ("train", "compare", "bench train")
+"""Commands whose `--set` is of `TrainSettings`."""
+
+Call = tuple[str, Command | None, list[str]]
+
+
+def calls(page: Path) -> Iterator[Call]:
+    """Lines of code blocks and quoted pieces that call `esper`, the command named and the words after it."""
+    text = page.read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    quoted = [
+        piece.replace("\n", " ")
+        for piece in re.findall(r"`(esper [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    ]
+    for line in [*lines, *quoted]:
+        found = re.search(r"(?:^|[ /])esper (?!=)(.*)", line.strip())
+        if found and not line.startswith(("import", "from", "#")):
+            said = found[1]
+            command = next((one for one in BY_LENGTH if f"{said} ".startswith(f"{one.name} ")), None)
+            rest = said.removeprefix(command.name) if command else said
+            yield line.strip(), command, shlex.split(rest, comments=True)
+
+
+ALL_CALLS = [(page.name, *call) for page in PAGES for call in calls(page)]
+
+
+def settings(words: list[str]) -> tuple[str, ...]:
+    """What follows each `--set`."""
+    return tuple(value for option, value in pairwise(words) if option == "--set")
+
+
+@cache
+def options(name: str) -> set[str]:
+    """All that a command's help names."""
+    shown = io.StringIO()
+    with redirect_stdout(shown), pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    return set(re.findall(r"--[a-z][a-z-]*", shown.getvalue()))
+
+
+def test_the_pages_name_every_command():
+    assert {command.name for _, _, command, _ in ALL_CALLS if command} == {command.name for command in COMMANDS}
+
+
+@pytest.mark.parametrize(("page", "line", "command", "words"), ALL_CALLS, ids=lambda part: str(part)[:60])
+def test_commands_and_their_options_exist(page: str, line: str, command: Command | None, words: list[str]):
+    assert command is not None, f"{page}: no such command: {line}"
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options(command.name)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    sorted(
+        {settings(words) for _, _, command, words in ALL_CALLS if command and command.name in TRAINING}
+        | {(one,) for page in PAGES for one in re.findall(r"`--set ([^`\s]+)`", page.read_text())}
+    ),
+    ids=" ".join,
+)
+def test_settings_exist_and_take_these_values(assignments: tuple[str, ...]):
+    load_settings(TrainSettings, None, [re.sub(r"=[A-Z]$", "=1", one) for one in assignments])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path):
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    paths = re.findall(r"(?<![\w/.-])((?:tests|benchmarks|examples|src)/[\w/.-]+\.\w+)", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+    bare = {name for name in re.findall(r"`(test_\w+\.py)`", text) if not list((ROOT / "tests").rglob(name))}
+    assert bare == set()
+
+
+def rows() -> dict[str, str]:
+    """The cell of the lineage that says what shows it, by defect."""
+    found = re.findall(r"^\| (D\d+) \|.*\| ([^|]+) \|$", LINEAGE.read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def test_the_lineage_answers_every_defect():
+    assert list(rows()) == [f"D{number}" for number in range(1, DEFECTS + 1)]
+
+
+@pytest.mark.parametrize("defect", [f"D{number}" for number in range(1, DEFECTS + 1)])
+def test_the_lineage_names_tests_that_exist(defect: str):
+    """A cell reads `file: test, test; file: test`, or names `make check`, which is run before all tests."""
+    for part in rows()[defect].split("; "):
+        if part == "`make check`":
+            continue
+        file, named, tests = part.partition(": ")
+        assert named, f"{part}: name the test, not its file alone"
+        defined = set(re.findall(r"^def test_(\w+)\(", (ROOT / "tests" / file).read_text(), re.MULTILINE))
+        assert set(tests.split(", ")) <= defined
