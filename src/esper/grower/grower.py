@@ -169,11 +169,11 @@ class Grower:
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Let seeds in isolation ``shadow`` learn from a minibatch too; without such seeds it does nothing.
 
-        Call it once ``loss``, the minibatch's loss, is there, before its ``backward()``. Its value is computed once
-        more, by the function that the grower was constructed with, of ``minibatch`` and ``named``, with these seeds at
-        full weight. What they learn from that comes with the backward pass of ``loss``, before any clipping and in
-        proportion: where a loss is divided, scaled or accumulated, that goes for them as well. Nothing else about the
-        model, its buffers or random numbers is any different.
+        Call it once ``loss``, the minibatch's loss, is there, before its ``backward()`` and before it is divided or
+        scaled. It is computed once more, by the function that the grower was constructed with, of ``minibatch`` and
+        ``named``, with these seeds at full weight. What they learn from that comes with the backward pass of ``loss``,
+        before any clipping and in proportion: where a loss is divided, scaled or accumulated afterwards, that goes for
+        them as well. Nothing else about the model, its buffers or random numbers is any different.
 
         Raises:
             ConfigError: what the function returned does not depend on such a seed.
