@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
@@ -116,4 +115,4 @@ def _learned(parameter: Tensor) -> bool:
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    return get_total_norm([gradient])
+    return cast(Tensor, gradient.norm())
