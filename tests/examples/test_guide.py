@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.lifecycle.rules import Isolation
+
 GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -22,3 +24,6 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.M
         line = text[: block.start(1)].count("\n")
         exec(compile("\n" * line + block[1], str(GUIDE), "exec"), names)  # noqa: S102
     assert names["resumed"] is not None
+    seed = names["apart"].seeds["0"]
+    assert seed.isolation is Isolation.SHADOW
+    assert all(parameter.any() for parameter in seed.parameters()), "the seed that learns apart has not learned"

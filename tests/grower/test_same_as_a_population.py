@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
@@ -25,10 +27,14 @@ from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.rl.episodes import Episodes
+from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
+from esper.training.learning import TrainingReport
 
 SUITE = get_suite("tokens")
 STEPS = 14
+CLIPPED = OptimizerSettings(name="sgd", momentum=0.9, clip_norm=0.05)
+"""To less than any gradient's norm in these runs; AdamW would hardly notice."""
 OPERATIONS = (*DEFAULT_RULES.operations, Op.ADVANCE)
 EVERYTHING = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(len(SUITE.sites)))
 
@@ -65,30 +71,49 @@ def policy() -> Controller:
     return Learned(Policy(SPEC, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False)
 
 
-def in_a_population(recorded: Recorded, rules: Rules) -> Episodes:
-    running = Episodes(SUITE, [instance()], rules)
+def in_a_population(
+    recorded: Recorded, rules: Rules, settings: OptimizerSettings
+) -> tuple[Episodes, list[TrainingReport]]:
+    """The population, and what controllers could have known of its training after each decision."""
+    suite = copy.copy(SUITE)
+    suite.optimizer = settings
+    running = Episodes(suite, [instance()], rules)
     state = recorded.start([instance().seed])
+    reports: list[TrainingReport] = []
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
-    return running
+        reports.append(running.history.training)
+    return running, reports
 
 
 def instance() -> Any:
     return SUITE.sample(1, "train", np.random.default_rng(5))[0]
 
 
-def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
+def optimizer_for(model: GrowingModel, learning_rate: float, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    groups = model.parameter_groups(lr=learning_rate)
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, momentum=settings.momentum)
+    return torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+def by_itself(
+    recorded: Recorded, rules: Rules, settings: OptimizerSettings
+) -> tuple[GrowingModel, list[TrainingReport]]:
+    """The model, and what its grower knew of its training before each decision."""
     one, data = instance(), Episodes(SUITE, [instance()], rules)
     inputs, labels = data.validation.inputs[0], data.validation.labels[0]
     model = attach(SUITE.host(one), dict.fromkeys(SUITE.sites, SUITE.blueprints), torch.zeros(2, *SUITE.input_shape))
-    groups = model.parameter_groups(lr=one.learning_rate)
-    optimizer = torch.optim.AdamW(groups, betas=SUITE.optimizer.betas, weight_decay=SUITE.optimizer.weight_decay)
+    optimizer, clip_norm = optimizer_for(model, one.learning_rate, settings), settings.clip_norm
 
     @torch.no_grad()
     def evaluate(model: GrowingModel) -> tuple[float, float]:
         logits = model(inputs)
         return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
+
+    def loss_of(own: Tensor, answers: Tensor) -> Tensor:
+        return F.cross_entropy(model(own), answers)
 
     grower = Grower(
         model,
@@ -100,7 +125,9 @@ def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
         rent=one.rent,
         train_size=one.train_size,
         seed=one.seed,
+        loss=loss_of,
     )
+    reports: list[TrainingReport] = []
     for step in range(STEPS):
         losses, right = list[float](), list[float]()
         first = np.array([step * SUITE.batches_per_step])
@@ -109,25 +136,29 @@ def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
             optimizer.zero_grad()
             logits = model(own)
             loss = F.cross_entropy(logits, answers)
+            grower.learn_apart(loss, own, answers)
             loss.backward()
-            grower.learn_apart(lambda own=own, answers=answers: F.cross_entropy(model(own), answers))
+            if clip_norm is not None:
+                assert nn.utils.clip_grad_norm_(model.parameters(), clip_norm) > clip_norm, "the test means to clip"
             optimizer.step()
             losses.append(loss.item())
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-    return model
+            reports.append(grower._history.training)
+    return model, reports
 
 
 @pytest.mark.parametrize("make", [heuristic, Uniform, policy])
-@pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
-def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation) -> None:
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("settings", [SUITE.optimizer, CLIPPED], ids=["free", "clipped"])
+def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation, settings: OptimizerSettings) -> None:
     rules = DEFAULT_RULES.model_copy(
         update={"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
     )
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
-    running = in_a_population(crowd, rules)
-    model = by_itself(single, rules)
+    running, expected_reports = in_a_population(crowd, rules, settings)
+    model, reports = by_itself(single, rules, settings)
     np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
     assert len({row[0, 0] for row in single.actions}) >= 3, "the test means to see several operations"
     for step, (ours, theirs) in enumerate(zip(single.seen, crowd.seen, strict=True)):
@@ -142,3 +173,13 @@ def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation) -> Non
         torch.testing.assert_close(own, values[0][tuple(slice(size) for size in own.shape)], atol=5e-3, rtol=0)
     held = {SUITE.sites[slot] for slot in running.population.table.owning[0].nonzero()[0].tolist()}
     assert set(model.seeds) == held
+    for step, (ours, theirs) in enumerate(zip(reports, expected_reports[:-1], strict=True)):
+        for name, figure in figures(theirs).items():
+            np.testing.assert_allclose(figures(ours)[name], figure, rtol=5e-3, atol=1e-6, err_msg=f"{name} at {step}")
+
+
+def figures(report: TrainingReport) -> dict[str, Any]:
+    """All figures of a report, its health's too."""
+    every = {**vars(report), **vars(report.health)}
+    del every["health"]
+    return every

@@ -14,6 +14,9 @@ import esper
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.grower.packing import pack
+from esper.growth.seed import Seed
+from esper.lifecycle.actions import Blend, Op
+from esper.lifecycle.rules import Isolation, Rules
 
 CLASSES = 3
 WIDTH = 8
@@ -31,6 +34,15 @@ def host(seed: int = 0) -> nn.Module:
     """Two hidden layers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+APART = Rules(isolation=Isolation.SHADOW, operations=(Op.WAIT, Op.GERMINATE), blends=(Blend.ADD,))
+"""What germinates learns in isolation for good."""
+
+
+def last_layer_moved(seed: Seed) -> bool:
+    """Whether a seed has learned: the layer that was zero at birth is not any more."""
+    return all(bool(parameter.any()) for parameter in seed.parameters())
 
 
 def growing(seed: int = 0) -> GrowingModel:

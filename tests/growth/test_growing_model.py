@@ -95,11 +95,22 @@ def test_a_seed_adds_alpha_times_its_contribution() -> None:
     torch.testing.assert_close(model.host.layer1(first), expected)
 
 
-def test_gradients_reach_host_and_seed() -> None:
-    model = growing()
-    stir(model, "layer0")
-    model(inputs()).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+@pytest.mark.parametrize("slot", SLOTS)
+def test_gradients_reach_host_and_seed(slot: str) -> None:
+    """Whatever blueprint: those of the host are of the function with the seed, and no part of the seed goes without."""
+    alone = host()
+    alone(inputs()).square().sum().backward()
+    blueprints = growing().slots[slot].blueprints
+    assert len(blueprints) >= 5
+    for blueprint in blueprints:
+        model = growing()
+        stir(model, slot, blueprint)
+        model(inputs()).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, (blueprint, name)
+            assert parameter.grad.any(), (blueprint, name)
+        for (name, mine), before in zip(model.host.named_parameters(), alone.parameters(), strict=True):
+            assert not torch.allclose(mine.grad, before.grad), (blueprint, name)
 
 
 def test_pruning_leaves_nothing_behind() -> None:

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esper.errors import ConfigError, SlotError
 from esper.grower.structure import structure
-from grower.training_loop import data, growing, host, remembered, validate
+from esper.lifecycle.stages import Stage
+from grower.training_loop import APART, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
+torchmetrics = pytest.importorskip("torchmetrics")
 from esper.integrations.lightning import GrowerCallback  # noqa: E402
 
 EPOCHS = 4
@@ -46,7 +48,9 @@ def callback(**options: Any) -> GrowerCallback:
     return GrowerCallback(validate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
 
 
-def fit(folder: Path, module: Classifier, growth: GrowerCallback, epochs: int, resume: Path | None = None) -> Any:
+def fit(
+    folder: Path, module: Classifier, growth: GrowerCallback, epochs: int, resume: Path | None = None, **options: Any
+) -> Any:
     """Two minibatches per epoch."""
     checkpoint = lightning.callbacks.ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
     with warnings.catch_warnings():
@@ -54,7 +58,7 @@ def fit(folder: Path, module: Classifier, growth: GrowerCallback, epochs: int, r
         trainer = lightning.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
-            gradient_clip_val=1.0,
+            **{"gradient_clip_val": 1.0, **options},
             logger=lightning.loggers.CSVLogger(folder),
             callbacks=[growth, checkpoint],
             enable_progress_bar=False,
@@ -92,13 +96,59 @@ def test_decisions_are_logged(tmp_path: Path):
     assert "growth/op" in (next(tmp_path.rglob("metrics.csv"))).read_text()
 
 
-def test_the_grower_sees_the_gradients_that_the_optimizer_met(tmp_path: Path):
-    module, growth = Classifier(), callback()
-    fit(tmp_path, module, growth, EPOCHS)
+class Clipping(Classifier):
+    """Remembers the norm of the host's gradient in the last minibatch, before it is clipped hard."""
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **options: Any) -> None:
+        gradients = [parameter.grad for parameter in self.model.host.parameters()]
+        self.norm = float(torch.nn.utils.get_total_norm(gradients))
+        self.clip_gradients(optimizer, gradient_clip_val, options["gradient_clip_algorithm"] or "norm")
+        assert float(torch.nn.utils.get_total_norm(gradients)) < self.norm / 2
+
+
+def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
+    module, growth = Clipping(), callback()
+    fit(tmp_path, module, growth, EPOCHS, gradient_clip_val=1e-3)
     assert growth.grower is not None
-    met = [parameter.grad for parameter in module.model.host.parameters()]
-    seen = growth.grower._history.training.host_gradient
-    assert seen == pytest.approx([float(torch.nn.utils.get_total_norm(met))])
+    assert growth.grower._history.training.host_gradient == pytest.approx([module.norm])
+
+
+class Measured(Classifier):
+    """Logs its loss and counts what its metric took in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = torchmetrics.MeanMetric()
+        self.logged: list[float] = []
+        self.seen: list[int] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        loss = super().training_step(batch, index)
+        self.metric.update(loss)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.logged.append(float(self.trainer.callback_metrics["loss"]))
+        self.seen.append(self.metric.update_count)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
+    modules: list[Measured] = []
+    for controller in ("none", "all_at_start"):
+        module, growth = Measured(), callback(controller=controller, rules=APART)
+        fit(tmp_path, module, growth, 2 * EPOCHS, accumulate_grad_batches=accumulated, gradient_clip_val=None)
+        modules.append(module)
+        assert "training_step" not in vars(module)
+    bare, grown = modules
+    assert growth.grower is not None
+    assert set(grown.model.seeds) == set(growth.grower.model.slots)
+    assert (growth.grower.subject.table.stage == Stage.TRAINING).all()
+    assert all(last_layer_moved(seed) for seed in grown.model.seeds.values())
+    for mine, theirs in zip(grown.model.host.parameters(), bare.model.host.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert grown.logged == bare.logged
+    assert grown.seen == bare.seen
 
 
 def test_decisions_come_every_so_many_steps(tmp_path: Path):

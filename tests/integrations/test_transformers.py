@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError, SlotError
 from esper.grower.structure import structure
-from grower.training_loop import SLOTS, data, host, remembered
+from esper.lifecycle.stages import Stage
+from grower.training_loop import APART, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -145,6 +146,41 @@ def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "0" / "checkpoint-4"))
     assert structure(late.grower.model) == structure(growth.grower.model) != {}
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
+    grown: list[esper.GrowingModel] = []
+    for controller in ("none", "all_at_start"):
+        model = classifier()
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+        trainer = trainer_for(
+            model,
+            tmp_path / controller,
+            optimizer,
+            max_grad_norm=0.0,
+            gradient_accumulation_steps=accumulated,
+            per_device_train_batch_size=24,
+        )
+        growth = GrowerCallback(trainer, validate, controller=controller, rules=APART, horizon=EPOCHS, classes=3)
+        trainer.add_callback(growth)
+        trainer.train()
+        grown.append(model)
+    bare, model = grown
+    assert (growth.grower.subject.table.stage == Stage.TRAINING).all()
+    assert all(last_layer_moved(seed) for seed in model.seeds.values())
+    for mine, theirs in zip(model.host.parameters(), bare.host.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
+    clipped_to = 1e-3
+    trainer, growth = prepared(tmp_path, num_train_epochs=1, max_grad_norm=clipped_to)
+    trainer.train()
+    logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    seen = growth.grower._history.training.host_gradient
+    assert seen == pytest.approx(logged[-1:])
+    assert seen > clipped_to
 
 
 def test_what_cannot_grow_is_refused(tmp_path: Path):

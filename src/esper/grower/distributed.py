@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from esper.errors import DistributedError
+from esper.grower.hooks import on_gradients
 
 T = TypeVar("T")
 
@@ -62,18 +63,13 @@ class Processes:
         """Let the gradients of all parameters in ``modules`` be averages over all processes from now on."""
         if self._group is None:
             return
-        for module in modules:
-            if module in self._averaged:
-                continue
-            self._averaged.add(module)
-            for parameter in module.parameters():
-                learns = parameter.requires_grad
-                parameter.requires_grad_(True)  # only then torch takes a hook
-                parameter.register_post_accumulate_grad_hook(self._average)
-                parameter.requires_grad_(learns)
+        on_gradients(modules, self.average, self._averaged)
 
     @torch.no_grad()
-    def _average(self, parameter: Tensor) -> None:
+    def average(self, parameter: Tensor) -> None:
+        """Replace the gradient of ``parameter`` by its average over all processes."""
+        if self._group is None:
+            return
         assert parameter.grad is not None
         parameter.grad /= distributed.get_world_size()
         distributed.all_reduce(parameter.grad, group=self._group)

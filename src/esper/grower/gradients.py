@@ -1,16 +1,17 @@
-"""Gradients of a model's host and seeds, as an optimizer meets them."""
+"""Gradients of a model's host and seeds, as backward passes bring them: before anything clips them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
+from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
 from esper.plain_state import to_plain
 from esper.training.gradients import HealthTable
@@ -21,24 +22,58 @@ Bools = NDArray[np.bool_]
 
 
 class Gradients:
-    """Looks at the gradients of every step of the optimizer, without waiting for a device."""
+    """Looks at the gradients of every step of the optimizer, without waiting for a device.
 
-    def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
+    What a step is said to have had are the gradients that its last backward pass left: added up over the passes since
+    they were zeroed, before they are clipped or averaged over processes. A gradient that was put there by another hand
+    is seen as it is after the step.
+
+    Args:
+        model: Its host is watched; seeds are to be given to `watch` as they come.
+        optimizer: Each of its steps counts as a minibatch.
+        scaler: Where losses are scaled: norms are those of the losses themselves.
+    """
+
+    def __init__(
+        self, model: GrowingModel, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+    ) -> None:
         self._model = model
+        self._scaler = scaler
+        self._arrived: dict[Tensor, Tensor] = {}
+        """The norms of gradients since the last step, by parameter."""
         self._norms: list[Tensor] = []
         """Of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
+        self._watched: WeakSet[nn.Module] = WeakSet()
+        self.watch([model.host])
         # After the step: trainers such as Lightning compute the gradients within it.
         optimizer.register_step_post_hook(self._observe)
+
+    def watch(self, modules: Iterable[nn.Module]) -> None:
+        """See the gradients of all parameters in ``modules`` from now on."""
+        on_gradients(modules, self.take_in, self._watched)
+
+    @torch.no_grad()
+    def take_in(self, parameter: Tensor) -> None:
+        """See the gradient that ``parameter`` has now."""
+        assert parameter.grad is not None
+        self._arrived[parameter] = _norm(parameter.grad)
 
     @torch.no_grad()
     def _observe(self, *_: Any) -> None:
         slots = self._model.slots.values()
         norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
-            gradients = [] if part is None else [p.grad for p in part.parameters() if p.grad is not None]
-            if gradients:
-                norms[place] = get_total_norm(gradients)
+            found = [] if part is None else [self._seen(p).to(norms.device) for p in part.parameters() if _learned(p)]
+            if found:
+                norms[place] = torch.linalg.vector_norm(torch.stack(found))
+        if self._scaler is not None:
+            norms /= self._scaler.scale(torch.ones_like(norms))
+        self._arrived.clear()
         self._norms.append(norms)
+
+    def _seen(self, parameter: Tensor) -> Tensor:
+        assert parameter.grad is not None
+        return self._arrived[parameter] if parameter in self._arrived else _norm(parameter.grad)
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen since the last report, as plain values."""
@@ -73,3 +108,11 @@ class Gradients:
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+
+
+def _learned(parameter: Tensor) -> bool:
+    return parameter.grad is not None
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    return cast(Tensor, gradient.norm())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Score, measured, note
+from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
-from esper.grower.surgery import carry_out, settle, shadow_gradients
+from esper.grower.surgery import carry_out, settle
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import wait
 from esper.lifecycle.masks import legal_actions
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
@@ -78,9 +78,12 @@ class Grower:
         rent: What growth costs, as in the score ``accuracy - rent * log1p(added / host parameters)``.
         train_size: Number of training examples; policies see it.
         seed: All that is random about seeds and controllers follows from it.
+        loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
+            isolation ``shadow`` needs it.
+        scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or the rules need a ``loss``.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
@@ -99,17 +102,19 @@ class Grower:
         rent: float = 0.0,
         train_size: int = 1000,
         seed: int = 0,
+        loss: Loss | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         classes = checked(model, classes, horizon, rent, train_size)
-        self._processes = Processes()
-        seed = self._processes.agreed(lambda: seed)
-        self._processes.average_gradients(model.seeds.values())
-        model.link(optimizer)
-        self.model = model
-        self.optimizer = optimizer
         self.subject = ModelSubject(model, optimizer, budget)
         self.controller, own_rules = chosen(controller, self.subject.roster, horizon)
         self.rules = own_rules if rules is None else rules
+        require_loss(self.rules, loss)
+        self._processes = Processes()
+        seed = self._processes.agreed(lambda: seed)
+        model.link(optimizer)
+        self.model = model
+        self.optimizer = optimizer
         self.governor = None if governor is None else Governor(model, optimizer, governor, classes)
         self.decisions = 0
         """Decisions taken."""
@@ -118,7 +123,11 @@ class Grower:
         self._seed = seed
         kinds = self.subject.roster.kinds
         self._history = History(1, len(model.slots), len(kinds), classes)
-        self._gradients = Gradients(model, optimizer)
+        self._gradients = Gradients(model, optimizer, scaler)
+        received = (self._gradients.take_in, self._processes.average)
+        scale = _unscaled if scaler is None else scaler.scale
+        self._shadow = Shadow(model, optimizer, loss, scale, received)
+        self._attend()
         self._state: Any = self.controller.start([seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
@@ -157,19 +166,19 @@ class Grower:
         kinds = [kind.name for kind in self.subject.roster.kinds]
         return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback)
 
-    def learn_apart(self, loss: Callable[[], Tensor]) -> None:
-        """Give seeds in isolation ``shadow`` their gradients, and nobody else; without such seeds it does nothing.
+    def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
+        """Let seeds in isolation ``shadow`` learn from a minibatch too; without such seeds it does nothing.
 
-        Call it between ``backward()`` and the optimizer's step. ``loss`` computes the loss of the minibatch once more,
-        now with these seeds at full weight.
+        Call it once ``loss``, the minibatch's loss, is there, before its ``backward()`` and before it is divided or
+        scaled. It is computed once more, by the function that the grower was constructed with, of ``minibatch`` and
+        ``named``, with these seeds at full weight. What they learn from that comes with the backward pass of ``loss``,
+        before any clipping and in proportion: where a loss is divided, scaled or accumulated afterwards, that goes for
+        them as well. Nothing else about the model, its buffers or random numbers is any different.
+
+        Raises:
+            ConfigError: what the function returned does not depend on such a seed.
         """
-        if self.rules.isolation is not Isolation.SHADOW:
-            return
-        training = self.subject.table.stage[0] == Stage.TRAINING
-        seeds = [slot.seed for slot, alone in zip(self.model.slots.values(), training, strict=True) if alone]
-        isolated = [seed for seed in seeds if seed is not None]
-        if isolated:
-            shadow_gradients(isolated, loss)
+        self._shadow.follow(loss, minibatch, named)
 
     def _govern(self, loss: float, accuracy: float | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
@@ -219,7 +228,7 @@ class Grower:
         actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
         carry_out(self.model, subject, result.transitions, actions, self._seed)
-        self._processes.average_gradients(self.model.seeds.values())
+        self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
         settle(self.model, subject.table, self.rules.isolation)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
@@ -256,7 +265,7 @@ class Grower:
                     f"the grower's state was saved with {key} {state.get(key)!r}, but here it is {here!r}"
                 )
         require(self.model, state["seeds"])
-        self._processes.average_gradients(self.model.seeds.values())
+        self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._seed = memory["decisions"], memory["seed"]
         self._state, self._actions = memory["controller"], memory["actions"]
@@ -264,6 +273,11 @@ class Grower:
         subject.table, subject.evidence = memory["table"], memory["evidence"]
         subject.germinations = memory["germinations"]
         settle(self.model, subject.table, self.rules.isolation)
+
+    def _attend(self) -> None:
+        """Look after the gradients of all seeds there are: first see them, then average them."""
+        self._gradients.watch(self.model.seeds.values())
+        self._processes.average_gradients(self.model.seeds.values())
 
     def _signature(self) -> dict[str, Any]:
         """What must be the same where a state is saved and where it is loaded."""
@@ -293,3 +307,7 @@ class Grower:
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])
+
+
+def _unscaled(loss: Tensor) -> Tensor:
+    return loss

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from esper.grower.subject import ModelSubject
 from esper.growth.model import GrowingModel
-from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Head
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
@@ -52,16 +46,5 @@ def settle(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
             continue
         stage = Stage(int(table.stage[0, place]))
         seed.alpha.fill_(float(table.alpha[0, place]))
-        seed.estranged = stage is Stage.TRAINING and isolation is Isolation.STRAIGHT_THROUGH
+        seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
         seed.requires_grad_(stage is not Stage.GERMINATED)
-
-
-def shadow_gradients(isolated: Sequence[Seed], loss: Callable[[], Tensor]) -> None:
-    """Set the seeds' gradients to those of ``loss()`` with all of them at full weight."""
-    learning = [parameter for seed in isolated for parameter in seed.parameters()]
-    with ExitStack() as weights:
-        for seed in isolated:
-            weights.enter_context(seed.weighing(1.0))
-        gradients = torch.autograd.grad(loss(), learning)
-    for parameter, gradient in zip(learning, gradients, strict=True):
-        parameter.grad = gradient

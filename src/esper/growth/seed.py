@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
+from esper.lifecycle.rules import Isolation
 
 
 class Seed(nn.Module):
@@ -21,9 +22,10 @@ class Seed(nn.Module):
       move towards ``h + s(h)`` as far as a learned gate lets them; ``w = b = 0`` at birth;
     - `Blend.MULTIPLY`: ``h * (1 + alpha * tanh s(h))``.
 
-    An *estranged* seed learns by the straight-through estimator (Bengio et al., 2013): it reads detached features at
-    full weight, its output is taken back from the value but not from the gradient, and the host's output stays as it is
-    without it. It does not see what its own output does, and so drifts without bound: for comparisons only.
+    A seed in isolation leaves the host's output as it is without it. In ``shadow`` it takes no part until it is
+    `weighing` something, in a pass of its own. In ``straight_through`` it learns by that estimator (Bengio et al.,
+    2013): it reads detached features at full weight, and its output is taken back from the value but not from the
+    gradient. It does not see what its own output does, and so drifts without bound: for comparisons only.
     """
 
     alpha: Tensor
@@ -33,14 +35,17 @@ class Seed(nn.Module):
         self.blueprint = blueprint
         self.blend = blend
         self.fossilized = False
-        self.estranged = False
+        self.isolation = Isolation.NONE
+        """How it learns at present; NONE: it counts with ``alpha``."""
         self.contribution: float | None = None
         """Accuracy with the seed less accuracy without it, as a grower last measured it."""
         self.register_buffer("alpha", torch.zeros(()))
         self.gate = Gate(site) if blend is Blend.GATE else None
 
     def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
-        if self.estranged:
+        if self.isolation is Isolation.SHADOW:
+            return features
+        if self.isolation is Isolation.STRAIGHT_THROUGH:
             apart = self._change(features.detach(), inputs)
             return features + (apart - apart.detach())
         return features + self.alpha * self._change(features, inputs)
@@ -48,13 +53,13 @@ class Seed(nn.Module):
     @contextmanager
     def weighing(self, alpha: float) -> Generator[None]:
         """Within the block the seed counts with ``alpha``, whatever it did before and will do after."""
-        usual, estranged = self.alpha.clone(), self.estranged
-        self.estranged = False
+        usual, isolation = self.alpha.clone(), self.isolation
+        self.isolation = Isolation.NONE
         self.alpha.fill_(alpha)
         try:
             yield
         finally:
-            self.estranged = estranged
+            self.isolation = isolation
             self.alpha.copy_(usual)
 
     def _change(self, features: Tensor, inputs: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
+from esper.lifecycle.rules import Isolation
 from esper.settings import Settings
 
 FORMAT = "esper-model"
@@ -67,7 +68,7 @@ class SavedSeed(Settings):
                 "blueprint": seed.blueprint.name,
                 "blend": seed.blend.name.lower(),
                 "fossilized": seed.fossilized,
-                "estranged": seed.estranged,
+                "estranged": seed.isolation is Isolation.STRAIGHT_THROUGH,
                 "contribution": seed.contribution,
             }
         )
@@ -80,7 +81,8 @@ class SavedSeed(Settings):
             SlotError: the blueprint does not fit there.
         """
         seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
-        seed.fossilized, seed.estranged, seed.contribution = self.fossilized, self.estranged, self.contribution
+        seed.isolation = Isolation.STRAIGHT_THROUGH if self.estranged else Isolation.NONE
+        seed.fossilized, seed.contribution = self.fossilized, self.contribution
 
 
 class SavedSlot(Settings):

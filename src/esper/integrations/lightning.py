@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,6 +20,8 @@ from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
 from esper.integrations.reporting import MeanLoss, figures
+from esper.integrations.unheard import unheard
+from esper.lifecycle.rules import Isolation
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +46,13 @@ class GrowerCallback(Callback):
     steps, and logs what it decided through the module. Checkpoints hold what has grown and all that the grower
     remembers: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
 
+    While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch; what it logs the second
+    time is dropped, and metrics of the module forget what they saw.
+
     Args:
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ...
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ... but for ``loss`` and ``scaler``.
 
     Raises:
         ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`.
@@ -75,16 +83,46 @@ class GrowerCallback(Callback):
         self._step = trainer.global_step
         if self.grower is not None and self.grower.model is model and self.grower.optimizer is optimizer:
             return
-        self.grower = Grower(model, optimizer, evaluate=self._evaluate, **self._options)
+        training_step = pl_module.training_step
+
+        def loss(*minibatch: Any) -> Tensor:
+            with unheard(pl_module):
+                return _loss(training_step(*minibatch))
+
+        self.grower = Grower(
+            model, optimizer, evaluate=self._evaluate, loss=loss, scaler=_scaler(trainer), **self._options
+        )
         self._carriers[model].carry("grower", self.grower)
         self._carriers[model].carry("losses", self._losses)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let isolated seeds learn from every minibatch of the epoch."""
+        grower, usual = self.grower, pl_module.training_step
+        if grower is None or grower.rules.isolation is not Isolation.SHADOW:
+            return
+
+        @wraps(usual)
+        def training_step(*minibatch: Any) -> Any:
+            outputs = usual(*minibatch)
+            grower.learn_apart(_loss(outputs), *minibatch)
+            return outputs
+
+        pl_module.training_step = training_step
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the module as it was."""
+        vars(pl_module).pop("training_step", None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was."""
+        vars(pl_module).pop("training_step", None)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Take in the loss, and decide if it is time to."""
         # Lightning divides losses by the number of minibatches whose gradients it accumulates.
-        self._losses.add(_loss(outputs) * trainer.accumulate_grad_batches)
+        self._losses.add(_loss(outputs).detach().float() * trainer.accumulate_grad_batches)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
         due = trainer.is_last_batch if self._every is None else stepped and trainer.global_step % self._every == 0
         if not due or self.grower is None:
@@ -114,4 +152,10 @@ def _loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
         raise ConfigError("training_step returned no loss: GrowerCallback needs Lightning's automatic optimization")
-    return loss.detach().float()
+    return loss
+
+
+def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
+    plugin = trainer.precision_plugin
+    scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+    return scaler if isinstance(scaler, torch.amp.GradScaler) else None

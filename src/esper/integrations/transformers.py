@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Mapping
+from functools import wraps
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -16,6 +19,7 @@ from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.integrations.reporting import MeanLoss, figures
+from esper.lifecycle.rules import Isolation
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +47,7 @@ class GrowerCallback(TrainerCallback):
         trainer: Whose model and optimizer it takes.
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ...
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ... but for ``loss`` and ``scaler``.
 
     Raises:
         ConfigError: the trainer's model does not grow, it has no optimizer yet, or it would drop the model's inputs.
@@ -67,7 +71,7 @@ class GrowerCallback(TrainerCallback):
             raise ConfigError("give TrainingArguments remove_unused_columns=False: a growing model has no signature")
         # The Trainer looks at the growing model, which passes any keyword on; what matters is what the host takes.
         trainer.model_accepts_loss_kwargs = _takes_any_keyword(model)
-        self.grower = Grower(model, optimizer, evaluate=evaluate, **options)
+        self.grower = _grower(trainer, model, optimizer, evaluate=evaluate, **options)
         self._trainer, self._every = trainer, every_n_steps
         self._losses = MeanLoss()
         self._logged = 0
@@ -122,6 +126,37 @@ class GrowerCallback(TrainerCallback):
         decision = self.grower.step(train_loss=self._losses.take())
         _log.info("%s", decision)
         self._trainer.log(figures(decision, self.grower))
+
+
+def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
+    """A grower whose isolated seeds learn whenever the Trainer computes a loss to learn from."""
+    usual = trainer.compute_loss
+
+    def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
+        # Of the model itself: what may be around it, for several processes, is to see every minibatch once.
+        found = usual(growing, dict(inputs), num_items_in_batch=items)
+        assert isinstance(found, Tensor)
+        return found
+
+    scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
+    grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
+    if grower.rules.isolation is not Isolation.SHADOW:
+        return grower
+
+    @wraps(usual)
+    def compute_loss(
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, Any]:
+        given = dict(inputs)  # a Trainer may take out the labels
+        found = usual(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        grower.learn_apart(found[0] if isinstance(found, tuple) else found, given, num_items_in_batch)
+        return found
+
+    trainer.compute_loss = compute_loss
+    return grower
 
 
 def _takes_any_keyword(model: GrowingModel) -> bool:

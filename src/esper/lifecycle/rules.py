@@ -18,7 +18,8 @@ class Isolation(StrEnum):
     NONE = "none"
     """It does not: it blends one step after it germinated, and learns together with the host."""
     SHADOW = "shadow"
-    """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced."""
+    """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced. Only where gradients
+    are clipped to a norm over all parameters does the host notice: the seed's gradient is part of that norm."""
     STRAIGHT_THROUGH = "straight_through"
     """A straight-through estimator (Bengio et al. 2013) trains it until it is advanced. For comparisons only: the seed
     does not see what its own output does, drifts without bound, and harms what it then joins."""

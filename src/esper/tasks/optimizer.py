@@ -21,4 +21,4 @@ class OptimizerSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled for AdamW, added to the gradient for SGD."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest gradient norm of one network, host and seeds together; None: not clipped."""
+    """Largest gradient norm of one network, host and all seeds together, isolated ones too; None: not clipped."""

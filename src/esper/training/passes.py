@@ -90,7 +90,7 @@ class Program:
 
 
 def prepared(population: Population, participation: Participation) -> Program:
-    """The forward pass of the networks with these seeds."""
+    """The forward pass of the networks with these seeds; where not all of them learn it changes no host's buffers."""
 
     def graft(slot: int, networks: range) -> Graft | None:
         seeds = slot_seeds(population, participation, slot, networks)
@@ -102,7 +102,7 @@ def prepared(population: Population, participation: Participation) -> Program:
         apart = torch.from_numpy(participation.estranged[seeds.owners, slot]).to(alpha.device, non_blocking=True)
         return Estranged(seeds, alpha, apart)
 
-    return program(population, graft)
+    return program(population, graft, aside=participation.learning is not None)
 
 
 def forward(population: Population, participation: Participation, inputs: Tensor) -> Tensor:
@@ -138,25 +138,28 @@ def _bank_call(
     return BankCall(bank, owners, chosen, learning)
 
 
-def program(population: Population, graft: Grafting) -> Program:
-    """The forward pass with what ``graft`` has for the slots."""
+def program(population: Population, graft: Grafting, *, aside: bool = False) -> Program:
+    """The forward pass with what ``graft`` has for the slots; ``aside``, what it does to the hosts' buffers is lost."""
     size, limit = population.size, population.plan.networks_per_pass or population.size
     return Program(
-        [_pass(population, graft, range(first, min(first + limit, size))) for first in range(0, size, limit)]
+        [_pass(population, graft, range(first, min(first + limit, size)), aside) for first in range(0, size, limit)]
     )
 
 
-def _pass(population: Population, graft: Grafting, networks: range) -> Pass:
+def _pass(population: Population, graft: Grafting, networks: range, aside: bool) -> Pass:
     execution, rows = population.execution, slice(networks.start, networks.stop)
-    buffers = {name: buffer[rows] for name, buffer in population.host_buffers.items()}
+    parts = {name: buffer[rows] for name, buffer in population.host_buffers.items()}
     slots = range(population.table.slots)
 
     def own(host: Parameters) -> Parameters:
         whole = len(networks) == population.size
         return host if whole else {name: stacked[rows] for name, stacked in host.items()}
 
+    def buffers() -> Parameters:
+        return {name: part.clone() for name, part in parts.items()} if aside else parts
+
     if population.strategy == "stacked":
         grafts = [graft(slot, networks) for slot in slots]
-        return Pass(rows, lambda inputs, host: execution.stacked(own(host), buffers, inputs, grafts))
+        return Pass(rows, lambda inputs, host: execution.stacked(own(host), buffers(), inputs, grafts))
     alone = [[graft(slot, range(network, network + 1)) for slot in slots] for network in networks]
-    return Pass(rows, lambda inputs, host: execution.looped(own(host), buffers, inputs, alone))
+    return Pass(rows, lambda inputs, host: execution.looped(own(host), buffers(), inputs, alone))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.growth.aside import aside
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -98,20 +99,18 @@ class ReferencePopulation:
         for slot, seed in own.items():
             self._join(optimizer, network, slot, seed)
             seed.alpha.fill_(float(self.table.alpha[network, slot]))
-            seed.estranged = self._isolated(network, slot, Isolation.STRAIGHT_THROUGH)
+            training = self.table.stage[network, slot] == Stage.TRAINING
+            seed.isolation = self.plan.rules.isolation if training else Isolation.NONE
         F.cross_entropy(model(inputs), labels).backward()
-        isolated = [slot for slot in own if self._isolated(network, slot, Isolation.SHADOW)]
+        isolated = [seed for seed in own.values() if seed.isolation is Isolation.SHADOW]
         if isolated:
-            self._shadow(network, [own[slot] for slot in isolated], inputs, labels)
+            self._shadow(model, isolated, inputs, labels)
         if self.plan.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_(
                 [*model.host.parameters(), *(p for seed in own.values() for p in seed.parameters())],
                 self.plan.optimizer.clip_norm,
             )
         optimizer.step()
-
-    def _isolated(self, network: int, slot: int, isolation: Isolation) -> bool:
-        return self.plan.rules.isolation is isolation and self.table.stage[network, slot] == Stage.TRAINING
 
     def _join(self, optimizer: torch.optim.Optimizer, network: int, slot: int, seed: Seed) -> None:
         """Give a seed to the optimizer in the first step in which it learns."""
@@ -120,14 +119,11 @@ class ReferencePopulation:
         if fresh and self.table.stage[network, slot] != Stage.GERMINATED:
             optimizer.add_param_group({"params": fresh})
 
-    def _shadow(self, network: int, isolated: Sequence[Seed], inputs: Tensor, labels: Tensor) -> None:
+    def _shadow(self, model: GrowingModel, isolated: Sequence[Seed], inputs: Tensor, labels: Tensor) -> None:
         """Give the isolated seeds the gradients of a pass in which they count fully; nobody else gets any."""
         learning = [parameter for seed in isolated for parameter in seed.parameters()]
-        for seed in isolated:
-            seed.alpha.fill_(1.0)
-        gradients = torch.autograd.grad(F.cross_entropy(self.models[network](inputs), labels), learning)
-        for seed in isolated:
-            seed.alpha.fill_(0.0)
+        with aside(model, isolated):
+            gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), learning)
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient
 
@@ -136,7 +132,7 @@ class ReferencePopulation:
         """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``; ``alphas`` overrides those of single seeds."""
         overrides = alphas or {}
         for where, seed in self.seeds.items():
-            seed.estranged = False
+            seed.isolation = Isolation.NONE
             seed.alpha.fill_(overrides.get(where, float(self.table.alpha[where])))
         for model in self.models:
             model.eval()

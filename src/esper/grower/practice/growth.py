@@ -6,17 +6,18 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from esper.control.rules.simple import Never
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score
 from esper.grower.practice.flops import forward_flops, seed_flops, training_flops
-from esper.grower.practice.learning import Learned, learn_epoch, measure
+from esper.grower.practice.learning import Learned, cross_entropy, learn_epoch, measure
 from esper.grower.practice.network import ORDER, fill, first_inputs, growing_host
 from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
 from esper.growth.model import GrowingModel
-from esper.tasks.practice.examples import Splits
+from esper.tasks.practice.examples import Batch, Splits
 from esper.tasks.streams import stream
 
 
@@ -72,6 +73,7 @@ class Growth:
             rent=settings.rent,
             train_size=len(splits.train),
             seed=settings.seed,
+            loss=self._loss,
         )
 
     def epoch(self, number: int) -> Epoch:
@@ -120,6 +122,9 @@ class Growth:
     def added_parameters(self) -> int:
         """Of all seeds there are."""
         return sum(parameter.numel() for seed in self.model.seeds.values() for parameter in seed.parameters())
+
+    def _loss(self, batch: Batch) -> Tensor:
+        return cross_entropy(self.model(batch.inputs), batch)
 
     def _validate(self, model: GrowingModel) -> Score:
         return measure(model, self.splits.validation)

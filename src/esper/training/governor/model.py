@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import CheckpointError, DivergedError
+from esper.growth.aside import global_generators
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.plain_state import from_plain, to_plain
@@ -92,7 +93,7 @@ class Governor:
         self.settings = settings or GovernorSettings()
         self.rollbacks = 0
         self._classes = classes
-        self._generators = list(_global_generators(model) if generators is None else generators)
+        self._generators = list(global_generators(model) if generators is None else generators)
         self._monitor = Monitor(self.settings, networks=1)
         self._trouble, self._loss = Trouble.NONE, math.nan
         self.snapshot()
@@ -257,8 +258,3 @@ def _buffer_places(model: nn.Module) -> Iterable[tuple[str, nn.Module, str]]:
     paths = {module: path for path, module in named}
     for module, name, _ in _buffers(model):
         yield f"{paths[module]}.{name}".removeprefix("."), module, name
-
-
-def _global_generators(model: nn.Module) -> list[torch.Generator]:
-    devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
-    return [torch.default_generator, *(torch.cuda.default_generators[device] for device in sorted(devices))]

@@ -27,7 +27,12 @@ EXPLODED = 1e2
 
 @dataclass(frozen=True)
 class SeedHealth:
-    """The gradients of one seed since the last decision, each as it was before any clipping."""
+    """The gradients of one seed since the last decision, each as it was before any clipping.
+
+    A minibatch is what one step of the optimizer learns from: where a loop of your own adds up gradients over several
+    backward passes, their sum; where it scales its losses, the gradient without that; in several processes, the first
+    one's own gradient, before it is averaged.
+    """
 
     minibatches: int
     """How many there were; 0 for a seed that does not learn."""
