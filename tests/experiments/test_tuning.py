@@ -6,9 +6,9 @@ import pytest
 
 from esper.control.rules.heuristic import HeuristicSettings
 from esper.experiments.baselines import baseline_settings, baselines
-from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.tuning import FIRST_ROUND, Tuned, tune
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
 from esper.tasks.registry import get_suite, suite_names
 
 SUITE = get_suite("tokens")
@@ -16,7 +16,7 @@ SUITE = get_suite("tokens")
 
 def search(kind: str, candidates: int) -> Tuned:
     with LocalWorkers(1) as workers:
-        return tune(kind, SUITE, DEFAULT_RULES, candidates * FIRST_ROUND * SUITE.steps, seed=3, workers=workers)
+        return tune(kind, SUITE, Rules(), candidates * FIRST_ROUND * SUITE.steps, seed=3, workers=workers)
 
 
 def test_tuning_keeps_to_its_budget() -> None:

@@ -17,7 +17,6 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.simple import Uniform
 from esper.control.spaces import Observation
-from esper.experiments.settings import DEFAULT_RULES
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
@@ -29,7 +28,7 @@ from esper.tasks.registry import get_suite
 
 SUITE = get_suite("tokens")
 STEPS = 14
-OPERATIONS = (*DEFAULT_RULES.operations, Op.ADVANCE)
+OPERATIONS = (*Rules().operations, Op.ADVANCE)
 EVERYTHING = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(len(SUITE.sites)))
 
 
@@ -122,7 +121,7 @@ def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
 @pytest.mark.parametrize("make", [heuristic, Uniform, policy])
 @pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
 def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation) -> None:
-    rules = DEFAULT_RULES.model_copy(
+    rules = Rules().model_copy(
         update={"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
     )
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from esper.rl.settings import PPOSettings
 from rl.noise import rollouts
+from rl.plain_ppo import plain_ppo
 from rl.probes import learner
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -17,7 +17,7 @@ COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 def test_a_compiled_update_equals_an_eager_one() -> None:
-    settings = PPOSettings(epochs=1, minibatches=1)
+    settings = plain_ppo(epochs=1, minibatches=1)
     eager, compiled = learner(settings), learner(settings.model_copy(update={"compile": True}))
     (rollout,) = rollouts(eager, 1)
     for student in (eager, compiled):

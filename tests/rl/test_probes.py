@@ -12,10 +12,10 @@ from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.rl.settings import PPOSettings
+from rl.plain_ppo import plain_ppo
 from rl.probes import Probe, blank_observation, collect, free_masks, learner, only_ops, score, train
 
-QUICK = PPOSettings(
+QUICK = plain_ppo(
     learning_rate=3e-3,
     final_learning_rate=1e-3,
     minibatches=2,
