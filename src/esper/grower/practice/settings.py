@@ -84,11 +84,13 @@ class GrowSettings(Settings):
 
 def _rules(controller: Any, given: Any) -> Any:
     """The rules, where only some of them are given: the others are those that the controller knows."""
-    known = isinstance(given, Rules) or (isinstance(given, dict) and given.keys() >= Rules.model_fields.keys())
-    if known or not isinstance(given, dict | None) or not isinstance(controller, str):
-        return given
+    if not isinstance(given, dict | None) or not isinstance(controller, str):
+        return cast("Any", given)
+    said = cast("dict[str, Any]", given or {})
+    if said.keys() >= Rules.model_fields.keys():  # of a run that goes on, whose controller need not be there any more
+        return said
     usual = Rules() if controller == ALL_FROM_START else rules_of(controller)
-    return {**usual.model_dump(), **(given or {})}
+    return {**usual.model_dump(), **said}
 
 
 def _device() -> str:
