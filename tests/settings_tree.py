@@ -20,6 +20,7 @@ from esper.errors import EsperError
 from esper.settings import Settings, models_in
 
 Dump = dict[str, Any]
+_EXTRAS = ("esper.integrations", "esper.telemetry.bridges", "esper.ui", "esper.experiments.ray_workers")
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,10 @@ class Leaf:
 
 
 def modules() -> Iterator[ModuleType]:
-    """All modules of the package whose extras are installed."""
+    """All modules of the package but those that need extras, which take long to import."""
     for found in pkgutil.walk_packages(esper.__path__, "esper."):
-        try:
+        if not found.name.startswith(_EXTRAS):
             yield importlib.import_module(found.name)
-        except ModuleNotFoundError as error:
-            if str(error.name).startswith("esper"):
-                raise
 
 
 def settings_classes() -> list[type[Settings]]:

@@ -105,8 +105,8 @@ def test_it_is_the_same_environment() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (np.array([0, -1, 0, 0]), "0 to 339, not"),
-        (np.array([0, 340, 0, 0]), "0 to 339, not"),
+        (np.array([0, -1, 0, 0]), "0 to 27, not"),
+        (np.array([0, 28, 0, 0]), "0 to 27, not"),
         (np.zeros(E), "float64 of shape"),
         (np.zeros((E, 8), np.int64), r"int64 of shape \(4, 8\)"),
         (np.zeros(E - 1, np.int64), r"shape \(4, 8\)"),
