@@ -16,8 +16,8 @@ from statistics import median
 import numpy as np
 
 from esper.experiments.process import prepare_process
-from esper.experiments.settings import DEFAULT_RULES
 from esper.growth.blueprints.registry import get
+from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -30,13 +30,13 @@ def episodes(networks: int) -> Episodes:
     """Instances of the token suite with a random seed in every slot."""
     rng = np.random.default_rng(0)
     chosen = SUITE.sample(networks, "train", rng)
-    bare = Episodes(SUITE, chosen, DEFAULT_RULES).population
+    bare = Episodes(SUITE, chosen, Rules()).population
     serving = [
         [number for number, name in enumerate(SUITE.blueprints) if get(name).serves(site)]
         for site in bare.execution.sites
     ]
     fossils = [[(slot, int(rng.choice(kinds))) for slot, kinds in enumerate(serving)] for _ in chosen]
-    return Episodes(SUITE, chosen, DEFAULT_RULES, fossils=fossils)
+    return Episodes(SUITE, chosen, Rules(), fossils=fossils)
 
 
 def main() -> None:

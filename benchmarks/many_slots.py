@@ -24,12 +24,12 @@ from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import Decisions
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.experiments.open_rules import OPEN_RULES
 from esper.experiments.process import prepare_process
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score, measured
 from esper.growth.attach import attach
 from esper.lifecycle.masks import ActionMasks
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
@@ -53,7 +53,6 @@ MODEL_WIDTH, CLASSES, BATCH = 16, 10, 64
 ROUNDS = 5
 SAMPLE = 0.01
 """Seconds that short parts are repeated for."""
-RULES = Rules()
 CPU = torch.device("cpu")
 Parts = Mapping[str, Callable[[], object]]
 Seconds = NDArray[np.float64]
@@ -120,7 +119,7 @@ class Planter:
 def population_parts(slots: int) -> Parts:
     """What a decision of a population consists of, each part ready to be timed."""
     suite, rng = DeepSuite(slots), np.random.default_rng(slots)
-    episodes = Episodes(suite, suite.sample(NETWORKS, "train", rng), RULES)
+    episodes = Episodes(suite, suite.sample(NETWORKS, "train", rng), OPEN_RULES)
     population = episodes.population
     grow(population, Planter(slots // 2, rng))
     policy = Policy(SPEC, PolicySettings(), torch.Generator().manual_seed(0))
@@ -216,7 +215,7 @@ def model_parts(slots: int) -> Parts:
     plain, watched = torch.optim.AdamW(bare.parameters()), torch.optim.AdamW(growing.parameter_groups())
     grouped = torch.optim.AdamW(dormant.parameter_groups())
     planter = Planter(slots // 2, np.random.default_rng(slots))
-    grower = Grower(growing, watched, planter, evaluate=lambda _: Score(1.0, 0.5), rules=RULES)
+    grower = Grower(growing, watched, planter, evaluate=lambda _: Score(1.0, 0.5), rules=OPEN_RULES)
     for _ in range(slots):
         grower.step(train_loss=1.0)
 

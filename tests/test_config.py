@@ -11,7 +11,10 @@ from pydantic import Field, model_validator
 
 from esper.config import dump_settings, load_settings, settings_text
 from esper.errors import ConfigError
+from esper.experiments.settings import TrainSettings
 from esper.settings import Settings
+
+README = ("iterations=20", "ppo.clip=0.1")
 
 
 class Isolation(StrEnum):
@@ -83,6 +86,18 @@ class TestMerging:
     def test_values_of_overrides_are_yaml(self):
         settings = load_settings(Train, None, ["tempos=[1, 2]", "drift=1e-3", "isolation=shadow", "ppo={epochs: 9}"])
         assert settings == Train(tempos=(1, 2), drift=0.001, isolation=Isolation.SHADOW, ppo=PPO(epochs=9))
+
+    def test_a_mapping_changes_the_keys_it_names(self, tmp_path: Path):
+        settings = load(tmp_path, "ppo: {epochs: 2, clip: .1}", "ppo={epochs: 7}")
+        assert settings == Train(ppo=PPO(epochs=7, clip=0.1))
+        assert load(tmp_path, "tempos: [1]", "tempos=[2, 3]").tempos == (2, 3)
+
+    def test_the_example_of_the_readme_changes_two_lines(self):
+        usual, found = (settings_text(load_settings(TrainSettings, None, given)).splitlines() for given in ((), README))
+        assert [(old, new) for old, new in zip(usual, found, strict=True) if old != new] == [
+            ("iterations: 60", "iterations: 20"),
+            ("  clip: 0.2", "  clip: 0.1"),
+        ]
 
     def test_an_override_may_change_the_kind_of_a_union(self):
         settings = load_settings(Train, None, ["ppo.optimizer.kind=sgd", "ppo.optimizer.momentum=0.5"])

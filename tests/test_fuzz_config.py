@@ -22,7 +22,7 @@ from fuzzing import MOST_CALLS, Mutator, assert_legible, harmless
 CORPUS = [
     b"seed: 3\niterations: 20\nsuite: digits\nppo: {clip: 0.1, epochs: 4}\n",
     b"# a comment\nppo:\n  learning_rate: 1e-3\n  adam_betas: [0.9, 0.999]\npolicy:\n  hidden: 64\n",
-    b"rules:\n  isolation: shadow\n  cooldown: [1, 2, 3]\n  operations:\n  - 0\n  - 1\nenvironments: 64\n",
+    b"rules:\n  isolation: shadow\n  cooldown: [1, 2, 3]\n  operations:\n  - 0\n  - 1\n  - 2\nenvironments: 64\n",
     b'reward: "sparse"\nstrategy: looped\nshards: &n 2\nkeep_checkpoints: *n\n',
     "---\nsuite: 'tokens' # näh\nreward: outcome\n".encode(),
 ]

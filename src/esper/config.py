@@ -6,18 +6,19 @@ also change the kind of a discriminated union. Every mistake ends in a ConfigErr
 
 import reprlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from esper.errors import ConfigError
 from esper.files import write_atomically
 from esper.mistakes import first_mistake
 from esper.reading import read_bounded
-from esper.settings import Settings
+from esper.settings import Settings, models_in
 from esper.strict_yaml import MOST_BYTES, parse
 
 S = TypeVar("S", bound=Settings)
@@ -40,7 +41,7 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     """
     values = {} if path is None else _read_mapping(path)
     for override in overrides:
-        merge(values, override)
+        merge(model, values, override)
     return validated(model, values, lambda key: _source(key, path, overrides))
 
 
@@ -81,30 +82,61 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", values)
 
 
-def merge(values: dict[str, Any], override: str) -> None:
-    """Set what an override ``dotted.key=value`` says; ConfigError if it is none, or leads through a value."""
+def merge(model: type[Settings], values: dict[str, Any], override: str) -> None:
+    """Change what an override ``dotted.key=value`` of ``model`` names, and nothing else.
+
+    Raises:
+        ConfigError: it is no such override, or leads through a value.
+    """
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
-    put(values, key, parse(text, f"--set {override}"), f"--set {override}")
+    put(model, values, key, parse(text, f"--set {override}"), f"--set {override}")
 
 
-def put(values: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Set the value at a dotted key; ConfigError, naming ``source``, if that is none or leads through a value."""
+def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Put the value at a dotted key of ``model``; a mapping changes its keys where those are settings of their own.
+
+    Raises:
+        ConfigError: that is no key, or it leads through a value. The message names ``source``.
+    """
     parts = key.strip().split(".")
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
-    group = values
+    place = _Place([model], values)
     for depth, part in enumerate(parts[:-1], start=1):
-        inner: Any = group.get(part)
-        if inner is None:  # absent, or a key without a value in the file
-            inner = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{source}: `{'.'.join(parts[:depth])}` is a value, it has no keys below it")
+        place = place.below(part, f"{source}: `{'.'.join(parts[:depth])}` is a value, it has no keys below it")
+    place.put(parts[-1], value)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Keys and values, and the classes of settings that may say what they mean; none where nobody knows the key."""
+
+    models: Sequence[type[BaseModel]]
+    values: dict[str, Any]
+
+    def below(self, key: str, refusal: str) -> "_Place":
+        """What lies below a key; a ConfigError with the refusal if that is a value without keys."""
+        fields = [model.model_fields[key] for model in self.models if key in model.model_fields]
+        models = [inner for field in fields for inner in models_in(field.annotation)]
+        # None: absent, or a key without a value in the file.
+        inner: Any = {} if self.values.get(key) is None else self.values[key]
+        if not isinstance(inner, dict) or (fields and not models):
+            raise ConfigError(refusal)
         # A copy: YAML aliases share one mapping between several keys.
-        group[part] = dict(cast("dict[str, Any]", inner))
-        group = group[part]
-    group[parts[-1]] = value
+        self.values[key] = dict(cast("dict[str, Any]", inner))
+        return _Place(models, self.values[key])
+
+    def put(self, key: str, value: Any) -> None:
+        fields = [model.model_fields[key] for model in self.models if key in model.model_fields]
+        has_keys = any(models_in(field.annotation) for field in fields)
+        if has_keys and isinstance(value, dict) and isinstance(self.values.get(key), dict):
+            place = self.below(key, "")
+            for inner, part in cast("dict[str, Any]", value).items():
+                place.put(inner, part)
+        else:
+            self.values[key] = value
 
 
 def override_of(key: str, overrides: Sequence[str]) -> str | None:

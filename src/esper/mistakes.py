@@ -3,12 +3,13 @@
 import difflib
 import reprlib
 from dataclasses import dataclass
-from typing import Any, get_args
 
 import annotated_types
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from esper.settings import models_in
 
 _UNKNOWN = "extra_forbidden"
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
@@ -72,15 +73,8 @@ def _find(model: type[BaseModel], detail: ErrorDetails) -> _Place:
         parts.append(f".{part}")
         if holders:
             field = holders[0].model_fields[part]
-            models = [inner for holder in holders for inner in _models_in(holder.model_fields[part].annotation)]
+            models = [inner for holder in holders for inner in models_in(holder.model_fields[part].annotation)]
     return _Place("".join(parts).removeprefix("."), field, siblings)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that an annotation mentions, for instance the members of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
 def _suggestion(place: _Place) -> str:

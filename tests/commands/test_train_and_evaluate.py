@@ -241,5 +241,5 @@ def test_too_few_instances(run: Path, capsys: Capture):
 
 def test_a_missing_device_is_found_before_there_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--set", "devices=cuda:77"]) == 2
-    assert "there is no device 'cuda:77' on this machine: set devices to some of cpu" in capsys.readouterr().err
+    assert "there is no device 'cuda:77' on this machine: choose from cpu" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -22,6 +22,7 @@ from esper.tasks.registry import get_suite
 from esper.training.plan import PopulationPlan
 from esper.training.population import Population
 from esper.training.roster import Network
+from open_rules import open_rules
 
 SUITE = get_suite("tokens")
 SLOTS, BLUEPRINTS = len(SUITE.sites), len(SUITE.blueprints)
@@ -33,7 +34,7 @@ def index_of(blueprint: str) -> int:
     return SUITE.blueprints.index(blueprint)
 
 
-def population(environments: int = 1, rules: Rules = Rules()) -> Population:  # noqa: B008
+def population(environments: int = 1, rules: Rules = open_rules()) -> Population:  # noqa: B008
     """Untrained networks with slots of different widths."""
     drawn = SUITE.sample(1, "train", np.random.default_rng(0))[0]
     instances = [replace(drawn, widths=WIDTHS, seed=seed, learning_rate=0.02) for seed in range(environments)]

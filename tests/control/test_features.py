@@ -17,10 +17,11 @@ from esper.control.spaces import Observation
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport
+from open_rules import open_rules
 from rl.short import episodes, instances
 
 CHANCE_LOSS = np.log(SUITE.classes)
@@ -48,7 +49,7 @@ NEVER_VARIES = {
 
 
 def observations(isolation: Isolation) -> list[Observation]:
-    running = episodes(instances(14), Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1))
+    running = episodes(instances(14), open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1))
     controller = Uniform()
     state, seen = controller.start(range(14)), [running.observe()]
     while not running.finished.all():

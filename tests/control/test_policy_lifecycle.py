@@ -11,10 +11,11 @@ from esper.control.spaces import mask_tensors
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.masks import legal_actions
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
+from open_rules import open_rules
 
 ENVIRONMENTS, STEPS, SLOTS, BLUEPRINTS = 1000, 50, 3, 4
 
@@ -33,7 +34,7 @@ def evidence(random: np.random.Generator) -> Evidence:
 def test_no_illegal_action_in_fifty_thousand_decisions(isolation: Isolation) -> None:
     random = np.random.default_rng(0)
     actor = policy(SMALL.model_copy(update={"head_gain": 1.0}))
-    rules = Rules(isolation=isolation, cooldown=(1, 1, 1))
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1))
     compatible = random.random((ENVIRONMENTS, SLOTS, BLUEPRINTS)) < 0.5
     table, state, used = SeedTable.dormant(ENVIRONMENTS, SLOTS), actor.initial_state(ENVIRONMENTS), set[int]()
     for t in range(STEPS):
@@ -49,7 +50,7 @@ def test_no_illegal_action_in_fifty_thousand_decisions(isolation: Isolation) -> 
 
 
 def test_a_policy_shown_wrong_masks_does_make_illegal_actions() -> None:
-    actor, rules = policy(), Rules()
+    actor, rules = policy(), open_rules()
     empty = SeedTable.dormant(ENVIRONMENTS, SLOTS)
     nothing = Evidence.none(ENVIRONMENTS, SLOTS)
     everywhere = np.ones((ENVIRONMENTS, SLOTS, BLUEPRINTS), np.bool_)

@@ -20,20 +20,21 @@ from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from open_rules import open_rules
 from rl.short import QUICK, SUITE, episodes, instances, play
 
 MLP, NORM, ATTENTION = (index_of(name) for name in ("mlp", "norm", "attention"))
 PAIRS = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(SLOTS))
-NARROW = Rules(
+NARROW = open_rules(
     cooldown=(1, 1, 1), tempos=(5,), alpha_targets=(0.5, 0.7), alpha_speeds=(3, 8), alpha_curves=(Curve.COSINE,)
 )
 RULE_SETS = {
     "none": QUICK,
-    "shadow": Rules(isolation=Isolation.SHADOW, cooldown=(1, 1, 1), min_training_steps=1),
+    "shadow": open_rules(isolation=Isolation.SHADOW, cooldown=(1, 1, 1), min_training_steps=1),
     "narrow": NARROW,
-    "no pruning": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE), harm_tolerance=1.0),
-    "no fossils": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1)),
-    "only waiting": Rules(operations=(Op.WAIT,)),
+    "no pruning": open_rules(operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE), harm_tolerance=1.0),
+    "no fossils": open_rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1)),
+    "only waiting": open_rules(operations=(Op.WAIT,)),
 }
 
 
@@ -234,7 +235,7 @@ def test_germinations_are_fast_and_full() -> None:
 
 def timeline(controller: Controller, steps: int) -> list[list[int]]:
     """What a controller does first to last in one network, by operation, slot and blueprint."""
-    running = episodes(instances(1), Rules(cooldown=(1, 1, 1), harm_tolerance=1.0))
+    running = episodes(instances(1), open_rules(cooldown=(1, 1, 1), harm_tolerance=1.0))
     state, seen = controller.start([0]), []
     for _ in range(steps):
         actions, state = controller.act(running.observe(), running.legal_actions(), state)

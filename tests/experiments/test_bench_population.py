@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from esper.cli import main
-from esper.experiments.bench_population import RULES, BenchTask, bench_population
+from esper.experiments.bench_population import BenchTask, bench_population
 from esper.experiments.bench_work import Stopwatch, Work, advance, advance_loop, evaluate_separately
+from esper.experiments.open_rules import OPEN_RULES
 from esper.rl.episodes import Episodes
 from esper.training.evaluation import evaluate
 from esper.training.plan import STRATEGIES
@@ -21,7 +22,7 @@ DECISIONS = 7
 
 
 def sides() -> tuple[Episodes, ReferencePopulation, Work]:
-    episodes = Episodes(SUITE, instances(5), RULES)
+    episodes = Episodes(SUITE, instances(5), OPEN_RULES)
     population = episodes.population
     slow = ReferencePopulation(population.plan, population.roster.networks)
     return episodes, slow, Work.drawn(episodes, DECISIONS, seed=0)

@@ -19,8 +19,8 @@ from esper.experiments.earnings_summary import earners, together
 from esper.experiments.evaluate import evaluate
 from esper.experiments.evaluation_progress import EvaluationProgress
 from esper.experiments.play import Terms, cohorts, play_cohort
-from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
@@ -52,7 +52,7 @@ def instances() -> list[Instance]:
 @pytest.fixture(scope="module")
 def episodes() -> Episodes:
     """Finished ones, with fossils, live seeds and a drift."""
-    running, controller = Episodes(get_suite("short"), instances(), DEFAULT_RULES), keeper()
+    running, controller = Episodes(get_suite("short"), instances(), Rules()), keeper()
     state = controller.start([one.seed for one in running.instances])
     while not running.finished.all():
         actions, state = controller.act(running.observe(), running.legal_actions(), state)
@@ -83,7 +83,7 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
 
 
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
-    terms = Terms("short", DEFAULT_RULES)
+    terms = Terms("short", Rules())
     (plain,) = cohorts([keeper()], terms, instances())
     (asked,) = cohorts([keeper()], terms, instances(), attributed=True)
     first, second = play_cohort(plain)[0], play_cohort(asked)[0]

@@ -18,10 +18,10 @@ from esper.experiments.evaluate import evaluate
 from esper.experiments.evaluation_progress import EvaluationProgress
 from esper.experiments.play import Played, PlayTask, Terms, cohorts, play_cohort
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.tallies import Rollback, Tally
 from esper.experiments.tally_json import tally_from_json, tally_to_json
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
 from esper.tasks.registry import get_suite
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import short_suite
@@ -40,7 +40,7 @@ def tasks() -> list[PlayTask]:
     suite = get_suite("short")
     instances = suite.sample(3, "heldout", np.random.default_rng(1))
     controllers = [Uniform(), baselines(suite)[-1]]
-    return [task for one in controllers for task in cohorts([one], Terms("short", DEFAULT_RULES), instances)]
+    return [task for one in controllers for task in cohorts([one], Terms("short", Rules()), instances)]
 
 
 @pytest.fixture

@@ -11,17 +11,19 @@ import torch
 
 from esper.control.policy import PolicyState
 from esper.control.rules.simple import Never
+from esper.devices import devices_here, usable_device
 from esper.errors import ConfigError, RunError
 from esper.experiments.backend import Backend
 from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import ShardTask, collect, instances_of, new_policy, run_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.evaluate import load_policy
-from esper.experiments.placement import devices_here, require_devices, usable_device
+from esper.experiments.placement import require_devices
 from esper.experiments.play import Terms, cohorts, play_cohort, terms_of
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.settings import DEFAULT_RULES, TrainSettings
+from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
+from esper.lifecycle.rules import Rules
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
 from esper.tasks.registry import get_suite
@@ -49,7 +51,7 @@ def test_shards_take_the_devices_in_turns() -> None:
     settings = tiny("environments=16", "shards=4", "devices=[cuda:0, cuda:1, cpu]")
     assert [task(settings, shard).device for shard in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
     assert terms_of(settings).device == "cuda:0"
-    assert Terms("short", DEFAULT_RULES).device == "cpu"
+    assert Terms("short", Rules()).device == "cpu"
 
 
 def test_one_device_may_be_named_without_brackets() -> None:
@@ -65,7 +67,7 @@ def test_a_device_without_a_shard_is_a_mistake() -> None:
 
 @pytest.mark.parametrize("name", ["nonsense", "cpu:1", "", "meta", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"no device '{name}' on this machine: set devices to some of cpu"):
+    with pytest.raises(ConfigError, match=rf"no device '{name}' on this machine: choose from cpu"):
         usable_device(name)
 
 
@@ -79,7 +81,7 @@ def test_a_device_may_be_named_with_its_number_and_without(
     if usable:
         assert usable_device(name) == torch.device(name)
     else:
-        with pytest.raises(ConfigError, match="some of cpu, cuda:0, cuda:1"):
+        with pytest.raises(ConfigError, match="choose from cpu, cuda:0, cuda:1"):
             usable_device(name)
 
 

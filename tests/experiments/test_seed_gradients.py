@@ -15,8 +15,8 @@ from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
 from esper.experiments.play import Terms, cohorts, play_cohort
 from esper.experiments.seed_gradients import BlueprintGradients, SeedGradients, by_blueprint, seed_gradients
-from esper.experiments.settings import DEFAULT_RULES
 from esper.lifecycle.gates import Reason
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions
 from esper.tasks.registry import get_suite
@@ -100,7 +100,7 @@ def test_blueprints_have_the_median_ratio_and_mean_shares_of_their_seeds() -> No
 
 def test_every_germinated_seed_of_played_episodes_is_followed() -> None:
     instances = get_suite("short").sample(4, "heldout", np.random.default_rng(1))
-    (task,) = cohorts([Uniform()], Terms("short", DEFAULT_RULES), instances)
+    (task,) = cohorts([Uniform()], Terms("short", Rules()), instances)
     (played,) = play_cohort(task)
     (tally,) = played.tallies
     learning = ("blending", "fossilized")

@@ -13,9 +13,9 @@ from esper.control.rules.periodic import Periodic, PeriodicSettings
 from esper.experiments import tuning
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.play import Played, Record, Terms
-from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.tuning import FIRST_ROUND, Tuned, tune
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite, suite_names
 
@@ -24,7 +24,7 @@ SUITE = get_suite("tokens")
 
 def search(kind: str, candidates: int, seed: int = 3) -> Tuned:
     with LocalWorkers(1) as workers:
-        return tune(kind, SUITE, DEFAULT_RULES, candidates * FIRST_ROUND * SUITE.steps, seed, workers)
+        return tune(kind, SUITE, Rules(), candidates * FIRST_ROUND * SUITE.steps, seed, workers)
 
 
 def test_tuning_keeps_to_its_budget() -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import esper
 from esper import Grower, GrowingModel
 from esper.control.rules.schedule import Planting, Schedule
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
+from open_rules import open_rules
 
 BLOCKS, SEEDS, KEPT = 100, 50, 10
 WIDTH, CLASSES = 6, 3
@@ -45,7 +45,12 @@ def grown() -> tuple[GrowingModel, Grower]:
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
     plantings = [Planting(0, 2 * place, place % 2) for place in range(SEEDS)]
     grower = Grower(
-        model, optimizer, Schedule(plantings, HORIZON), evaluate=lambda _: (1.0, 0.5), rules=Rules(), horizon=HORIZON
+        model,
+        optimizer,
+        Schedule(plantings, HORIZON),
+        evaluate=lambda _: (1.0, 0.5),
+        rules=open_rules(),
+        horizon=HORIZON,
     )
     labels = torch.arange(len(examples())) % CLASSES
     for _ in range(SEEDS + KEPT):

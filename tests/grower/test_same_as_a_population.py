@@ -19,7 +19,6 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.simple import Uniform
 from esper.control.spaces import Observation
-from esper.experiments.settings import DEFAULT_RULES
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
@@ -35,7 +34,7 @@ SUITE = get_suite("tokens")
 STEPS = 14
 CLIPPED = OptimizerSettings(name="sgd", momentum=0.9, clip_norm=0.05)
 """To less than any gradient's norm in these runs; AdamW would hardly notice."""
-OPERATIONS = (*DEFAULT_RULES.operations, Op.ADVANCE)
+OPERATIONS = (*Rules().operations, Op.ADVANCE)
 EVERYTHING = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(len(SUITE.sites)))
 
 
@@ -153,7 +152,7 @@ def by_itself(
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("settings", [SUITE.optimizer, CLIPPED], ids=["free", "clipped"])
 def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation, settings: OptimizerSettings) -> None:
-    rules = DEFAULT_RULES.model_copy(
+    rules = Rules().model_copy(
         update={"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
     )
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)

@@ -16,17 +16,17 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from esper.errors import ConfigError
 from esper.experiments.play import Part, PlayTask, Terms, play_cohort
-from esper.experiments.settings import DEFAULT_RULES
 from esper.integrations.flat import flat
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
+from esper.lifecycle.rules import Rules
 from esper.rl.gym.vector import GrowthVectorEnv, make_vector
 from experiments.short_suite import ShortSuite, short_suite
 
 E = 4
 STEPS = ShortSuite.steps
 VIEWS = [GrowthVectorEnv, JointVectorEnv]
-SETTINGS: dict[str, Any] = {"suite": "short", "rules": DEFAULT_RULES}
+SETTINGS: dict[str, Any] = {"suite": "short", "rules": Rules()}
 ROLLOUT: dict[str, Any] = {"n_steps": STEPS, "batch_size": E * STEPS // 2, "n_epochs": 2, "gamma": 1.0, "device": "cpu"}
 
 
@@ -218,7 +218,7 @@ def test_a_model_plays_what_esper_s_policies_play(kind: str) -> None:
     controller = ModelController(kind, model_of(kind, env), env.envs.actions)
     suite = env.envs.growth.suite
     instances = suite.sample(3, "heldout", np.random.default_rng(0))
-    played = play_cohort(PlayTask(Terms("short", DEFAULT_RULES), [Part(controller, instances)]))[0]
+    played = play_cohort(PlayTask(Terms("short", Rules()), [Part(controller, instances)]))[0]
     assert [record.controller for record in played.records] == [kind] * 3
     assert [record.instance for record in played.records] == [instance.name for instance in instances]
 

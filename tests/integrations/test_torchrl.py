@@ -21,12 +21,12 @@ from torchrl.objectives.value import GAE
 
 import esper.rl
 from esper.control.features import GLOBAL_FEATURES, SLOT_FEATURES
-from esper.experiments.settings import DEFAULT_RULES
 from esper.integrations.joint import JointVectorEnv
+from esper.lifecycle.rules import Rules
 from experiments.short_suite import ShortSuite, short_suite
 
 E, STEPS = 3, ShortSuite.steps
-SETTINGS: dict[str, Any] = {"suite": "short", "rules": DEFAULT_RULES}
+SETTINGS: dict[str, Any] = {"suite": "short", "rules": Rules()}
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,10 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Step, step
+from open_rules import open_rules
 
-DEFAULT = Rules()
-SHADOW = Rules(isolation=Isolation.SHADOW)
+DEFAULT = open_rules()
+SHADOW = open_rules(isolation=Isolation.SHADOW)
 WIDE = {
     "blends": tuple(Blend),
     "cooldown": (2, 1, 3),
@@ -32,7 +33,7 @@ NARROW = {
 }
 ONE_TARGET = {"alpha_targets": (0.7,), "alpha_speeds": (0,), "tempos": (8, 3)}
 RULE_SETS = {
-    f"{name}-{isolation}": Rules(isolation=isolation, **choices)
+    f"{name}-{isolation}": open_rules(isolation=isolation, **choices)
     for name, choices in {"default": {}, "wide": WIDE, "narrow": NARROW, "one_target": ONE_TARGET}.items()
     for isolation in Isolation
 }

@@ -7,13 +7,13 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import wait
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Cause, step, with_fossils
 from lifecycle.soundness import assert_sound
+from open_rules import open_rules
 
-RULES = Rules()
+RULES = open_rules()
 COMPATIBLE = np.ones((2, 3, 2), np.bool_)
 GIVEN = np.array([[1, -1, 0], [-1, -1, -1]])
 

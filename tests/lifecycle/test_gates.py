@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from esper.lifecycle.gates import Reason, g1_probed, g2_trained, g3_arrived, g5_harmless, gate_ahead
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from lifecycle.support import good_evidence
+from open_rules import open_rules
 
-RULES = Rules(min_training_steps=3, evidence_max_age=2, harm_tolerance=0.5)
+RULES = open_rules(min_training_steps=3, evidence_max_age=2, harm_tolerance=0.5)
 
 
 def slot(stage: Stage, **values: float) -> SeedTable:

@@ -18,21 +18,22 @@ from esper.lifecycle.transitions import step
 from lifecycle import reference
 from lifecycle.support import RULE_SETS, good_evidence, play, random_compatibility, random_evidence, sample
 from lifecycle.test_reference import measured
+from open_rules import open_rules
 
 WAIT = wait(1)[0]
 EMPTY = SeedTable.dormant(1, 2)
-RISING = play(EMPTY, Rules(), action(Op.GERMINATE), WAIT).table
-HELD = play(RISING, Rules(), WAIT, WAIT, WAIT).table
-FALLING = play(HELD, Rules(), action(Op.PRUNE, alpha_speed=3)).table
-TRAINING = play(EMPTY, Rules(isolation="shadow"), action(Op.GERMINATE), WAIT).table
-FOSSIL = play(HELD, Rules(), action(Op.FOSSILIZE)).table
+RISING = play(EMPTY, open_rules(), action(Op.GERMINATE), WAIT).table
+HELD = play(RISING, open_rules(), WAIT, WAIT, WAIT).table
+FALLING = play(HELD, open_rules(), action(Op.PRUNE, alpha_speed=3)).table
+TRAINING = play(EMPTY, open_rules(isolation="shadow"), action(Op.GERMINATE), WAIT).table
+FOSSIL = play(HELD, open_rules(), action(Op.FOSSILIZE)).table
 
 
 def masks_of(table: SeedTable, rules: Rules | None = None, evidence: Evidence | None = None) -> ActionMasks:
     shape = table.stage.shape
     compatible = np.zeros((*shape, 3), np.bool_)
     compatible[:, 0, :2] = True
-    return legal_actions(table, evidence or good_evidence(*shape), rules or Rules(), compatible)
+    return legal_actions(table, evidence or good_evidence(*shape), rules or open_rules(), compatible)
 
 
 REFUSALS = {
@@ -97,15 +98,15 @@ def test_without_a_slot_the_refusal_names_the_value(chosen: np.ndarray, rule: st
 
 def test_what_the_rules_leave_out_is_refused() -> None:
     with pytest.raises(IllegalActionError, match="the rules leave this operation out"):
-        check(action(Op.PRUNE)[None], masks_of(HELD, Rules(operations=(Op.WAIT, Op.FOSSILIZE))))
+        check(action(Op.PRUNE)[None], masks_of(HELD, open_rules(operations=(Op.WAIT, Op.FOSSILIZE))))
     with pytest.raises(IllegalActionError, match="only alpha target that the rules allow"):
-        check(action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, Rules(alpha_targets=(1.0,))))
+        check(action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, open_rules(alpha_targets=(1.0,))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_target 0 \(0.5\) out"):
-        check(action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, Rules(alpha_targets=(0.7, 1.0))))
+        check(action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, open_rules(alpha_targets=(0.7, 1.0))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_speed 1 \(3\) out"):
-        check(action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, Rules(alpha_speeds=(0, 8))))
+        check(action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, open_rules(alpha_speeds=(0, 8))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_curve 1 \(COSINE\) out"):
-        check(action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, Rules(alpha_curves=("linear",))))
+        check(action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, open_rules(alpha_curves=("linear",))))
 
 
 def test_a_closed_gate_5_is_named() -> None:

@@ -21,6 +21,7 @@ from lifecycle.support import (
     random_evidence,
     sample,
 )
+from open_rules import open_rules
 
 WAIT = wait(1)[0]
 
@@ -89,7 +90,7 @@ def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
 
 
 def test_with_one_target_nothing_can_be_retargeted() -> None:
-    rules = Rules(alpha_targets=(1.0,))
+    rules = open_rules(alpha_targets=(1.0,))
     held = play(SeedTable.dormant(1, 1), rules, action(Op.GERMINATE), *[WAIT] * 4).table
     assert not masks_of(held, rules).op[0, Op.SET_ALPHA]
 
@@ -107,7 +108,7 @@ def test_a_fossil_leaves_nothing_to_do() -> None:
 
 
 def test_the_rules_narrow_the_choices() -> None:
-    rules = Rules(operations=(Op.WAIT, Op.GERMINATE), tempos=(5,), alpha_targets=(0.5, 1.0))
+    rules = open_rules(operations=(Op.WAIT, Op.GERMINATE), tempos=(5,), alpha_targets=(0.5, 1.0))
     table = SeedTable.dormant(1, 1)
     op, slot = np.array([Op.GERMINATE]), np.array([0])
     masks = masks_of(table, rules)

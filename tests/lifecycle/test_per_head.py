@@ -6,10 +6,15 @@ import pytest
 from pydantic import ValidationError
 
 from esper.lifecycle.actions import Head
-from esper.lifecycle.per_head import PerHead, completed
+from esper.lifecycle.per_head import PerHead
+from esper.settings import Settings
 
 NAMES = [head.name.lower() for head in Head]
 DIFFERENT = PerHead(**{name: float(index) for index, name in enumerate(NAMES)})
+
+
+class Holder(Settings):
+    numbers: PerHead = DIFFERENT
 
 
 def test_there_is_a_field_for_each_head_and_no_other() -> None:
@@ -30,12 +35,12 @@ def test_one_number_stands_for_all_heads(number: object) -> None:
 
 @pytest.mark.parametrize("head", NAMES)
 def test_heads_that_are_not_named_keep_their_default(head: str) -> None:
-    found = PerHead.model_validate(completed({head: 9.0}, DIFFERENT))
-    assert found == DIFFERENT.model_copy(update={head: 9.0})
+    found = Holder.model_validate({"numbers": {head: 9.0}})
+    assert found.numbers == DIFFERENT.model_copy(update={head: 9.0})
 
 
 def test_a_number_leaves_no_head_at_its_default() -> None:
-    assert PerHead.model_validate(completed(9.0, DIFFERENT)) == PerHead.every(9.0)
+    assert Holder.model_validate({"numbers": 9.0}).numbers == PerHead.every(9.0)
 
 
 @pytest.mark.parametrize("given", [-0.1, float("nan"), float("inf"), "much", None, [0.1] * 8, {"op": 0.1}])

@@ -10,10 +10,11 @@ from pydantic import ValidationError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
 from esper.lifecycle.rules import Isolation, Rules
 from lifecycle.support import RULE_SETS
+from open_rules import open_rules
 
 
 def test_by_default_all_is_allowed_but_other_blends() -> None:
-    rules = Rules()
+    rules = open_rules()
     assert rules.isolation is Isolation.NONE
     assert rules.cooldown == (1, 5, 1)
     assert rules.operations == tuple(Op)
@@ -57,7 +58,7 @@ def test_impossible_rules_are_refused(choices: dict[str, object], message: str) 
 
 def test_an_isolation_that_does_harm_comes_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="straight_through is for comparisons"):
-        Rules(isolation=Isolation.STRAIGHT_THROUGH)
+        open_rules(isolation=Isolation.STRAIGHT_THROUGH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Rules(isolation=Isolation.SHADOW)
+        open_rules(isolation=Isolation.SHADOW)

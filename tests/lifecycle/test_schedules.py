@@ -16,6 +16,7 @@ from esper.lifecycle.schedules import LONGEST, alpha_at, progress
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from lifecycle.support import SHADOW, play
+from open_rules import open_rules
 
 WAIT = wait(1)[0]
 
@@ -37,10 +38,10 @@ def germinated(tempo: int, target: float, rules: Rules) -> SeedTable:
 @pytest.mark.parametrize("target", ALPHA_TARGETS)
 def test_a_new_seed_rises_by_equal_parts(tempo: int, target: float) -> None:
     """Tempo 3 to alpha 1 is 1/3, 2/3, 1, and then it stays."""
-    table = germinated(tempo, target, Rules())
+    table = germinated(tempo, target, open_rules())
     assert table.alpha[0, 0] == 0
     expected = [target * min(elapsed / tempo, 1) for elapsed in range(1, tempo + 3)]
-    assert alphas(table, tempo + 2, Rules()) == pytest.approx(expected, abs=1e-6)
+    assert alphas(table, tempo + 2, open_rules()) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_new_seed_in_isolation_rises_once_advanced() -> None:
@@ -55,33 +56,33 @@ def test_a_new_seed_in_isolation_rises_once_advanced() -> None:
 @pytest.mark.parametrize("curve", Curve)
 @pytest.mark.parametrize("speed", [3, 5, 8])
 def test_a_change_of_alpha_follows_its_curve(curve: Curve, speed: int) -> None:
-    holding = play(germinated(3, 1.0, Rules()), Rules(), *[WAIT] * 4).table
+    holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
     assert holding.stage[0, 0] == Stage.HOLDING
     chosen = action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=speed, alpha_curve=curve)
-    table = play(holding, Rules(), chosen).table
+    table = play(holding, open_rules(), chosen).table
     parts = {
         Curve.LINEAR: lambda x: x,
         Curve.COSINE: lambda x: math.sin(math.pi * x / 2) ** 2,
         Curve.SIGMOID: lambda x: (1 + math.tanh(5 * (x - 0.5)) / math.tanh(2.5)) / 2,
     }
     expected = [1 - 0.5 * parts[curve](elapsed / speed) for elapsed in range(1, speed + 1)]
-    values = [float(table.alpha[0, 0]), *alphas(table, speed, Rules())]
+    values = [float(table.alpha[0, 0]), *alphas(table, speed, open_rules())]
     assert values == pytest.approx([*expected, 0.5], abs=1e-6)
     assert values[speed - 1] == 0.5
 
 
 def test_a_change_at_once_is_there_in_the_same_step() -> None:
-    holding = play(germinated(3, 1.0, Rules()), Rules(), *[WAIT] * 4).table
-    table = play(holding, Rules(), action(Op.SET_ALPHA, alpha_target=0.7, alpha_speed=0)).table
+    holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
+    table = play(holding, open_rules(), action(Op.SET_ALPHA, alpha_target=0.7, alpha_speed=0)).table
     assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.BLENDING)
-    table = play(table, Rules(), WAIT).table
+    table = play(table, open_rules(), WAIT).table
     assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.HOLDING)
 
 
 def test_pruning_falls_from_where_alpha_is() -> None:
     """Two thirds up, down again in three steps."""
-    table = play(germinated(3, 1.0, Rules()), Rules(), WAIT, WAIT, action(Op.PRUNE, alpha_speed=3)).table
-    assert [float(table.alpha[0, 0]), *alphas(table, 2, Rules())] == pytest.approx([4 / 9, 2 / 9, 0], abs=1e-6)
+    table = play(germinated(3, 1.0, open_rules()), open_rules(), WAIT, WAIT, action(Op.PRUNE, alpha_speed=3)).table
+    assert [float(table.alpha[0, 0]), *alphas(table, 2, open_rules())] == pytest.approx([4 / 9, 2 / 9, 0], abs=1e-6)
 
 
 def test_targets_are_reached_exactly() -> None:

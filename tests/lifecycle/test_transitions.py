@@ -27,6 +27,7 @@ from lifecycle.support import (
     random_evidence,
     sample,
 )
+from open_rules import open_rules
 
 WAIT = wait(1)[0]
 EMPTY = SeedTable.dormant(1, 1)
@@ -81,7 +82,7 @@ def test_advance_waits_for_the_third_step_of_training() -> None:
 
 @pytest.mark.parametrize("cooldown", [(1, 5, 1), (2, 1, 3)])
 def test_the_cooldown_lasts_exactly(cooldown: tuple[int, int, int]) -> None:
-    rules = Rules(cooldown=cooldown)
+    rules = open_rules(cooldown=cooldown)
     first, second, third = cooldown
     life = stages(holding(rules), rules, action(Op.PRUNE), *[WAIT] * (sum(cooldown) + 1))
     assert life == ["PRUNED"] * first + ["EMBARGOED"] * second + ["RESETTING"] * third + ["DORMANT"] * 2
@@ -118,7 +119,7 @@ def test_a_failed_probe_prunes_the_seed() -> None:
 
 
 def test_retargeting_returns_a_held_seed_to_blending() -> None:
-    rules = Rules(**WIDE)
+    rules = open_rules(**WIDE)
     retarget = action(Op.SET_ALPHA, blend=Blend.GATE, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
     result = play(holding(rules), rules, retarget)
     assert only_change(result) == (0, 0, Stage.HOLDING, Stage.BLENDING, 2, Cause.SET_ALPHA, Reason.NO_GATE)

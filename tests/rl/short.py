@@ -15,8 +15,9 @@ from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.tokens.suite import TokenSuite
+from open_rules import open_rules
 
-QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
 
 
 class ShortSuite(TokenSuite):

@@ -11,8 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from esper.control.policy import Policy
-from esper.rl.settings import PPOSettings
 from rl.noise import rollouts
+from rl.plain_ppo import plain_ppo
 from rl.probes import learner
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -21,7 +21,7 @@ COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 def test_a_compiled_update_equals_an_eager_one() -> None:
-    settings = PPOSettings(epochs=1, minibatches=1)
+    settings = plain_ppo(epochs=1, minibatches=1)
     eager, compiled = learner(settings), learner(settings.model_copy(update={"compile": True}))
     (rollout,) = rollouts(eager, 1)
     for student in (eager, compiled):
@@ -34,7 +34,7 @@ def test_a_compiled_update_equals_an_eager_one() -> None:
 
 
 def test_a_policy_that_is_compiled_for_updates_keeps_its_names() -> None:
-    eager, compiled = learner(PPOSettings()), learner(PPOSettings(compile=True))
+    eager, compiled = learner(plain_ppo()), learner(plain_ppo(compile=True))
     assert type(compiled.policy) is Policy
     assert compiled.state_tensors().keys() == eager.state_tensors().keys()
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_compiled_raises_and_is_tried_again(monkeypatch: pytest.M
         return compiled
 
     monkeypatch.setattr(torch, "compile", compiler)
-    student = learner(PPOSettings(compile=True))
+    student = learner(plain_ppo(compile=True))
     (rollout,) = rollouts(student, 1)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no compiler"):
@@ -82,7 +82,7 @@ def _by_mask(index: Any) -> bool:
 
 
 def test_a_policy_evaluates_stored_decisions_without_looking_at_a_value() -> None:
-    student = learner(PPOSettings())
+    student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
     with Looks() as looks:
         student.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)

@@ -18,6 +18,7 @@ from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.training.evaluation import evaluate
+from open_rules import open_rules
 from rl.short import QUICK, SUITE, instances, play
 
 SLOTS = len(SUITE.sites)
@@ -131,7 +132,7 @@ def test_a_new_seed_does_not_inherit_what_was_known_of_the_last_one() -> None:
 
 @pytest.mark.parametrize(("oldest", "stale"), [(2, {3}), (1, {2, 3}), (3, set[int]())])
 def test_gate_g5_refuses_what_is_older_than_the_rules_allow(oldest: int, stale: set[int]) -> None:
-    rules = Rules(cooldown=(1, 1, 1), evidence_max_age=oldest, harm_tolerance=1.0)
+    rules = open_rules(cooldown=(1, 1, 1), evidence_max_age=oldest, harm_tolerance=1.0)
     running = episodes(instances(1), 4, rules)
     plant(running, 0)
     refused: set[int] = set()

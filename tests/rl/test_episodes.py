@@ -15,12 +15,13 @@ from esper.control.spaces import Observation
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
 from esper.training.rows import RowShape
+from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
 
 MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
@@ -88,7 +89,7 @@ def test_sparse_rewards_pay_j_at_the_end() -> None:
 
 
 def test_before_the_end_the_potential_is_of_the_whole_network() -> None:
-    running = episodes(instances(3), Rules(cooldown=(1, 1, 1)))
+    running = episodes(instances(3), open_rules(cooldown=(1, 1, 1)))
     play(running, Schedule([Planting(0, 0, MLP)], SUITE.steps, keep_after=1000), SUITE.steps - 1)
     population = running.population
     added = population.parameters_in(population.table.blended)
@@ -106,7 +107,7 @@ def test_episodes_end_at_the_horizon() -> None:
 
 
 def test_the_final_score_is_on_test_data_and_of_fossils_only() -> None:
-    running = episodes(instances(7), Rules(harm_tolerance=1.0))
+    running = episodes(instances(7), open_rules(harm_tolerance=1.0))
     controller = Schedule([Planting(0, 0, MLP), Planting(7, 2, ATTENTION)], SUITE.steps)
     play(running, controller)
     stages = running.population.table.stage

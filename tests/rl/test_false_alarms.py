@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from esper.control.rules.simple import Uniform
-from esper.experiments.settings import DEFAULT_RULES
+from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 
@@ -18,7 +18,7 @@ from esper.tasks.registry import get_suite
 def test_healthy_networks_are_not_rolled_back(name: str, count: int, count_figure: Callable[[str, int], None]) -> None:
     suite = get_suite(name)
     chosen = suite.sample(count, "train", np.random.default_rng(1))
-    running, controller = Episodes(suite, chosen, DEFAULT_RULES), Uniform()
+    running, controller = Episodes(suite, chosen, Rules()), Uniform()
     state = controller.start([one.seed for one in chosen])
     while not running.finished.all():
         actions, state = controller.act(running.observe(), running.legal_actions(), state)

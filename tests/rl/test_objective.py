@@ -16,6 +16,7 @@ from esper.rl.objective import Measured, Objective
 from esper.rl.ppo import Learner
 from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
+from rl.plain_ppo import plain_ppo
 from rl.probes import collect, learner
 
 LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0, memory=STEPS)
@@ -92,7 +93,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 3, STEPS, STEPS + 7])
 def test_loss_and_gradient_are_those_of_the_formulas(chunk: int, early: bool, surrogate: str) -> None:
-    settings = PPOSettings(chunk=chunk, surrogate=surrogate)
+    settings = plain_ppo(chunk=chunk, surrogate=surrogate)
     student, batch = moved_since_acting(settings, early=early)
     measured, gradient = found(student, batch, settings)
     loss, reference = expected(student, batch, chunk)
@@ -103,7 +104,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(chunk: int, early: bool, su
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("early", [False, True])
 def test_a_chunk_as_long_as_the_episodes_changes_no_bit(early: bool, surrogate: str) -> None:
-    settings = PPOSettings(surrogate=surrogate)
+    settings = plain_ppo(surrogate=surrogate)
     student, batch = moved_since_acting(settings, early=early)
     whole, gradient = found(student, batch, settings)
     for chunk in (STEPS, STEPS + 1):
@@ -115,7 +116,7 @@ def test_a_chunk_as_long_as_the_episodes_changes_no_bit(early: bool, surrogate: 
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("early", [False, True])
 def test_chunks_change_the_gradient_through_time_and_no_figure(early: bool, surrogate: str) -> None:
-    settings = PPOSettings(surrogate=surrogate)
+    settings = plain_ppo(surrogate=surrogate)
     student, batch = moved_since_acting(settings, early=early)
     whole, gradient = found(student, batch, settings)
     measured, chunked = found(student, batch, settings.model_copy(update={"chunk": 2}))
@@ -125,7 +126,7 @@ def test_chunks_change_the_gradient_through_time_and_no_figure(early: bool, surr
 
 
 def test_minibatches_in_chunks_take_one_optimizer_step_each() -> None:
-    student = learner(PPOSettings(chunk=2, epochs=2, minibatches=3, target_kl=1e6))
+    student = learner(plain_ppo(chunk=2, epochs=2, minibatches=3, target_kl=1e6))
     assert student.update(*rollouts(student, 1), 0.0).optimizer_steps == 6
 
 
@@ -152,13 +153,13 @@ class _Box:
 
 
 def test_only_one_chunks_activations_are_held_at_a_time() -> None:
-    student = learner(PPOSettings(), sizes=LIVELY)
+    student = learner(plain_ppo(), sizes=LIVELY)
     batch = student.batch(collect(student.policy, Noise(40, ENVIRONMENTS)))
 
     def most(chunk: int | None) -> int:
         held = Held()
         with torch.autograd.graph.saved_tensors_hooks(held.pack, lambda box: box.tensor):
-            Objective(student.policy, PPOSettings(chunk=chunk)).backward(batch, WEIGHTS)
+            Objective(student.policy, plain_ppo(chunk=chunk)).backward(batch, WEIGHTS)
         assert held.now == 0
         return held.most
 
@@ -166,7 +167,7 @@ def test_only_one_chunks_activations_are_held_at_a_time() -> None:
 
 
 def test_clip_fractions_per_head_count_its_own_ratios_where_it_had_a_choice() -> None:
-    settings = PPOSettings(clip=0.05)
+    settings = plain_ppo(clip=0.05)
     student, batch = moved_since_acting(settings, early=True)
     measured, _ = found(student, batch, settings)
     rollout = batch.rollout

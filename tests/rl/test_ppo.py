@@ -16,8 +16,8 @@ from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.per_head import PerHead
 from esper.rl.diagnostics import Anomaly, anomalies
 from esper.rl.ppo import KL_STOP, Learner
-from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
+from rl.plain_ppo import plain_ppo
 from rl.probes import SIZES, collect, learner, only_ops
 
 FLOORED = PolicySettings(hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.every(0.1))
@@ -26,7 +26,7 @@ FLOORED = PolicySettings(hidden=32, width=16, head_gain=1.0, probability_floor=P
 @pytest.mark.parametrize("surrogate", ["joint", "factored"])
 @pytest.mark.parametrize("sizes", [SIZES, FLOORED])
 def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate: str) -> None:
-    student, probe = learner(PPOSettings(surrogate=surrogate), sizes=sizes), Noise(STEPS, ENVIRONMENTS)
+    student, probe = learner(plain_ppo(surrogate=surrogate), sizes=sizes), Noise(STEPS, ENVIRONMENTS)
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
         assert metrics.first_ratio_deviation < 1e-5
@@ -34,7 +34,7 @@ def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate
 
 
 def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
-    student = learner(PPOSettings(target_kl=1e6), sizes=PolicySettings(hidden=32, width=16, head_gain=1.0))
+    student = learner(plain_ppo(target_kl=1e6), sizes=PolicySettings(hidden=32, width=16, head_gain=1.0))
     (rollout,) = rollouts(student, 1)
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
@@ -43,7 +43,7 @@ def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_i
 
 
 def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once() -> None:
-    student = learner(PPOSettings(epochs=3))
+    student = learner(plain_ppo(epochs=3))
     (rollout,) = rollouts(student, 1)
     student.update(rollout, 0.0)
     seen = rollout.observations.globals.flatten(0, 1).double()
@@ -53,7 +53,7 @@ def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once()
 
 
 def test_resuming_from_saved_tensors_is_bit_exact() -> None:
-    settings = PPOSettings(epochs=2, minibatches=3)
+    settings = plain_ppo(epochs=2, minibatches=3)
     straight, probe = learner(settings), Noise(STEPS, ENVIRONMENTS)
     for update in range(3):
         straight.update(collect(straight.policy, probe), update / 6)
@@ -71,7 +71,7 @@ def test_resuming_from_saved_tensors_is_bit_exact() -> None:
 
 @pytest.mark.parametrize("forgotten", ["optimizer.", "updates"])
 def test_resuming_without_moments_or_counter_would_not_be_exact(forgotten: str) -> None:
-    settings = PPOSettings(epochs=2, minibatches=3)
+    settings = plain_ppo(epochs=2, minibatches=3)
     straight = learner(settings)
     for rollout in rollouts(straight, 1):
         straight.update(rollout, 0.0)
@@ -87,7 +87,7 @@ def test_resuming_without_moments_or_counter_would_not_be_exact(forgotten: str) 
 
 
 def test_saved_tensors_are_copies() -> None:
-    student = learner(PPOSettings())
+    student = learner(plain_ppo())
     first, second = rollouts(student, 2)
     student.update(first, 0.0)
     saved = student.state_tensors()
@@ -108,7 +108,7 @@ def test_saved_tensors_are_copies() -> None:
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(damage, sentence: str) -> None:
-    student = learner(PPOSettings())
+    student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
     student.update(rollout, 0.0)
     before = student.state_tensors()
@@ -118,21 +118,21 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(damage, s
 
 
 def test_the_kl_stop_comes_before_the_step_that_would_go_on() -> None:
-    greedy = learner(PPOSettings(epochs=50, target_kl=1e-4, learning_rate=1e-2))
+    greedy = learner(plain_ppo(epochs=50, target_kl=1e-4, learning_rate=1e-2))
     (rollout,) = rollouts(greedy, 1)
     metrics = greedy.update(rollout, 0.0)
     assert metrics.stopped_early
     assert metrics.kl > KL_STOP * 1e-4
     assert 0 < metrics.optimizer_steps < 50 * greedy.settings.minibatches
 
-    patient = learner(PPOSettings(epochs=2, target_kl=1e6))
+    patient = learner(plain_ppo(epochs=2, target_kl=1e6))
     metrics = patient.update(*rollouts(patient, 1), 0.0)
     assert not metrics.stopped_early
     assert metrics.optimizer_steps == 2 * patient.settings.minibatches
 
 
 def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
-    student = learner(PPOSettings())
+    student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
     weights = {name: value.clone() for name, value in student.policy.named_parameters()}
     metrics = student.update(replace(rollout, chosen_log_prob=rollout.chosen_log_prob - 1), 0.0)
@@ -142,7 +142,7 @@ def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
 
 
 def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() -> None:
-    student = learner(PPOSettings())
+    student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
     rollout.reward[2, 3] = float("nan")
     before = student.state_tensors()
@@ -157,7 +157,7 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
 def test_the_order_of_minibatches_depends_on_seed_and_update_only() -> None:
     def weights(seed: int) -> Tensor:
         policy_seed = 0
-        student = Learner(learner(PPOSettings(), policy_seed).policy, PPOSettings(), seed)
+        student = Learner(learner(plain_ppo(), policy_seed).policy, plain_ppo(), seed)
         torch.manual_seed(seed + 100)  # must not matter
         student.update(*rollouts(student, 1), 0.0)
         return student.policy.lstm.weight_hh_l0.detach().clone()
@@ -168,7 +168,7 @@ def test_the_order_of_minibatches_depends_on_seed_and_update_only() -> None:
 
 def test_only_the_critic_is_decayed() -> None:
     def after(decay: float) -> dict[str, Tensor]:
-        student = learner(PPOSettings(value_weight_decay=decay, epochs=1, minibatches=1))
+        student = learner(plain_ppo(value_weight_decay=decay, epochs=1, minibatches=1))
         student.update(*rollouts(student, 1), 0.0)
         return {name: value.detach().clone() for name, value in student.policy.named_parameters()}
 
@@ -179,26 +179,26 @@ def test_only_the_critic_is_decayed() -> None:
 
 
 def test_group_relative_advantages_ignore_what_a_group_shares() -> None:
-    student = learner(PPOSettings(group=4))
+    student = learner(plain_ppo(group=4))
     (rollout,) = rollouts(student, 1)
     luck = torch.tensor([100.0, -300.0, 50.0]).repeat_interleave(4)
     lucky = replace(rollout, reward=rollout.reward + luck)
     torch.testing.assert_close(student.batch(lucky).advantage, student.batch(rollout).advantage, atol=1e-2, rtol=1e-4)
     assert not torch.allclose(student.batch(lucky).target, student.batch(rollout).target)
-    alone = Learner(student.policy, PPOSettings(), 0)
+    alone = Learner(student.policy, plain_ppo(), 0)
     assert not torch.allclose(alone.batch(lucky).advantage, alone.batch(rollout).advantage)
 
 
 @pytest.mark.parametrize(("change", "sentence"), [({"minibatches": 13}, "into 13 minibatches"), ({"group": 5}, "of 5")])
 def test_settings_that_do_not_suit_the_environments_are_refused(change: dict[str, int], sentence: str) -> None:
-    student = learner(PPOSettings(**change))
+    student = learner(plain_ppo(**change))
     with pytest.raises(ConfigError, match=sentence):
         student.update(*rollouts(student, 1), 0.0)
 
 
 def test_schedules_end_where_they_should() -> None:
     floors = PerHead.every(0.02).model_copy(update={"slot": 0.1, "blueprint": 0.2})
-    settings = PPOSettings(entropy_start=PerHead.every(0.1), entropy_floor=floors, entropy_anneal=0.5)
+    settings = plain_ppo(entropy_start=PerHead.every(0.1), entropy_floor=floors, entropy_anneal=0.5)
     expected = {Head.SLOT: [0.1] * 4, Head.BLUEPRINT: [0.1, 0.15, 0.2, 0.2]}
     for head in Head:
         weights = [settings.entropy_weights(progress)[head] for progress in (0.0, 0.25, 0.5, 1.0)]
@@ -208,7 +208,7 @@ def test_schedules_end_where_they_should() -> None:
 
 
 def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
-    student = learner(PPOSettings(entropy_start=PerHead.every(0.05)))
+    student = learner(plain_ppo(entropy_start=PerHead.every(0.05)))
     scalars = student.update(*rollouts(student, 1), 0.0).scalars()
     assert all(isinstance(value, float) for value in scalars.values())
     for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
@@ -219,7 +219,7 @@ def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
 
 
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
-    student = learner(PPOSettings())
+    student = learner(plain_ppo())
     healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
     assert anomalies((healthy,), 0.03) == ()
     sick = {
@@ -239,7 +239,7 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
 def test_what_follows_an_episodes_end_teaches_nothing(group: int, surrogate: str) -> None:
     def learned(seed: int) -> dict[str, Tensor]:
         """After an update from rollouts that differ only behind the ends of their episodes."""
-        student = learner(PPOSettings(group=group, minibatches=2, epochs=2, surrogate=surrogate))
+        student = learner(plain_ppo(group=group, minibatches=2, epochs=2, surrogate=surrogate))
         (rollout,) = rollouts(student, 1)
         running = torch.arange(STEPS).unsqueeze(1) < torch.arange(ENVIRONMENTS) % STEPS + 1
         noise = torch.Generator().manual_seed(seed)
@@ -286,7 +286,7 @@ def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_
     kind: type[Noise], equal: bool
 ) -> None:
     def trained(surrogate: str) -> dict[str, Tensor]:
-        student = learner(PPOSettings(surrogate=surrogate, clip=0.002, target_kl=1e6))
+        student = learner(plain_ppo(surrogate=surrogate, clip=0.002, target_kl=1e6))
         probe = kind(STEPS, ENVIRONMENTS)
         metrics = [student.update(collect(student.policy, probe), 0.0) for _ in range(3)]
         assert metrics[-1].clip_fraction > 0
@@ -300,7 +300,7 @@ def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_
 def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surrogate: str) -> None:
     """Where nothing is to be won, so that only the bonus of the one head with a weight teaches its output."""
     weights = PerHead.every(0.0).model_copy(update={head.name.lower(): 1.0})
-    settings = PPOSettings(entropy_start=weights, entropy_floor=weights, surrogate=surrogate, target_kl=1e6)
+    settings = plain_ppo(entropy_start=weights, entropy_floor=weights, surrogate=surrogate, target_kl=1e6)
     student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
     probe = Noise(STEPS, ENVIRONMENTS)
     before = collect(student.policy, probe)

@@ -13,11 +13,11 @@ from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, anomalies
 from esper.rl.objective import Objective
 from esper.rl.ppo import Learner
-from esper.rl.settings import PPOSettings
 from rl.noise import rollouts
+from rl.plain_ppo import plain_ppo
 from rl.probes import learner
 
-HALVED = PPOSettings(bf16=True)
+HALVED = plain_ppo(bf16=True)
 WEIGHTS = torch.full((len(Head),), 0.01)
 LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0)
 
@@ -28,7 +28,7 @@ def test_a_policy_on_the_cpu_refuses_it() -> None:
 
 
 def test_probabilities_entropies_and_values_are_float32() -> None:
-    student = learner(PPOSettings(), sizes=LIVELY)
+    student = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(student, 1)
     with torch.autocast("cpu", torch.bfloat16):
         now = student.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
@@ -37,9 +37,9 @@ def test_probabilities_entropies_and_values_are_float32() -> None:
 
 
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
-    student = learner(PPOSettings(), sizes=LIVELY)
+    student = learner(plain_ppo(), sizes=LIVELY)
     batch = student.batch(*rollouts(student, 1)).standardised()
-    exact = Objective(student.policy, PPOSettings()).backward(batch, WEIGHTS)
+    exact = Objective(student.policy, plain_ppo()).backward(batch, WEIGHTS)
     rounded = Objective(student.policy, HALVED).backward(batch, WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2
     for name in ("policy_loss", "value_loss", "entropy"):
@@ -47,7 +47,7 @@ def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
 
 
 def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -> None:
-    student = learner(PPOSettings(), sizes=LIVELY)
+    student = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(student, 1)
     objective = Objective(student.policy, HALVED)
     assert float(objective.deviation(rollout)) < 1e-5
@@ -58,9 +58,9 @@ def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_update_on_a_gpu_raises_no_false_alarm() -> None:
-    actor = learner(PPOSettings(), sizes=LIVELY)
+    actor = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(actor, 1)
-    student = Learner(learner(PPOSettings(), sizes=LIVELY).policy.cuda(), HALVED, 0)
+    student = Learner(learner(plain_ppo(), sizes=LIVELY).policy.cuda(), HALVED, 0)
     metrics = student.update(rollout.to(torch.device("cuda")), 0.0)
     assert metrics.optimizer_steps > 0
     assert Anomaly.RATIO not in anomalies((metrics,), HALVED.target_kl)

@@ -13,10 +13,10 @@ from esper.lifecycle.actions import Head, Op
 from esper.rl.objective import Objective
 from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.rl.settings import PPOSettings
+from rl.plain_ppo import plain_ppo
 from rl.probes import Probe, blank_observation, collect, free_masks, learner, only_ops, score, train
 
-QUICK = PPOSettings(
+QUICK = plain_ppo(
     learning_rate=3e-3,
     final_learning_rate=1e-3,
     minibatches=2,
@@ -194,7 +194,7 @@ def test_a_head_with_a_choice_in_one_step_of_thirty_gets_the_gradient_of_one_tha
         torch.testing.assert_close(seldom, share * ever, rtol=1e-4, atol=1e-6)
 
 
-BANDIT = PPOSettings(
+BANDIT = plain_ppo(
     gamma=1e-6,  # each decision for itself,
     gae_lambda=0.0,
     normalise_advantages=False,  # and as much at stake in it, however rare it is

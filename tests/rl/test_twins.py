@@ -16,9 +16,9 @@ from esper.lifecycle.actions import Head, Op
 from esper.rl.objective import Objective
 from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.rl.settings import PPOSettings
 from esper.rl.twins import minus_twin, to_go
 from rl.noise import ENVIRONMENTS, STEPS, ending_early, rollouts
+from rl.plain_ppo import plain_ppo
 from rl.probes import SPEC, blank_observation, learner, only_ops
 
 GROUP = 4
@@ -53,7 +53,7 @@ def test_what_is_still_to_come_is_discounted() -> None:
 
 
 def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -> None:
-    settings = PPOSettings(group=GROUP, value_weight=0.0)
+    settings = plain_ppo(group=GROUP, value_weight=0.0)
     student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0))
     (rollout,) = rollouts(student, 1)
 
@@ -101,7 +101,7 @@ def expected_gradient(student: Learner, rollout: Rollout) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("twins", "biased"), [([0.7, 0.7, 0.7], False), ([0.7, 0.0, -0.7], True)])
 def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: list[float], biased: bool) -> None:
     policy = Policy(SPEC, PolicySettings(hidden=8, width=8, head_gain=1.0), torch.Generator().manual_seed(0))
-    student = Learner(policy, PPOSettings(twin=True), 0)
+    student = Learner(policy, plain_ppo(twin=True), 0)
     rollout = every_choice(policy)
     alone = expected_gradient(student, rollout)
     beside = expected_gradient(student, replace(rollout, twin_reward=torch.tensor([twins])))
@@ -112,7 +112,7 @@ def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: li
 
 @pytest.mark.parametrize("early", [False, True])
 def test_returns_are_reported_as_they_were_paid(early: bool) -> None:
-    settings = PPOSettings(gae_lambda=1.0)
+    settings = plain_ppo(gae_lambda=1.0)
     student = learner(settings)
     (rollout,) = rollouts(student, 1)
     rollout = ending_early(rollout) if early else rollout

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Rules
 from esper.training.learning import Batch, train
 from esper.training.population import Actions, Population
 from esper.training.streams import stacked
+from open_rules import open_rules
 from training.scenes import SUITE, good_evidence, networks, plan
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def planted_seeds() -> Planted:
     """
     drawn = SUITE.sample(600, "train", np.random.default_rng(5))
     chosen = [one for one in drawn if one.variant == "near_10_10_10" and one.train_size == 768][:3]
-    population = Population(plan(Rules(), dtype=torch.float32), networks(chosen))
+    population = Population(plan(open_rules(), dtype=torch.float32), networks(chosen))
     useful, useless, harmful = np.stack([np.roll([0, 1, 2], network) for network in range(3)], axis=1)
     data = stacked([SUITE.data(one, "train") for one in chosen], CPU)
     generator = torch.Generator().manual_seed(0)

@@ -23,6 +23,7 @@ from esper.training.population import Actions, Population
 from esper.training.reference import ReferencePopulation
 from esper.training.roster import Network
 from esper.training.rows import RowBlock
+from open_rules import open_rules
 
 SUITE = get_suite("tokens")
 BATCH = 6
@@ -168,7 +169,7 @@ def assert_same_state(actual: State, expected: State, tolerance: float = 0.0) ->
 def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, ReferencePopulation, Batch]:
     """Networks with seeds in many stages, once fast and once as separate modules, and data to measure them on."""
     chosen = instances(10)
-    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
     fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
     draws = Draws(chosen)
     for _ in range(7):

@@ -8,14 +8,14 @@ import pytest
 from esper.errors import IllegalActionError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Rules
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.budget import Budget
 from esper.training.population import Population
+from open_rules import open_rules
 from training.scenes import SUITE, Draws, good_evidence, instances, networks, plan
 
 MLP, NORM = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("norm")
-QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
 
 
 def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | None = None) -> Population:

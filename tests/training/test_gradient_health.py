@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
@@ -22,6 +22,7 @@ from esper.training.gradients.rows import row_norms
 from esper.training.learning import Batch, train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
+from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, both, instances, networks, plan
 
 TOLERANCE = 1e-9
@@ -141,7 +142,7 @@ class SlowHealth:
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_populations_find_what_separate_modules_find(isolation: Isolation, strategy: str) -> None:
     chosen = instances(8)
-    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
     fast, slow = both(chosen, plan(rules, SGD, strategy))
     draws = Draws(chosen)
     learned, stages = 0, set[int]()
@@ -165,7 +166,7 @@ def test_populations_find_what_separate_modules_find(isolation: Isolation, strat
 
 def grown(draws: Draws) -> Population:
     """Networks some of whose seeds learn."""
-    population = Population(plan(Rules(harm_tolerance=1.0)), networks(draws.chosen))
+    population = Population(plan(open_rules(harm_tolerance=1.0)), networks(draws.chosen))
     for _ in range(5):
         population.decide(draws.actions(population.legal_actions()))
         report = train(population, [draws.batch()])

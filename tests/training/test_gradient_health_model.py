@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from esper.errors import ConfigError
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.gradients import GradientHealth, SeedHealth
 from esper.training.learning import train
+from open_rules import open_rules
 from training.scenes import SUITE, VALIDATION, Draws, both, instances, plan
 
 
@@ -29,7 +29,7 @@ def layers() -> tuple[nn.Linear, nn.Linear]:
 
 def test_it_finds_what_a_population_finds() -> None:
     chosen = instances(8)
-    rules = Rules(cooldown=(1, 1, 1), harm_tolerance=1.0)
+    rules = open_rules(cooldown=(1, 1, 1), harm_tolerance=1.0)
     fast, slow = both(chosen, plan(rules, OptimizerSettings(name="sgd", momentum=0.9)))
     draws = Draws(chosen)
     compared = fossils = 0

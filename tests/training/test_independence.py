@@ -16,6 +16,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.plan import Strategy
 from esper.training.population import Actions, Population
+from open_rules import open_rules
 from training.scenes import Draws, State, advance, assert_same_state, instances, networks, plan, state_of
 
 DECISIONS = 9
@@ -26,7 +27,7 @@ Disturbance = Callable[[Population, int], None]
 
 
 def rules(isolation: Isolation = Isolation.NONE) -> Rules:
-    return Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    return open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
 
 
 def trajectory(

@@ -13,7 +13,6 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from esper.control.rules.simple import Uniform
-from esper.lifecycle.rules import Rules
 from esper.training.evaluation import evaluate, remember
 from esper.training.execution import Execution
 from esper.training.functional import Functional
@@ -23,6 +22,7 @@ from esper.training.plan import PopulationPlan
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
 from esper.training.roster import Network
+from open_rules import open_rules
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 NETWORKS, EXAMPLES = 5, 6
@@ -221,7 +221,7 @@ def population_of(name: str, strategy: str) -> tuple[PopulationPlan, list[Networ
         ("0", "1"),
         SPATIAL,
         torch.zeros(2, *shape),
-        rules=Rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0),
+        rules=open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0),
         strategy=strategy,
         dtype=torch.float64,
     )

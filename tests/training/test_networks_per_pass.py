@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.tokens.host import TokenHost
 from esper.training.attribution.networks import attribute_networks
@@ -17,6 +17,7 @@ from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
 from esper.training.plan import STRATEGIES, Strategy
 from esper.training.population import Population
+from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, assert_same_state, instances, networks, plan, state_of
 
 COUNT, DECISIONS = 7, 8
@@ -25,7 +26,7 @@ CLIPPED = OptimizerSettings(name="adamw", clip_norm=0.5)
 
 
 def population(limit: int | None, isolation: Isolation, strategy: Strategy = "stacked") -> Population:
-    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
     return Population(replace(plan(rules, CLIPPED, strategy), networks_per_pass=limit), networks(instances(COUNT)))
 
 

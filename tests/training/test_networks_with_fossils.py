@@ -15,7 +15,6 @@ from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Site
 from esper.lifecycle.actions import wait
-from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.training.evaluation import evaluate
 from esper.training.governor.rows import RowGovernor
@@ -24,6 +23,7 @@ from esper.training.learning import train
 from esper.training.plan import Strategy
 from esper.training.population import Population
 from esper.training.roster import Fossils, Network, seed_generator
+from open_rules import open_rules
 from training.scenes import (
     SUITE,
     VALIDATION,
@@ -75,7 +75,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
     starts = given()
-    population = Population(plan(Rules(), strategy=strategy), starts)
+    population = Population(plan(open_rules(), strategy=strategy), starts)
     models = [Plain(one, population.execution.sites) for one in starts]
     optimizers = [
         torch.optim.AdamW(model.parameters(), lr=one.learning_rate, betas=SUITE.optimizer.betas, weight_decay=0.0)
@@ -102,7 +102,7 @@ def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
 
 
 def test_rows_belong_to_fossils_and_replaced_networks_take_theirs_along() -> None:
-    population = Population(plan(Rules()), given())
+    population = Population(plan(open_rules()), given())
     assert_aligned(population)
     assert population.germinations.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]
     before = state_of(population, 2)
@@ -113,7 +113,7 @@ def test_rows_belong_to_fossils_and_replaced_networks_take_theirs_along() -> Non
 
 
 def test_neighbours_and_their_fossils_do_not_matter() -> None:
-    together, alone = Population(plan(Rules()), given()), Population(plan(Rules()), given()[2:3])
+    together, alone = Population(plan(open_rules()), given()), Population(plan(open_rules()), given()[2:3])
     draws, own = Draws(instances(len(SHAPES))), Draws(instances(len(SHAPES))[2:3])
     for _ in range(DECISIONS):
         together.decide(wait(len(SHAPES)))
@@ -124,7 +124,7 @@ def test_neighbours_and_their_fossils_do_not_matter() -> None:
 
 
 def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    population = Population(plan(Rules()), given())
+    population = Population(plan(open_rules()), given())
     state = population.state
 
     def broken(*arguments: object) -> None:
@@ -144,7 +144,7 @@ def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
 
 def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     """Trouble in the very first step: the good state to return to is the start itself."""
-    population = Population(plan(Rules()), given())
+    population = Population(plan(open_rules()), given())
     governor = RowGovernor(population, GovernorSettings(), SUITE.classes)
     start = state_of(population, 0)
     draws = Draws(instances(len(SHAPES)))

@@ -16,6 +16,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.training import learning
 from esper.training.population import Population
+from open_rules import open_rules
 from training.scenes import (
     SUITE,
     Draws,
@@ -31,7 +32,7 @@ from training.scenes import (
 )
 
 MLP, TOKEN_CONV = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("token_conv")
-QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
 
 
 def population(count: int, rules: Rules = QUICK) -> Population:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
+from open_rules import open_rules
 from training.scenes import SUITE, VALIDATION, Draws, both, instances, plan, seed_values
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -43,7 +44,7 @@ def test_fifty_steps_equal_a_loop_over_modules(
     isolation: Isolation, optimizer: OptimizerSettings, strategy: str
 ) -> None:
     chosen = instances(14)
-    rules = Rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
     fast, slow = both(chosen, plan(rules, optimizer, strategy))
     draws = Draws(chosen)
     stages: set[int] = set()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
@@ -20,6 +20,7 @@ from esper.training.learning import Batch, train
 from esper.training.plan import PopulationPlan, Strategy
 from esper.training.population import Actions, Population
 from esper.training.roster import Network
+from open_rules import open_rules
 from training.scenes import (
     SUITE,
     VALIDATION,
@@ -36,7 +37,7 @@ from training.scenes import (
 )
 
 MLP, NORM = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("norm")
-QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
 SIZE = 4
 ILL = 2
 EVERYONE = np.ones(SIZE, np.bool_)

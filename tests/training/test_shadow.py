@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.learning import train
 from esper.training.passes import as_is, forward
 from esper.training.population import Population
+from open_rules import open_rules
 from training.scenes import SUITE, Draws, assert_same_state, good_evidence, instances, networks, plan, state_of
 
-SHADOW = Rules(isolation=Isolation.SHADOW, min_training_steps=1)
+SHADOW = open_rules(isolation=Isolation.SHADOW, min_training_steps=1)
 MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
 COUNT = 3
 SGD = OptimizerSettings(name="sgd", momentum=0.9)
@@ -70,7 +71,7 @@ def test_the_output_is_bit_identical_while_a_seed_trains() -> None:
 
 def test_a_germinated_seed_does_not_learn() -> None:
     for isolation in Isolation:
-        population = Population(plan(Rules(isolation=isolation)), networks(instances(COUNT)))
+        population = Population(plan(open_rules(isolation=isolation)), networks(instances(COUNT)))
         decided(population, action(Op.GERMINATE, 0, MLP))
         before = [state_of(population, network) for network in range(COUNT)]
         train(population, [Draws(instances(COUNT)).batch()])

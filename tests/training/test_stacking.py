@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.rules import Rules
 from esper.stacking import Stackable
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
@@ -18,6 +17,7 @@ from esper.training.holdings import BankKey
 from esper.training.learning import train
 from esper.training.population import Population
 from esper.training.rows import RowShape
+from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, instances, networks, plan
 
 
@@ -61,7 +61,7 @@ def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
 
 def test_a_population_of_unstackable_hosts_learns_alike() -> None:
     chosen = instances(8)
-    shared = plan(Rules())
+    shared = plan(open_rules())
     slots = tuple(f"host.{slot}" for slot in shared.slots)
     wrapped = [network._replace(host=Unstackable(network.host)) for network in networks(chosen)]
     mapped = Population(replace(shared, template=Unstackable(shared.template), slots=slots), wrapped)

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from esper.experiments.settings import DEFAULT_RULES
 from esper.lifecycle.actions import wait
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.training import strategy
 from esper.training.plan import STRATEGIES, Strategy
 from esper.training.population import Population
+from open_rules import open_rules
 from training.scenes import SUITE, both, instances, plan
 
 
 @pytest.mark.parametrize("faster", STRATEGIES)
 def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    population, _ = both(instances(3), plan(Rules()))
+    population, _ = both(instances(3), plan(open_rules()))
     before = population.host.values.detach().clone()
     tried: list[Strategy] = []
 
@@ -35,7 +35,7 @@ def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, mon
 
 def test_auto_gives_what_a_named_strategy_gives() -> None:
     chosen = instances(2)
-    auto, named = (Episodes(SUITE, chosen, DEFAULT_RULES, strategy=one) for one in ("auto", "stacked"))
+    auto, named = (Episodes(SUITE, chosen, Rules(), strategy=one) for one in ("auto", "stacked"))
     assert auto.population.strategy in STRATEGIES
     results = [episodes.step(wait(2)).evaluation.loss for episodes in (auto, named)]
     np.testing.assert_allclose(*results, rtol=1e-4)

@@ -16,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
 from esper.training.population import Population
 from esper.training.snapshots import Snapshots
+from open_rules import open_rules
 from training.scenes import (
     SUITE,
     Draws,
@@ -34,7 +35,7 @@ from training.scenes import (
 )
 
 MLP = SUITE.blueprints.index("mlp")
-QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
 TRANSITIONS = 10_000
 FAULT_SHARE = 0.4
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
+from esper.devices import usable_device
 from esper.errors import ConfigError
 from esper.grower.overhead import PLACES, Overhead, OverheadResult, OverheadTask, measure_overhead
 from esper.growth.probe import FEWEST_EXAMPLES
@@ -45,10 +44,7 @@ def command(
 def _check(repeats: int, steps: int, batch_size: int, device: str) -> None:
     if min(repeats, steps) < 1 or batch_size < FEWEST_EXAMPLES:
         raise ConfigError(f"repeats and steps must be at least 1, the batch size at least {FEWEST_EXAMPLES}")
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from error
+    usable_device(device)
 
 
 def _shown(overhead: Overhead) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from rich.console import Console
 
+from esper.devices import usable_device
 from esper.errors import ConfigError
 from esper.experiments.bench_population import BenchResult, BenchTask, bench_population
 from esper.experiments.workers import LocalWorkers
@@ -59,10 +59,7 @@ def _check(suites: tuple[str, ...], environments: tuple[int, ...], repeats: int,
         raise ConfigError("name at least one suite and one size, and let sizes and repeats be at least 1")
     for suite in suites:
         get_suite(suite)
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from error
+    usable_device(device)
 
 
 def _header(suite: str, strategy: StrategyChoice, device: str) -> str:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.config import Overrides, load_settings
+from esper.devices import CPU
+from esper.errors import ConfigError
 from esper.experiments.bench_operations import OperationsProfile, profile_operations
 from esper.experiments.bench_train import bench_train
 from esper.experiments.settings import TrainSettings
@@ -34,10 +36,12 @@ def command(
     """
     console = console_beside(json)
     chosen = ("shards=1", f"iterations={iterations}")
-    settings = load_settings(TrainSettings, config, (*overrides, *chosen))
+    settings = load_settings(TrainSettings, config, (*chosen, *overrides))
+    if settings.devices != (CPU,):
+        raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
 
     def show(number: int, speed: float) -> None:
-        say(console, f"iteration {number} of {iterations}: {speed:.0f} environment steps a second")
+        say(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
 
     found = bench_train(settings, show)
     table = Table("part", "share of the time", box=None)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from esper.commands.compute import Computing
 from esper.config import Overrides, load_settings
+from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.arms.field import run_arms
 from esper.experiments.arms.standings import Standing, standings
@@ -26,6 +27,7 @@ from esper.experiments.settings import TrainSettings
 from esper.signals import Terminated
 from esper.ui.arms import arms_json, arms_table
 from esper.ui.arms import sentence as arm_sentence
+from esper.ui.differences import say_differences
 from esper.ui.formats import mega, percent, score
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report.arms import write_arms_report
@@ -65,6 +67,8 @@ def command(
     if len(configs) < 2 and not arms:
         raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
     compared = _settings(configs, overrides)
+    for name, settings in compared.items():
+        say_differences(console, name, differences(settings, TrainSettings()))
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from esper.config import Overrides, dump_settings, load_settings
+from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.process import prepare_process
 from esper.grower.practice.directory import GrowDirectory
@@ -20,6 +21,7 @@ from esper.grower.practice.settings import GrowSettings
 from esper.signals import Terminated
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
+from esper.ui.differences import say_differences
 from esper.ui.formats import duration, score
 from esper.ui.growth import GrowthView
 from esper.ui.output import console_beside, print_json, say
@@ -75,7 +77,11 @@ def command(
     }
     given = (*overrides, *(f"{name}={value}" for name, value in named.items() if value is not None))
     if resume is None:
-        run, result = _begin(load_settings(GrowSettings, config, given), run_dir, download, console)
+        settings = load_settings(GrowSettings, config, given)
+        say_differences(
+            console, f"settings of {settings.host} on {settings.task}", differences(settings, settings.usual())
+        )
+        run, result = _begin(settings, run_dir, download, console)
     elif config or run_dir or given:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:

@@ -12,15 +12,17 @@ from rich.console import Console
 
 from esper.commands.compute import Computing
 from esper.config import Overrides, dump_settings, load_settings
+from esper.devices import usable_device
+from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.backend import LOCAL, Backend
-from esper.experiments.placement import usable_device
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
 from esper.signals import Terminated
 from esper.ui.course import Course
+from esper.ui.differences import say_differences
 from esper.ui.formats import duration, score
 from esper.ui.live import training_view
 from esper.ui.output import console_beside, print_json, say
@@ -52,6 +54,7 @@ def command(
     if resume is None:
         seeded = overrides if seed is None else (*overrides, f"seed={seed}")
         settings = load_settings(TrainSettings, config, seeded)
+        say_differences(console, "settings", differences(settings, TrainSettings()))
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
         run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
         with run.locked(_WHAT):

@@ -15,9 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.control.rules.simple import Uniform
 from esper.experiments.collect import instances_of
+from esper.experiments.play import terms_of
 from esper.experiments.settings import TrainSettings
-from esper.rl.episodes import Episodes
-from esper.tasks.registry import get_suite
 
 LEAD = 8
 """Decisions before anything is measured, so that seeds are there."""
@@ -88,15 +87,7 @@ class _Player:
 
     def __init__(self, settings: TrainSettings, size: int) -> None:
         instances = instances_of(settings, 0)[:: settings.environments // size][:size]
-        suite = get_suite(settings.suite)
-        self._episodes = Episodes(
-            suite,
-            instances,
-            settings.rules,
-            settings.conduct,
-            strategy=settings.strategy,
-            networks_per_pass=settings.networks_per_pass,
-        )
+        self._episodes = terms_of(settings).episodes(instances)
         self._controller = Uniform()
         self._state = self._controller.start([settings.seed + network for network in range(size)])
         for _ in range(LEAD):

@@ -16,7 +16,7 @@ import torch
 
 from esper.control.rules.simple import Uniform
 from esper.experiments.bench_work import TRAINING, Stopwatch, Work, advance, advance_loop
-from esper.lifecycle.rules import Rules
+from esper.experiments.open_rules import OPEN_RULES
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.learning import train
@@ -25,7 +25,6 @@ from esper.training.plan import Strategy, StrategyChoice
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
 
-RULES = Rules(cooldown=(1, 1, 1))
 LEAD = 6
 """Decisions taken without training before anything is timed, so that seeds are there."""
 TURN = 3
@@ -103,7 +102,7 @@ def bench_population(task: BenchTask) -> BenchResult:
 def _episodes(task: BenchTask) -> Episodes:
     suite = get_suite(task.suite)
     instances = suite.sample(task.environments, "train", np.random.default_rng((task.seed, _INSTANCE_STREAM)))
-    return Episodes(suite, instances, RULES, strategy=task.strategy, device=torch.device(task.device))
+    return Episodes(suite, instances, OPEN_RULES, strategy=task.strategy, device=torch.device(task.device))
 
 
 def _environment_seconds(episodes: Episodes, task: BenchTask) -> float:

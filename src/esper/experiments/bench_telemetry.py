@@ -26,6 +26,7 @@ from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import instances_of, joined, new_policy, run_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.iteration import record, summarised
+from esper.experiments.play import terms_of
 from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import Head
@@ -201,7 +202,7 @@ def _iteration(settings: TrainSettings, learner: Learner, store: RunStore, numbe
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at(0.0)] * size
     instances = instances_of(settings, number)
-    episodes = Episodes(suite, instances, settings.rules, settings.conduct, rewards=rewards)
+    episodes = terms_of(settings).episodes(instances, rewards=rewards)
     chronicle = TimedChronicle(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)

@@ -18,8 +18,10 @@ from esper.control.observation import SPEC
 from esper.control.policy import Policy
 from esper.control.policy.recurrent import PolicyState
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.devices import usable_device
 from esper.experiments.chronicle import Chronicle, Scope
-from esper.experiments.placement import Placed, enough_memory, usable_device
+from esper.experiments.placement import Placed, enough_memory
+from esper.experiments.play import terms_of
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Shared
@@ -129,15 +131,9 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     everyone = instances_of(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
     rewards = in_turns(paid, settings.environments, settings.ppo.group)
-    return Episodes(
-        get_suite(settings.suite),
+    return terms_of(settings, task.device).episodes(
         [everyone[environment] for environment in environments],
-        settings.rules,
-        settings.conduct,
         rewards=[rewards[environment] for environment in environments],
-        strategy=settings.strategy,
-        networks_per_pass=settings.networks_per_pass,
-        device=usable_device(task.device),
     )
 
 

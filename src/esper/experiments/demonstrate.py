@@ -14,12 +14,12 @@ from esper.control.spaces import mask_tensors
 from esper.errors import ConfigError
 from esper.experiments.baselines import baselines
 from esper.experiments.collect import joined, new_policy
-from esper.experiments.placement import Placed, usable_device
-from esper.experiments.play import COHORT
+from esper.experiments.placement import Placed
+from esper.experiments.play import COHORT, terms_of
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.rl.cloning import CloningSettings
-from esper.rl.episodes import CPU, Episodes
+from esper.rl.episodes import CPU
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
@@ -62,10 +62,7 @@ def demonstrate(task: DemonstrationTask) -> Rollout:
     """The controller's episodes, to their end; log-probabilities and values are 0, as nobody computed them."""
     settings, count = task.settings, len(task.instances)
     rewards = in_turns([one.at(0.0) for one in settings.reward], count)
-    episodes = Episodes(
-        get_suite(settings.suite), task.instances, settings.rules, settings.conduct, rewards=rewards,
-        strategy=settings.strategy, networks_per_pass=settings.networks_per_pass, device=usable_device(task.device),
-    )  # fmt: skip
+    episodes = terms_of(settings, task.device).episodes(task.instances, rewards=rewards)
     memory = new_policy(settings).initial_state(count)
     buffer = RolloutBuffer(episodes.suite.steps, count, memory)
     state = task.controller.start([instance.seed for instance in task.instances])

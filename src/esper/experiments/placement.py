@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.errors import ConfigError, RunError
+from esper.devices import CPU, usable_device
+from esper.errors import RunError
 from esper.experiments.workers import Workers
-
-CPU = "cpu"
 
 
 class Placed(ABC):
@@ -22,30 +21,6 @@ class Placed(ABC):
     @abstractmethod
     def device(self) -> str:
         """As torch names it, where the task is computed."""
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of this name.
-
-    Raises:
-        ConfigError: this machine has none.
-    """
-    known = devices_here()
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(known):
-        raise ConfigError(f"there is no device {name!r} on this machine: set devices to some of {', '.join(known)}")
-    return device
-
-
-def devices_here() -> tuple[str, ...]:
-    """The names of all devices that this process can compute on."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return (CPU,)
-    return (CPU, *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
 
 
 @contextmanager

@@ -10,16 +10,21 @@ from numpy.typing import NDArray
 
 from esper.control.controller import Actions, Controller
 from esper.control.spaces import Observation
+from esper.devices import CPU, usable_device
 from esper.experiments.earnings import Earnings, earnings
-from esper.experiments.placement import CPU, Placed, enough_memory, usable_device
+from esper.experiments.placement import Placed, enough_memory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
+from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.rewards.settings import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+from esper.training.plan import Strategy
+from esper.training.roster import Fossils
 
 COHORT = 64
 """Networks played side by side."""
@@ -64,15 +69,48 @@ class Terms:
 
     suite: str
     rules: Rules
-    conduct: Conduct = DEFAULT_CONDUCT
+    conduct: Conduct = Conduct()
     device: str = CPU
     """Where networks are computed, as torch names it; controllers decide on the CPU."""
     networks_per_pass: int | None = None
+    strategy: Strategy = "stacked"
+
+    def episodes(
+        self,
+        instances: Sequence[Instance],
+        *,
+        suite: Suite | None = None,
+        rewards: Sequence[RewardSettings] = (),
+        fossils: Sequence[Fossils] = (),
+    ) -> Episodes:
+        """Episodes under these terms; of another suite than the one of that name, where one is given.
+
+        Raises:
+            ConfigError: this machine has no such device.
+        """
+        return Episodes(
+            suite or get_suite(self.suite),
+            instances,
+            self.rules,
+            self.conduct,
+            rewards=rewards,
+            fossils=fossils,
+            strategy=self.strategy,
+            networks_per_pass=self.networks_per_pass,
+            device=usable_device(self.device),
+        )
 
 
-def terms_of(settings: TrainSettings) -> Terms:
-    """Those of a training run."""
-    return Terms(settings.suite, settings.rules, settings.conduct, settings.devices[0], settings.networks_per_pass)
+def terms_of(settings: TrainSettings, device: str | None = None) -> Terms:
+    """Those of a training run, on its first device or another one."""
+    return Terms(
+        settings.suite,
+        settings.rules,
+        settings.conduct,
+        settings.devices[0] if device is None else device,
+        settings.networks_per_pass,
+        settings.strategy,
+    )
 
 
 @dataclass(frozen=True)
@@ -98,8 +136,7 @@ def play_cohort(task: PlayTask) -> list[Played]:
     """
     terms, suite = task.terms, get_suite(task.terms.suite)
     instances = [instance for part in task.parts for instance in part.instances]
-    device, limit = usable_device(task.device), terms.networks_per_pass
-    episodes = Episodes(suite, instances, terms.rules, terms.conduct, networks_per_pass=limit, device=device)
+    episodes = terms.episodes(instances)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
     tally = Tally(suite, instances)

@@ -7,39 +7,16 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from esper.control.policy import PolicySettings
+from esper.devices import CPU, DeviceName
 from esper.experiments.telemetry_settings import TelemetrySettings
-from esper.lifecycle.actions import Curve, Op
-from esper.lifecycle.per_head import PerHead
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
-from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
+from esper.rl.conduct import Conduct
 from esper.rl.rewards.settings import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.training.plan import Strategy
-
-DEFAULT_RULES = Rules(
-    cooldown=(1, 1, 1),
-    operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE),
-    tempos=(3,),
-    alpha_targets=(1.0,),
-    alpha_speeds=(0,),
-    alpha_curves=(Curve.LINEAR,),
-)
-"""The choices that matter on short episodes: ramps and curves were measured to tie, so there is nothing to learn of
-them, and a short cooldown leaves time to try again."""
-
-DEFAULT_PPO = PPOSettings(
-    group=8,
-    epochs=8,
-    gae_lambda=0.98,
-    learning_rate=3e-3,
-    final_learning_rate=5e-4,
-    entropy_start=PerHead.every(0.02),
-    entropy_floor=PerHead.every(0.005),
-)
-"""Few, noisy episodes: every rollout is used up to the KL limit, which ends most updates before their last epoch."""
 
 
 class TrainSettings(Settings):
@@ -56,26 +33,27 @@ class TrainSettings(Settings):
     shards: int = Field(default=2, ge=1)
     """Parts the environments are computed in, each in a process of its own. Results do not depend on the machine's
     cores, but may differ in rounding for another number of shards."""
-    devices: tuple[str, ...] = Field(default=("cpu",), min_length=1)
+    devices: tuple[DeviceName, ...] = Field(default=(CPU,), min_length=1)
     """Where networks are computed, as torch names it: shard i on device i modulo their number. The policy learns on
     the first, and its measurements are made there. With Ray, `cuda` is the GPU that Ray lends to a task."""
     strategy: Strategy = "stacked"
-    """How networks are run: as one stacked program, or looped."""
+    """How networks are run: as one stacked program, or looped. Elsewhere `auto` takes whichever is faster, which a run
+    must not: it would not repeat itself."""
     networks_per_pass: int | None = Field(default=None, ge=1)
     """The most networks of a shard that are computed at once, where a device's memory does not hold them all; null: all
     of them. It changes no result but in rounding."""
     reward: RewardSpec = (OUTCOME,)
     """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in
     turns."""
-    rules: Rules = DEFAULT_RULES
+    rules: Rules = Rules()
     """What may happen to seeds."""
-    conduct: Conduct = DEFAULT_CONDUCT
+    conduct: Conduct = Conduct()
     """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes, how it starts, and the floors of its probabilities."""
     cloning: CloningSettings | None = None
     """A start by imitation of a baseline; null: from random weights."""
-    ppo: PPOSettings = DEFAULT_PPO
+    ppo: PPOSettings = PPOSettings()
     """How the policy learns."""
     telemetry: TelemetrySettings = TelemetrySettings()
     """What the run store keeps of the growing networks."""
@@ -92,6 +70,16 @@ class TrainSettings(Settings):
     @classmethod
     def _suite_exists(cls, name: str) -> str:
         return get_suite(name).name
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _strategy_is_named(cls, strategy: Any) -> Any:
+        if strategy == "auto":
+            raise ValueError(
+                "auto goes by the clock, so that equal settings would train differently in their last bits: name "
+                "stacked or looped; `esper bench population --strategy auto` says which is faster here"
+            )
+        return strategy
 
     @field_validator("devices", mode="before")
     @classmethod

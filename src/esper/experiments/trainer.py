@@ -13,6 +13,7 @@ import numpy as np
 from esper import __version__
 from esper.control.learned import Learned
 from esper.control.policy import Policy
+from esper.devices import usable_device
 from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
@@ -22,7 +23,7 @@ from esper.experiments.demonstrate import demonstrations
 from esper.experiments.description import described
 from esper.experiments.interrupts import Interrupts
 from esper.experiments.iteration import Iteration, record, summarised
-from esper.experiments.placement import require_devices, usable_device
+from esper.experiments.placement import require_devices
 from esper.experiments.play import mean_score, play, terms_of
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings

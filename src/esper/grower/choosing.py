@@ -13,7 +13,7 @@ from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError
 from esper.experiments.evaluate import load_policy
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.settings import DEFAULT_RULES, TrainSettings
+from esper.experiments.settings import TrainSettings
 from esper.grower.subject import Catalogue
 from esper.growth.names import did_you_mean
 from esper.lifecycle.rules import Rules
@@ -21,7 +21,7 @@ from esper.lifecycle.rules import Rules
 ALL_AT_START = "all_at_start"
 SHORTEST_TRIALS = 4
 """A trial takes at most this part of the horizon."""
-_BEFORE_TRIAL = 2 + max(DEFAULT_RULES.tempos)
+_BEFORE_TRIAL = 2 + max(Rules().tempos)
 """Decisions from a seed's germination to its trial."""
 
 Offered = list[tuple[int, int]]
@@ -38,18 +38,28 @@ def chosen(controller: str | Path | Controller, catalogue: Catalogue, horizon: i
         RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
-        return controller, DEFAULT_RULES
+        return controller, Rules()
     name = str(controller)
     if name in _RULES:
-        return _rule(name, _offered(catalogue), horizon), DEFAULT_RULES
-    if not Path(controller).exists():
+        return _rule(name, _offered(catalogue), horizon), Rules()
+    run, settings = _trained(name)
+    return load_policy(run, settings).controller, settings.rules
+
+
+def rules_of(name: str) -> Rules:
+    """The rules that the controller of that name knows, as `chosen` tells them; raises what it raises."""
+    return Rules() if name in _RULES else _trained(name)[1].rules
+
+
+def _trained(name: str) -> tuple[RunDirectory, TrainSettings]:
+    """The run with that directory, and its settings."""
+    if not Path(name).exists():
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, _RULES)}: give one of {', '.join(_RULES)}, "
             "or the directory of a run of `esper train`"
         )
-    run = RunDirectory.open(Path(controller))
-    settings = load_settings(TrainSettings, run.config)
-    return load_policy(run, settings).controller, settings.rules
+    run = RunDirectory.open(Path(name))
+    return run, load_settings(TrainSettings, run.config)
 
 
 def _rule(name: str, offered: Offered, horizon: int) -> Controller:

@@ -29,7 +29,7 @@ class JointActions:
     """All actions that a suite and rules ever allow, each once; heads that an operation does not read are 0.
 
     There are S * K * (blends * tempos * targets) germinations and, for the other operations, S times the choices that
-    they read: 28 under the rules of training on the token suite, 340 under the lifecycle's default rules.
+    they read: 28 under the default rules on the token suite, 340 where all operations and ramps are open.
     """
 
     table: NDArray[np.int64]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -41,10 +40,3 @@ class PerHead(Settings):
     def _one_for_all(cls, given: Any) -> Any:
         # YAML reads 1e-3 as text, which is a number to pydantic all the same.
         return dict.fromkeys(cls.model_fields, given) if isinstance(given, int | float | str) else given
-
-
-def completed(given: Any, default: PerHead) -> Any:
-    """What was given in the place of a `PerHead`; heads that a mapping does not name keep their ``default``."""
-    if isinstance(given, Mapping):
-        return {**default.model_dump(), **cast("Mapping[str, Any]", given)}
-    return given

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from enum import IntEnum, StrEnum
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Self, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
 from esper.settings import Settings
@@ -53,11 +53,15 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Rules(Settings):
-    """What may happen to a seed, and when. Times are in steps (decisions)."""
+    """What may happen to a seed, and when. Times are in steps (decisions).
+
+    The defaults leave the choices that matter on short episodes: ramps and curves were measured to tie, so there is
+    nothing to learn of them, and a short cooldown leaves time to try again.
+    """
 
     isolation: Isolation = Isolation.NONE
     """How a seed learns before it counts, in TRAINING: shadow or straight_through; none: not at all."""
-    cooldown: tuple[Steps, Steps, Steps] = (1, 5, 1)
+    cooldown: tuple[Steps, Steps, Steps] = (1, 1, 1)
     """Steps spent in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
     min_training_steps: Steps = 3
     """Steps in TRAINING before a seed may advance (gate G2)."""
@@ -65,17 +69,17 @@ class Rules(Settings):
     """Steps after which a measured contribution is stale (gate G5)."""
     harm_tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Accuracy points that a seed may cost and still be fossilized (gate G5)."""
-    operations: tuple[OpName, ...] = tuple(Op)
-    """Operations that the masks allow; wait must be among them."""
+    operations: tuple[OpName, ...] = (Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE)
+    """Operations that the masks allow; wait must be among them, and advance where seeds learn in isolation."""
     blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
     """Ways to blend that the masks allow."""
-    tempos: tuple[int, ...] = Field(default=TEMPOS, min_length=1)
+    tempos: tuple[int, ...] = Field(default=(3,), min_length=1)
     """Steps to full alpha that the masks allow: a subset of 3, 5, 8."""
-    alpha_targets: tuple[float, ...] = Field(default=ALPHA_TARGETS, min_length=1)
+    alpha_targets: tuple[float, ...] = Field(default=(1.0,), min_length=1)
     """Alpha targets that the masks allow: a subset of 0.5, 0.7, 1."""
-    alpha_speeds: tuple[int, ...] = Field(default=ALPHA_SPEEDS, min_length=1)
+    alpha_speeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     """Steps for a change of alpha that the masks allow: a subset of 0, 3, 5, 8."""
-    alpha_curves: tuple[CurveName, ...] = Field(default=tuple(Curve), min_length=1)
+    alpha_curves: tuple[CurveName, ...] = Field(default=(Curve.LINEAR,), min_length=1)
     """Curves for a change of alpha that the masks allow."""
 
     @field_validator("isolation")
@@ -109,6 +113,15 @@ class Rules(Settings):
     @classmethod
     def _speeds_are_offered(cls, speeds: tuple[int, ...]) -> tuple[int, ...]:
         return _subset(speeds, ALPHA_SPEEDS)
+
+    @model_validator(mode="after")
+    def _seeds_leave_isolation(self) -> Self:
+        if self.isolation is not Isolation.NONE and Op.ADVANCE not in self.operations:
+            raise ValueError(
+                f"under isolation {self.isolation} a seed leaves TRAINING only by operation advance: "
+                f"add advance to operations ({', '.join(map(_name, self.operations))})"
+            )
+        return self
 
 
 def _subset(chosen: tuple[_Number, ...], offered: tuple[_Number, ...]) -> tuple[_Number, ...]:

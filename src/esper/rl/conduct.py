@@ -31,7 +31,3 @@ class Conduct(Settings):
         It hangs on each network's own decisions alone, never on its neighbours'.
         """
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
-
-
-DEFAULT_CONDUCT = Conduct()
-"""A governor, no caps, and every episode to its horizon."""

@@ -19,7 +19,7 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
-from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
+from esper.rl.conduct import Conduct
 from esper.rl.incidents import Incident, incidents
 from esper.rl.ledger import Ledger
 from esper.rl.rewards import Facts, RewardSettings, Scheme, Terms, rent_due, total
@@ -97,7 +97,7 @@ class Episodes:
         suite: Suite,
         instances: Sequence[Instance],
         rules: Rules,
-        conduct: Conduct = DEFAULT_CONDUCT,
+        conduct: Conduct = Conduct(),  # noqa: B008 (immutable)
         *,
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from esper.lifecycle.per_head import PerHead, completed
+from esper.lifecycle.per_head import PerHead
 from esper.settings import Settings
 
 
 class PPOSettings(Settings):
-    """How a policy learns from rollouts. Fields that change over training do so linearly in its progress, 0 to 1."""
+    """How a policy learns from rollouts. Fields that change over training do so linearly in its progress, 0 to 1.
+
+    The defaults are for few, noisy episodes: every rollout is used up to the KL limit, which ends most updates before
+    their last epoch.
+    """
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per step. Below 1 a reward at the end of a long episode fades: .99 leaves .22 of it after 150 steps."""
 
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.98, ge=0, le=1)
     """0 trusts the value function, 1 the rewards that followed."""
 
-    group: int = Field(default=1, ge=1)
+    group: int = Field(default=8, ge=1)
     """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
     others of the group. 1 is off. It must divide the number of environments."""
 
@@ -32,7 +36,7 @@ class PPOSettings(Settings):
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
 
-    epochs: int = Field(default=4, ge=1, le=100)
+    epochs: int = Field(default=8, ge=1, le=100)
     """Passes over each rollout."""
 
     minibatches: int = Field(default=4, ge=1)
@@ -66,20 +70,20 @@ class PPOSettings(Settings):
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the value loss, which is in units of the returns' variance."""
 
-    entropy_start: PerHead = PerHead.every(0.05)
+    entropy_start: PerHead = PerHead.every(0.02)
     """Weight of each head's mean normalised entropy in the mean over heads, at the start of training. One number for
-    all heads, or some of them by name: the others keep their default."""
+    all heads, or some of them by name."""
 
-    entropy_floor: PerHead = PerHead.every(0.01)
+    entropy_floor: PerHead = PerHead.every(0.005)
     """The same at the end of the annealing and ever after."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
     """Fraction of training over which entropy weights fall to their floors."""
 
-    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """AdamW's step size at the start of training."""
 
-    final_learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    final_learning_rate: float = Field(default=5e-4, gt=0, le=1)
     """AdamW's step size at the end; equal to `learning_rate` for a constant one."""
 
     adam_betas: tuple[float, float] = (0.9, 0.999)
@@ -93,11 +97,6 @@ class PPOSettings(Settings):
 
     max_gradient_norm: float = Field(default=0.5, gt=0)
     """The gradient over all parameters is scaled down to this norm."""
-
-    @field_validator("entropy_start", "entropy_floor", mode="before")
-    @classmethod
-    def _other_heads_keep_their_default(cls, given: Any, info: ValidationInfo) -> Any:
-        return completed(given, cls.model_fields[str(info.field_name)].default)
 
     def entropy_weights(self, progress: float) -> tuple[float, ...]:
         """The weight of each head's entropy at this progress, in the order of `Head`."""

@@ -9,12 +9,12 @@ import numpy as np
 from esper.control.learned import Learned
 from esper.control.rules.schedule import Planting, Schedule
 from esper.experiments.play import Played, Terms, play
-from esper.experiments.settings import DEFAULT_RULES
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
-TERMS = Terms("short", DEFAULT_RULES)
+TERMS = Terms("short", Rules())
 
 
 def instances(count: int, stream: int = 0) -> list[Instance]:

@@ -26,7 +26,7 @@ def test_a_task_alone_is_enough(task: str) -> None:
 
 
 def test_what_is_said_counts() -> None:
-    settings = load("host=vit", "epochs=3", "slots.block2=auto")
+    settings = load("host=vit", "epochs=3", "slots={block2: auto}")
     assert (settings.task, settings.host, settings.epochs) == ("digits", "vit", 3)
     assert settings.slots == {"block2": "auto"}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.per_head import PerHead, completed
+from esper.lifecycle.per_head import PerHead
 from esper.settings import Settings
 
 
@@ -61,11 +61,6 @@ class PolicySettings(Settings):
     """The least probability, per head, that each of n legal choices keeps for ever; 1 / n where that is less. Below
     .5; 0 is none. The policy's distributions are mixed with uniform ones for it, in acting and in all that is learned;
     played greedily, a policy takes what is likeliest without it. One number for all heads, or some of them by name."""
-
-    @field_validator("probability_floor", mode="before")
-    @classmethod
-    def _other_heads_keep_their_default(cls, given: Any, info: ValidationInfo) -> Any:
-        return completed(given, cls.model_fields[str(info.field_name)].default)
 
     @field_validator("probability_floor")
     @classmethod

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from esper.experiments.arms.flops import Prices, training_flops
 from esper.experiments.arms.occupancy import occupancy
 from esper.experiments.arms.outcome import Outcome
-from esper.experiments.placement import Placed, usable_device
+from esper.experiments.placement import Placed
 from esper.experiments.play import COHORT, Terms
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Workers
 from esper.lifecycle.actions import wait
-from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.episodes import FinalScore
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -67,9 +67,8 @@ def train_cohort(task: FixedTask) -> list[Outcome]:
     suite = lengthened(get_suite(task.terms.suite), int(ends.max()))
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
-    conduct = task.terms.conduct.model_copy(update={"plateau": None})
-    device = usable_device(task.device)
-    episodes = Episodes(suite, instances, task.terms.rules, conduct, fossils=fossils, device=device)
+    terms = replace(task.terms, conduct=task.terms.conduct.model_copy(update={"plateau": None}))
+    episodes = terms.episodes(instances, suite=suite, fossils=fossils)
     tally, waiting = Tally(suite, instances), wait(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):

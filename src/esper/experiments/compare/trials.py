@@ -51,6 +51,11 @@ class Contest:
         for name in self.arms:
             if not _NAME.fullmatch(name):
                 raise ConfigError(f"an arm cannot be called {name!r}, which names its folder: use letters and digits")
+        for name, settings in self.arms.items():
+            if settings.seed:
+                raise ConfigError(
+                    f"{name} has seed {settings.seed}, but every arm is trained with seeds 0, 1, ...: leave seed out"
+                )
         suites = {settings.suite for settings in self.arms.values()}
         if len(suites) > 1:
             names = ", ".join(sorted(suites))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.experiments.doctor.devices import Device
-from esper.experiments.settings import DEFAULT_RULES
+from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.data import Data
 from esper.tasks.registry import get_suite
@@ -84,8 +84,8 @@ def measured(suite: Suite, networks: int) -> Memory:
     """What a population of grown networks takes."""
     instance = max(suite.sample(_SAMPLED, "train", np.random.default_rng(_SEED)), key=lambda one: one.train_size)
     instances = [instance] * networks
-    fossils = [_largest_seeds(Episodes(suite, [instance], DEFAULT_RULES).population)] * networks
-    episodes = Episodes(suite, instances, DEFAULT_RULES, fossils=fossils)
+    fossils = [_largest_seeds(Episodes(suite, [instance], Rules()).population)] * networks
+    episodes = Episodes(suite, instances, Rules(), fossils=fossils)
     population, pool = episodes.population, episodes.population.pool
     data = suite.data(instance, "train")
     order = suite.steps * suite.batches_per_step * suite.batch_size * torch.int64.itemsize

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from esper.experiments.bench_population import RULES
 from esper.experiments.bench_work import Stopwatch, Work, advance
+from esper.experiments.open_rules import OPEN_RULES
 from esper.experiments.process import prepare_process
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite, suite_names
@@ -55,7 +55,7 @@ def self_test(device: torch.device) -> SelfTest:
     prepare_process()
     suite = get_suite(suite_names()[0])
     instances = suite.sample(NETWORKS, "train", np.random.default_rng(_SEED))
-    episodes = Episodes(suite, instances, RULES, device=device)
+    episodes = Episodes(suite, instances, OPEN_RULES, device=device)
     work = Work.drawn(episodes, DECISIONS, _SEED)
     trained = {strategy: _trained(episodes, work, strategy) for strategy in STRATEGIES}
     looped = trained["looped"]

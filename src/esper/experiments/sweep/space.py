@@ -97,7 +97,7 @@ class Space:
     def _trial(self, name: str, choices: Mapping[str, Any]) -> Trial:
         values = dict(self.base)
         for key, value in choices.items():
-            put(values, key, value, f"{self.source}: {self.part(key)}: `{key}`")
+            put(TrainSettings, values, key, value, f"{self.source}: {self.part(key)}: `{key}`")
 
         def source(key: str) -> str:
             if key:
@@ -133,7 +133,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
     random = {key: _choice(value, f"{path}: random: `{key}`") for key, value in file.random.items()}
     base = dict(file.base)
     for override in overrides:
-        merge(base, override)
+        merge(TrainSettings, base, override)
     space = Space(path, base, grid, random, overrides)
     for override in overrides:
         key = override.partition("=")[0].strip()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.control.rules.simple import Never
+from esper.devices import usable_device
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score
@@ -46,13 +47,13 @@ class Growth:
 
     Raises:
         SlotError, UnknownBlueprintError: the host cannot grow as the settings say.
-        ConfigError: there is no such controller.
+        ConfigError: there is no such controller, or no such device on this machine.
         RunError, CheckpointError: the run to take the policy from is unusable.
     """
 
     def __init__(self, settings: GrowSettings, splits: Splits) -> None:
         self.settings = settings
-        self.splits = splits.to(torch.device(settings.device))
+        self.splits = splits.to(usable_device(settings.device))
         self.model = growing_host(settings, self.splits)
         self._forward_flops = forward_flops(self.model, first_inputs(self.splits.train))
         if settings.controller == ALL_FROM_START:

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self, cast
 import torch
 from pydantic import Field, model_validator
 
+from esper.devices import CPU, DeviceName
+from esper.grower.choosing import rules_of
 from esper.grower.grower import NO_BUDGET
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
@@ -43,16 +45,17 @@ class GrowSettings(Settings):
     """What growth costs: the score is ``accuracy - rent * log1p(added parameters / host parameters)``."""
     slots: dict[str, tuple[str, ...] | Literal["auto"]]
     """Submodules of the host behind which it may grow, with the blueprints on offer there; auto: all that fit."""
-    rules: Rules | None = None
-    """What may happen to seeds; null: the rules that the controller was trained with, or the usual ones."""
+    rules: Rules
+    """What may happen to seeds; what is not said is as in the rules that the controller was trained with, or by
+    default."""
     budget: Budget = NO_BUDGET
     """Caps on growth."""
     governor: GovernorSettings | None = GovernorSettings()
     """When training that blows up is rolled back; null: never."""
     text: Path | None = None
     """The UTF-8 file that charlm learns; null: the text of Python's help."""
-    device: Literal["cpu", "cuda"]
-    """Where to compute; cuda if there is any."""
+    device: DeviceName
+    """Where to compute, as torch names it; cuda if there is any."""
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +67,13 @@ class GrowSettings(Settings):
         name = host_for(task, host)
         kind = get_host(name)
         usual = {**vars(kind.recipe), "host": name, "slots": dict(kind.slots), "device": _device()}
-        return {**usual, **cast("dict[str, Any]", given)}
+        rules = _rules(given.get("controller", cls.model_fields["controller"].default), given.get("rules"))
+        return {**usual, **cast("dict[str, Any]", given), "rules": rules}
+
+    def usual(self) -> GrowSettings:
+        """What follows from task, host and controller alone: the defaults of these settings."""
+        chosen = {"task": self.task, "host": self.host, "controller": self.controller}
+        return GrowSettings.model_validate(chosen)
 
     @model_validator(mode="after")
     def _text_is_read(self) -> Self:
@@ -73,5 +82,16 @@ class GrowSettings(Settings):
         return self
 
 
+def _rules(controller: Any, given: Any) -> Any:
+    """The rules, where only some of them are given: the others are those that the controller knows."""
+    if not isinstance(given, dict | None) or not isinstance(controller, str):
+        return cast("Any", given)
+    said = cast("dict[str, Any]", given or {})
+    if said.keys() >= Rules.model_fields.keys():  # of a run that goes on, whose controller need not be there any more
+        return said
+    usual = Rules() if controller == ALL_FROM_START else rules_of(controller)
+    return {**usual.model_dump(), **said}
+
+
 def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else CPU

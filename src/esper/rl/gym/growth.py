@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError, field_validator
+from pydantic import ValidationError
 
+from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
 from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.mistakes import first_mistake
-from esper.rl.conduct import DEFAULT_CONDUCT, Conduct
+from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
 from esper.rl.rewards.scheme import in_turns
@@ -52,22 +53,14 @@ class GrowthSettings(Settings):
     """Which of the suite's instances: train, heldout or transfer."""
     rules: Rules = Rules()
     """What may happen to seeds; a mapping of its fields does too."""
-    conduct: Conduct = DEFAULT_CONDUCT
+    conduct: Conduct = Conduct()
     """The governor, caps on growth, and when episodes end early; a mapping of its fields does too."""
     reward: RewardSpec = (OUTCOME,)
     """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
     strategy: StrategyChoice = "stacked"
     """How networks are run: stacked, looped, or auto for the faster of the two; the results are the same."""
-    device: str = "cpu"
+    device: DeviceName = CPU
     """Where the networks live, as torch names it."""
-
-    @field_validator("device")
-    @classmethod
-    def _device_is_known(cls, name: str) -> str:
-        try:
-            return str(torch.device(name))
-        except RuntimeError as error:
-            raise ValueError(f"torch knows no device '{name}'") from error
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> GrowthSettings:
@@ -83,7 +76,7 @@ class Growth:
 
     Raises:
         TaskError: an unknown suite.
-        ConfigError: E below 1.
+        ConfigError: E below 1, or this machine has no such device.
     """
 
     def __init__(self, size: int, settings: GrowthSettings) -> None:
@@ -92,6 +85,7 @@ class Growth:
         self.size = size
         self.suite = get_suite(settings.suite)
         self._settings = settings
+        self._device = usable_device(settings.device)
         self._episodes: Episodes | None = None
         self._masks: ActionMasks | None = None
 
@@ -125,7 +119,7 @@ class Growth:
                 settings.conduct,
                 rewards=in_turns(settings.reward, self.size),
                 strategy=settings.strategy,
-                device=torch.device(settings.device),
+                device=self._device,
             )
         else:
             self._episodes.restart(chosen, instances)

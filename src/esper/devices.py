@@ -1,0 +1,47 @@
+"""The devices of this machine, by the names that torch gives them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import AfterValidator
+
+from esper.errors import ConfigError
+
+CPU = "cpu"
+
+
+def _known(name: str) -> str:
+    try:
+        return str(torch.device(name))
+    except RuntimeError as error:
+        raise ValueError(f"torch knows no device '{name}'") from error
+
+
+DeviceName = Annotated[str, AfterValidator(_known)]
+"""A setting: a device by a name that torch knows, whether or not this machine has it."""
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ConfigError: this machine has none.
+    """
+    known = devices_here()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(known):
+        raise ConfigError(f"there is no device {name!r} on this machine: choose from {', '.join(known)}")
+    return device
+
+
+def devices_here() -> tuple[str, ...]:
+    """The names of all devices that this process can compute on."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return (CPU,)
+    return (CPU, *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
