@@ -16,6 +16,7 @@ from esper.experiments.behaviour import Behaviour, Usage, read_behaviour, write_
 from esper.experiments.play import Terms, cohorts, play_cohort
 from esper.experiments.seed_gradients import BlueprintGradients, SeedGradients, by_blueprint, seed_gradients
 from esper.experiments.settings import DEFAULT_RULES
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions
@@ -43,6 +44,7 @@ def germinated(*seeds: tuple[int, int, int]) -> Transitions:
         np.full(count, Stage.DORMANT, np.int8),
         np.full(count, Stage.GERMINATED, np.int8),
         blueprint.astype(np.int16),
+        np.full(count, Blend.ADD, np.int8),
         np.full(count, Cause.GERMINATE, np.int8),
         np.full(count, Reason.NO_GATE, np.int8),
     )

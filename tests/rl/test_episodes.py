@@ -31,7 +31,7 @@ def committed(running: Episodes, row: int) -> GrowingModel:
     population, instance = running.population, running.instances[row]
     model = GrowingModel(SUITE.host(instance), SUITE.sites, torch.zeros(2, *SUITE.input_shape))
     _fill(model.host, population.host.shape, population.host.values.detach()[row])
-    for (slot, blueprint), bank in population.banks.items():
+    for (slot, blueprint, _), bank in population.banks.items():
         for place in (bank.block.owners == row).nonzero().flatten().tolist():
             if population.table.stage[row, slot] != Stage.FOSSILIZED:
                 continue
@@ -114,7 +114,7 @@ def test_the_final_score_is_on_test_data_and_of_fossils_only() -> None:
     assert (stages[:, 2] == Stage.HOLDING).all()
     final = running.final_score()
     np.testing.assert_allclose(final.score, objective(running, "test"), atol=1e-6)
-    expected = running.population.roster.costs.parameters[:, 0, MLP]
+    expected = running.population.roster.costs.parameters.blueprints[:, 0, MLP]
     assert final.added_parameters.tolist() == expected.tolist()
     rent = np.array([one.rent for one in running.instances])
     growth = np.log1p(final.added_parameters / running.population.host_parameters)

@@ -7,7 +7,7 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Rules
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.budget import Budget
@@ -16,6 +16,7 @@ from training.scenes import SUITE, Draws, good_evidence, instances, networks, pl
 
 MLP, NORM = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("norm")
 QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
+BLENDS = QUICK.model_copy(update={"blends": tuple(Blend)})
 
 
 def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | None = None) -> Population:
@@ -49,7 +50,7 @@ def test_what_would_exceed_a_cap_is_masked(what: str) -> None:
 def test_memory_is_that_of_values_gradients_and_moments(name: str, moments: int) -> None:
     held = population(Budget(), optimizer=OptimizerSettings(name=name))
     expected = cost(held, "mlp", 0, "parameters") * 8 * (2 + moments)  # float64
-    assert held.roster.costs.memory[0, 0, MLP] == expected
+    assert held.roster.costs.memory.blueprints[0, 0, MLP] == expected
     for cap in (expected - 1, expected):
         capped = population(Budget(memory=cap), optimizer=OptimizerSettings(name=name))
         assert capped.legal_actions().blueprint[0, 0, MLP] == (cap == expected)

@@ -12,12 +12,13 @@ from esper.experiments.arms.flops import Prices, examples_per_decision
 from esper.experiments.arms.outcome import Outcome, shown
 from esper.experiments.play import play
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.actions import Blend
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.training.roster import Fossils
+from esper.training.roster import Fossils, SeedKind
 from experiments.arms.planting import TERMS, instances
 
-SHAPE: Fossils = ((0, 3), (1, 1))
+SHAPE: Fossils = (SeedKind(0, 3), SeedKind(1, 1, Blend.GATE))
 
 
 def trained(networks: list[FixedNetwork]) -> list[Outcome]:

@@ -11,6 +11,7 @@ from esper.experiments.arms.occupancy import Occupancy, occupancy
 from esper.experiments.tallies import StageChange, Tally
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
+from esper.training.roster import SeedKind
 from experiments.arms.planting import instances, planted
 
 MIX, SKIP = 3, 6
@@ -62,8 +63,10 @@ def test_occupancy_is_the_table_while_networks_trained() -> None:
     tally = planted(chosen).tallies[0]
     found = occupancy(tally, suite)
     assert found.stage.shape == (suite.steps, 4, 3)
-    assert ((0, MIX), (2, SKIP)) in found.fossils
-    assert [[slot for slot, _ in own] for own in found.fossils] == [np.flatnonzero(own).tolist() for own in tally.kept]
+    assert (SeedKind(0, MIX), SeedKind(2, SKIP)) in found.fossils
+    assert [[kind.slot for kind in own] for own in found.fossils] == [
+        np.flatnonzero(own).tolist() for own in tally.kept
+    ]
     assert found.stage[:, 0, 0].tolist()[:3] == [Stage.GERMINATED, Stage.BLENDING, Stage.BLENDING]
     assert set(found.blueprint[:, :, 1].ravel().tolist()) == {-1}
     assert np.array_equal(found.stage[-1] == Stage.FOSSILIZED, tally.kept)
@@ -79,7 +82,7 @@ def test_a_rollback_is_felt_by_the_next_training_only() -> None:
         StageChange(0, 0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),
         StageChange(0, 1, 1, "fossilized", "pruned", "input_skip", "rollback", "no_gate"),
     ]
-    found = occupancy(tally, suite, [((1, SKIP),)])
+    found = occupancy(tally, suite, [(SeedKind(1, SKIP),)])
     assert found.stage[:, 0, 0].tolist() == [Stage.GERMINATED, Stage.PRUNED, Stage.PRUNED]
     assert found.blueprint[:, 0, 0].tolist() == [MIX, -1, -1]
     assert found.stage[:, 0, 1].tolist() == [Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.PRUNED]
