@@ -153,7 +153,7 @@ def state_of(population: Population, network: int) -> State:
     for kind, bank in population.banks.items():
         for row in (bank.block.owners == network).nonzero().flatten().tolist():
             seed = {**_row(bank.block, row), **{name: buffer[row].clone() for name, buffer in bank.buffers.items()}}
-            state |= {f"seed.{kind.slot}.{kind.blueprint}.{kind.blend}.{name}": tensor for name, tensor in seed.items()}
+            state |= {f"seed.{kind.slot}.{kind.blueprint}.{name}": tensor for name, tensor in seed.items()}
     for kind, record in ((SeedTable, population.table), (Evidence, population.evidence)):
         for field in fields(kind):
             state[f"{kind.__name__}.{field.name}"] = torch.from_numpy(getattr(record, field.name)[network].copy())

@@ -7,7 +7,7 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Rules
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.budget import Budget
@@ -16,7 +16,6 @@ from training.scenes import SUITE, Draws, good_evidence, instances, networks, pl
 
 MLP, NORM = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("norm")
 QUICK = Rules(cooldown=(1, 1, 1), min_training_steps=1)
-BLENDS = QUICK.model_copy(update={"blends": tuple(Blend)})
 
 
 def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | None = None) -> Population:
@@ -103,9 +102,9 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap() -> None:
         held.decide(draws.actions(held.legal_actions()))
         for what in caps:
             spent = np.zeros(len(chosen), np.int64)
-            for (slot, kind), bank in held.banks.items():
+            for kind, bank in held.banks.items():
                 for owner in bank.block.owners.tolist():
-                    spent[owner] += getattr(held.roster.costs, what)[owner, slot, kind]
+                    spent[owner] += getattr(held.roster.costs, what).blueprints[owner, kind.slot, kind.blueprint]
             most[what] = max(most[what], int(spent.max()))
     assert all(0 < most[what] <= cap for what, cap in caps.items())
     assert refused > 0
