@@ -67,7 +67,7 @@ class Rules(Settings):
     operations: tuple[OpName, ...] = tuple(Op)
     """Operations that the masks allow; wait must be among them."""
     blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
-    """Ways to blend that the masks allow."""
+    """Ways to blend that the masks allow. A seed gets one when it germinates, and keeps it: set_alpha reads none."""
     tempos: tuple[int, ...] = Field(default=TEMPOS, min_length=1)
     """Steps to full alpha that the masks allow: a subset of 3, 5, 8."""
     alpha_targets: tuple[float, ...] = Field(default=ALPHA_TARGETS, min_length=1)
