@@ -22,6 +22,7 @@ from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
+from esper.training.roster import SeedKind
 
 SUITE = get_suite("tokens")
 
@@ -35,7 +36,7 @@ def episodes(networks: int) -> Episodes:
         [number for number, name in enumerate(SUITE.blueprints) if get(name).serves(site)]
         for site in bare.execution.sites
     ]
-    fossils = [[(slot, int(rng.choice(kinds))) for slot, kinds in enumerate(serving)] for _ in chosen]
+    fossils = [tuple(SeedKind(slot, int(rng.choice(kinds))) for slot, kinds in enumerate(serving)) for _ in chosen]
     return Episodes(SUITE, chosen, Rules(), fossils=fossils)
 
 

@@ -36,11 +36,7 @@ def _completed(model: type[BaseModel], given: Mapping[str, Any], usual: Mapping[
     values = {**usual, **given}
     for name, field in model.model_fields.items():
         default, own = usual.get(name, field.default), given.get(name)
-        # Of several models, a mapping may mean another one than the default.
-        if (
-            isinstance(default, Settings)
-            and isinstance(own, Mapping)
-            and models_in(field.annotation) == [type(default)]
-        ):
+        sole = models_in(field.annotation) == [type(default)]  # of several, a mapping may mean another one
+        if sole and isinstance(default, Settings) and isinstance(own, Mapping):
             values[name] = _completed(type(default), cast("Mapping[str, Any]", own), dict(default))
     return values

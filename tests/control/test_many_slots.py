@@ -16,9 +16,10 @@ from esper.control.spaces import Observation
 from esper.control.subject import Floats
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.arrays import Bools, Int64s
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.budget import Costs, resident
+from esper.training.budget import Cost, Costs
 from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
@@ -54,7 +55,7 @@ class Held:
         return self.layouts == layout.value
 
     def parameters_in(self, counted: Bools) -> Int64s:
-        return (resident(self.roster.costs.parameters, self.table) * counted).sum(axis=1)
+        return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
 def alone(array: Array) -> Array:
@@ -81,7 +82,8 @@ def view(arranged: Arrange) -> View:
         type(part)(**{one.name: arranged(getattr(part, one.name)) for one in fields(part)})
         for part in (lived(DEFAULT, compatible, rng), random_evidence(ALONE, 1, rng))
     )
-    cost = arranged(rng.integers(1, 100, compatible.shape) * compatible)
+    price = rng.integers(1, 100, compatible.shape) * compatible
+    cost = Cost(arranged(price), arranged(rng.integers(0, 10, (ALONE, 1, len(Blend)))))
     widths, layouts = rng.integers(1, 99, (ALONE, 1)), rng.choice([layout.value for layout in Layout], (ALONE, 1))
     offered = Offered(KINDS, Costs(cost, cost, cost), arranged(compatible), arranged(widths), networks())
     host = (1000 + 1000 * networks()).astype(np.int64)

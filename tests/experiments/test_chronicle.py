@@ -6,15 +6,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from esper.control.rules.simple import Uniform
+from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
-from esper.lifecycle.actions import Head
+from esper.lifecycle.actions import Blend, Head, Op
 from esper.lifecycle.gates import GATES
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
+from esper.rl.episodes import Episodes
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import (
@@ -29,6 +34,7 @@ from esper.telemetry.events import (
     decode,
 )
 from esper.telemetry.store import EventRow
+from esper.training.roster import SeedKind
 from experiments.runs import tiny
 from experiments.short_suite import short_suite
 from experiments.test_rollbacks import WildSuite
@@ -204,3 +210,23 @@ def test_nothing_is_told_of_an_episode_after_its_end(wild: Told) -> None:
     early = [event for event in wild.of(EpisodeEnded) if event.step < get_suite("wild").steps - 1]
     assert early, "the test means to have some"
     assert {event.environment for event in wild.of(RolledBack) if event.ended} == {one.environment for one in early}
+
+
+def test_blends_are_told_as_they_are_computed() -> None:
+    suite = get_suite("short")
+    chosen = suite.sample(8, "train", np.random.default_rng(1))
+    rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
+    episodes, controller = Episodes(suite, chosen, rules), Uniform()
+    chronicle = Chronicle(episodes, Scope(0, 0, steps=True, watched=()))
+    state, told = controller.start([one.seed for one in chosen]), Counter[str]()
+    for _ in range(suite.steps):
+        actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
+        for event in chronicle.stepped(actions, episodes.step(actions), None):
+            if isinstance(event, StepTaken) and event.op == "germinate":
+                assert event.slot is not None
+                assert event.blueprint is not None
+                blend = Blend[event.choices["blend"].upper()]
+                kind = SeedKind(event.slot, suite.blueprints.index(event.blueprint), blend)
+                assert event.environment in episodes.population.banks[kind].block.owners
+                told[event.choices["blend"]] += 1
+    assert set(told) == {"add", "gate", "multiply"}

@@ -15,6 +15,7 @@ from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
 from esper.experiments.play import Terms, cohorts, play_cohort
 from esper.experiments.seed_gradients import BlueprintGradients, SeedGradients, by_blueprint, seed_gradients
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -43,6 +44,7 @@ def germinated(*seeds: tuple[int, int, int]) -> Transitions:
         np.full(count, Stage.DORMANT, np.int8),
         np.full(count, Stage.GERMINATED, np.int8),
         blueprint.astype(np.int16),
+        np.full(count, Blend.ADD, np.int8),
         np.full(count, Cause.GERMINATE, np.int8),
         np.full(count, Reason.NO_GATE, np.int8),
     )

@@ -22,7 +22,7 @@ from esper.control.spaces import Observation
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import Op, wait
+from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.rl.episodes import Episodes
@@ -34,7 +34,7 @@ SUITE = get_suite("tokens")
 STEPS = 14
 CLIPPED = OptimizerSettings(name="sgd", momentum=0.9, clip_norm=0.05)
 """To less than any gradient's norm in these runs; AdamW would hardly notice."""
-OPERATIONS = (*Rules().operations, Op.ADVANCE)
+OPERATIONS = (*Rules().operations, Op.ADVANCE, Op.SET_ALPHA)
 EVERYTHING = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(len(SUITE.sites)))
 
 
@@ -148,13 +148,17 @@ def by_itself(
     return model, reports
 
 
-@pytest.mark.parametrize("make", [heuristic, Uniform, policy])
+@pytest.mark.parametrize(
+    ("make", "blends"),
+    [*((heuristic, (blend,)) for blend in Blend), *((make, tuple(Blend)) for make in (Uniform, policy))],
+)
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("settings", [SUITE.optimizer, CLIPPED], ids=["free", "clipped"])
-def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation, settings: OptimizerSettings) -> None:
-    rules = Rules().model_copy(
-        update={"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
-    )
+def test_a_grower_is_a_population_of_one(
+    make: Any, blends: tuple[Blend, ...], isolation: Isolation, settings: OptimizerSettings
+) -> None:
+    changes = {"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
+    rules = Rules().model_copy(update={**changes, "blends": blends, "alpha_targets": (0.5, 1.0)})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
     running, expected_reports = in_a_population(crowd, rules, settings)
     model, reports = by_itself(single, rules, settings)
@@ -170,8 +174,11 @@ def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation, settin
         own = narrow[name].detach()
         # Where gradients are next to nothing, Adam makes much of their rounding.
         torch.testing.assert_close(own, values[0][tuple(slice(size) for size in own.shape)], atol=5e-3, rtol=0)
-    held = {SUITE.sites[slot] for slot in running.population.table.owning[0].nonzero()[0].tolist()}
-    assert set(model.seeds) == held
+    table = running.population.table
+    held = {SUITE.sites[slot]: Blend(table.blend[0, slot]) for slot in table.owning[0].nonzero()[0].tolist()}
+    assert {name: seed.blend for name, seed in model.seeds.items()} == held
+    chosen = {Blend(row[0, Head.BLEND]) for row in single.actions if row[0, Head.OP] == Op.GERMINATE}
+    assert chosen == set(blends) or (len(blends) > 1 and len(chosen) > 1), "the test means to see several blends"
     for step, (ours, theirs) in enumerate(zip(reports, expected_reports[:-1], strict=True)):
         for name, figure in figures(theirs).items():
             np.testing.assert_allclose(figures(ours)[name], figure, rtol=5e-3, atol=1e-6, err_msg=f"{name} at {step}")

@@ -105,11 +105,10 @@ def is_legal(
     ramps = chooses(speed, ALPHA_SPEEDS, rules.alpha_speeds) and curve in rules.alpha_curves
     if op == Op.SET_ALPHA:
         return (
-            blueprint == tempo == 0
+            blueprint == blend == tempo == 0
             and ramps
             and place.stage in (Stage.BLENDING, Stage.HOLDING)
             and not place.seed.pruning
-            and blend in rules.blends
             and chooses(target, ALPHA_TARGETS, rules.alpha_targets)
             and ALPHA_TARGETS[target] != place.seed.ramp.target
         )
@@ -186,8 +185,6 @@ def operate(place: Slot, action: list[int]) -> None:
         goal = 0.0 if op == Op.PRUNE else ALPHA_TARGETS[target]
         if op == Op.PRUNE:
             seed.pruning = True
-        else:
-            seed.blend = Blend(blend)
         seed.ramp = Ramp(seed.alpha, goal, 0, max(1, ALPHA_SPEEDS[speed]), Curve(curve))
         if place.stage == Stage.HOLDING:
             place.enter(Stage.BLENDING, Cause(op))

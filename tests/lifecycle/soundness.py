@@ -90,9 +90,13 @@ def assert_step_is_sound(before: SeedTable, result: Step, actions: Int64s, rules
         acted = actions[env, Head.OP] != Op.WAIT and actions[env, Head.SLOT] == slot
         assert cause == (actions[env, Head.OP] if acted else Cause.TICK)
     assert np.all(after.stage_age[moved[:, 0], moved[:, 1]] == 1)
+    blend = np.where(after.owning, after.blend, before.blend)
+    assert np.array_equal(changes.blend, blend[changes.env, changes.slot])
     for stage, steps in zip((Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING), rules.cooldown, strict=True):
         cooling = before.stage == stage
         assert np.all((before.stage_age[cooling] == steps) == (after.stage[cooling] != stage))
+    stayed = before.owning & after.owning
+    assert np.all(after.blend[stayed] == before.blend[stayed]), "a seed keeps its blend"
     fossils = before.stage == Stage.FOSSILIZED
     assert np.all(after.stage[fossils] == Stage.FOSSILIZED), "fossils are permanent"
     assert np.all(after.alpha[fossils] == before.alpha[fossils])

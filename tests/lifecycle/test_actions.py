@@ -15,7 +15,7 @@ def test_each_operation_reads_its_heads() -> None:
         "WAIT": [],
         "GERMINATE": ["SLOT", "BLUEPRINT", "BLEND", "TEMPO", "ALPHA_TARGET"],
         "ADVANCE": ["SLOT"],
-        "SET_ALPHA": ["SLOT", "BLEND", "ALPHA_TARGET", "ALPHA_SPEED", "ALPHA_CURVE"],
+        "SET_ALPHA": ["SLOT", "ALPHA_TARGET", "ALPHA_SPEED", "ALPHA_CURVE"],
         "FOSSILIZE": ["SLOT"],
         "PRUNE": ["SLOT", "ALPHA_SPEED", "ALPHA_CURVE"],
     }
@@ -27,9 +27,11 @@ def test_head_sizes_follow_the_heads() -> None:
 
 
 def test_the_builder_takes_values_and_stores_indices() -> None:
-    chosen = action(Op.SET_ALPHA, 2, blend=Blend.MULTIPLY, alpha_target=0.7, alpha_speed=8, alpha_curve=Curve.SIGMOID)
-    assert chosen.tolist() == [Op.SET_ALPHA, 2, 0, 2, 0, 1, 3, 2]
+    chosen = action(Op.SET_ALPHA, 2, alpha_target=0.7, alpha_speed=8, alpha_curve=Curve.SIGMOID)
+    assert chosen.tolist() == [Op.SET_ALPHA, 2, 0, 0, 0, 1, 3, 2]
     assert chosen.dtype == np.int64
+    germination = action(Op.GERMINATE, 1, 3, blend=Blend.MULTIPLY, tempo=8, alpha_target=0.5)
+    assert germination.tolist() == [Op.GERMINATE, 1, 3, 2, 2, 0, 0, 0]
 
 
 def test_the_builder_leaves_out_what_the_operation_does_not_read() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Cause, step, with_fossils
@@ -16,13 +16,16 @@ from open_rules import open_rules
 RULES = open_rules()
 COMPATIBLE = np.ones((2, 3, 2), np.bool_)
 GIVEN = np.array([[1, -1, 0], [-1, -1, -1]])
+BLENDS = np.array([[Blend.GATE, Blend.ADD, Blend.MULTIPLY], [Blend.ADD] * 3])
 
 
 def test_fossils_count_fully_from_the_start_and_stay() -> None:
-    table, changes = with_fossils(SeedTable.dormant(2, 3), GIVEN, COMPATIBLE)
+    table, changes = with_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
     assert_sound(table, RULES)
     assert (table.stage == Stage.FOSSILIZED).tolist() == (GIVEN >= 0).tolist()
     assert table.blueprint.tolist() == GIVEN.tolist()
+    assert table.blend.tolist() == BLENDS.tolist()
+    assert changes.blend.tolist() == [Blend.GATE, Blend.MULTIPLY]
     assert table.alpha.tolist() == [[1, 0, 1], [0, 0, 0]]
     assert [(env, slot) for env, slot in zip(changes.env, changes.slot, strict=True)] == [(0, 0), (0, 2)]
     assert changes.born.all()
@@ -37,24 +40,24 @@ def test_fossils_count_fully_from_the_start_and_stay() -> None:
 
 def test_nothing_given_changes_nothing() -> None:
     before = SeedTable.dormant(2, 3)
-    table, changes = with_fossils(before, np.full((2, 3), -1), COMPATIBLE)
+    table, changes = with_fossils(before, np.full((2, 3), -1), BLENDS, COMPATIBLE)
     assert len(changes) == 0
     assert all(np.array_equal(vars(table)[name], value) for name, value in vars(before).items())
 
 
 def test_the_given_table_is_left_as_it_is() -> None:
     before = SeedTable.dormant(2, 3)
-    with_fossils(before, GIVEN, COMPATIBLE)
+    with_fossils(before, GIVEN, BLENDS, COMPATIBLE)
     assert not before.owning.any()
 
 
 def test_slots_that_are_taken_or_do_not_suit_are_refused() -> None:
-    taken, _ = with_fossils(SeedTable.dormant(2, 3), GIVEN, COMPATIBLE)
+    taken, _ = with_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
     with pytest.raises(
         IllegalActionError, match=r"network 0 .* slot 0, which is in stage FOSSILIZED: choose a dormant"
     ):
-        with_fossils(taken, GIVEN, COMPATIBLE)
+        with_fossils(taken, GIVEN, BLENDS, COMPATIBLE)
     unfit = COMPATIBLE.copy()
     unfit[0, 2, 0] = False
     with pytest.raises(IllegalActionError, match="network 0 cannot start with blueprint 0 in slot 2"):
-        with_fossils(SeedTable.dormant(2, 3), GIVEN, unfit)
+        with_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, unfit)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Blend, Curve, Op, action, wait
+from esper.lifecycle.actions import Curve, Op, action, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
@@ -120,11 +120,11 @@ def test_a_failed_probe_prunes_the_seed() -> None:
 
 def test_retargeting_returns_a_held_seed_to_blending() -> None:
     rules = open_rules(**WIDE)
-    retarget = action(Op.SET_ALPHA, blend=Blend.GATE, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
+    retarget = action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
     result = play(holding(rules), rules, retarget)
     assert only_change(result) == (0, 0, Stage.HOLDING, Stage.BLENDING, 2, Cause.SET_ALPHA, Reason.NO_GATE)
     table = result.table
-    assert (table.blend[0, 0], table.alpha_curve[0, 0], table.stage_age[0, 0]) == (Blend.GATE, Curve.COSINE, 1)
+    assert (table.alpha_curve[0, 0], table.stage_age[0, 0]) == (Curve.COSINE, 1)
     assert table.seed_age[0, 0] == holding(rules).seed_age[0, 0] + 1
     assert stages(table, rules, WAIT, WAIT, WAIT) == ["BLENDING", "BLENDING", "HOLDING"]
 

@@ -14,6 +14,7 @@ from esper.stacking import Stackable
 from esper.tasks.datasets.suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
+from esper.training.roster import SeedKind
 from rl.short import QUICK
 
 SLOTS, SEEDS = 100, 50
@@ -65,5 +66,5 @@ def episodes() -> Episodes:
     """Every network has its fossils in slots of its own, of all kinds."""
     rng = np.random.default_rng(2)
     chosen = [rng.permutation(SLOTS)[:SEEDS].tolist() for _ in range(NETWORKS)]
-    fossils = [tuple((slot, slot % len(SUITE.blueprints)) for slot in slots) for slots in chosen]
+    fossils = [tuple(SeedKind(slot, slot % len(SUITE.blueprints)) for slot in slots) for slots in chosen]
     return Episodes(SUITE, SUITE.sample(NETWORKS, "train", rng), QUICK, fossils=fossils)

@@ -18,6 +18,7 @@ from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.training.evaluation import evaluate
+from esper.training.roster import SeedKind
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, instances, play
 
@@ -182,7 +183,7 @@ def test_turns_follow_from_a_networks_own_decisions() -> None:
 def test_a_network_that_was_rolled_back_is_measured_whole() -> None:
     chosen = [one for one in instances(8) if one.drift_step is None][:3]
     conduct = Conduct(counterfactual_every=3)
-    fossils = [[(0, MLP), (1, CONV)]] * 3
+    fossils = [(SeedKind(0, MLP), SeedKind(1, CONV))] * 3
     running = Episodes(SUITE, chosen, QUICK, conduct, fossils=fossils)
     for _ in range(4):
         running.step(wait(3))

@@ -14,7 +14,7 @@ from esper.control.rules.simple import Never, Uniform
 from esper.control.spaces import Observation
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes, StepResult
@@ -23,6 +23,7 @@ from esper.tasks.instance import Instance
 from esper.training.rows import RowShape
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
+from training.scenes import parameters_of
 
 MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
 
@@ -32,13 +33,15 @@ def committed(running: Episodes, row: int) -> GrowingModel:
     population, instance = running.population, running.instances[row]
     model = GrowingModel(SUITE.host(instance), SUITE.sites, torch.zeros(2, *SUITE.input_shape))
     _fill(model.host, population.host.shape, population.host.values.detach()[row])
-    for (slot, blueprint), bank in population.banks.items():
+    for (slot, blueprint, blend), bank in population.banks.items():
         for place in (bank.block.owners == row).nonzero().flatten().tolist():
             if population.table.stage[row, slot] != Stage.FOSSILIZED:
                 continue
-            seed = model.slots[SUITE.sites[slot]].germinate(SUITE.blueprints[blueprint], torch.Generator())
+            where = model.slots[SUITE.sites[slot]]
+            seed = where.germinate(SUITE.blueprints[blueprint], torch.Generator(), blend=blend)
             seed.alpha.fill_(float(population.table.alpha[row, slot]))
-            _fill(seed.blueprint, bank.block.shape, bank.block.values.detach()[place])
+            _fill(parameters_of(seed), bank.block.shape, bank.block.values.detach()[place])
+            where.fossilize()
     return model.eval()
 
 
@@ -58,7 +61,9 @@ def objective(running: Episodes, part: Part) -> list[float]:
         phase = int(instance.drift_step is not None and running.step_index[row] >= instance.drift_step)
         data = SUITE.data(instance, part, phase)
         with torch.no_grad():
-            accuracy = (model(data.inputs).argmax(-1) == data.labels).float().mean()
+            logits = model(data.inputs)
+            torch.testing.assert_close(model.finalize()(data.inputs), logits)
+            accuracy = (logits.argmax(-1) == data.labels).float().mean()
         host = sum(p.numel() for p in model.host.parameters())
         added = sum(p.numel() for p in model.parameters()) - host
         scores.append(float(accuracy) - instance.rent * float(np.log1p(added / host)))
@@ -71,7 +76,8 @@ def total(results: Sequence[StepResult]) -> np.ndarray:
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 def test_outcome_telescopes_to_j_of_the_committed_network(isolation: Isolation) -> None:
-    running = episodes(instances(14), QUICK.model_copy(update={"isolation": isolation, "harm_tolerance": 1.0}))
+    changes = {"isolation": isolation, "harm_tolerance": 1.0, "blends": tuple(Blend)}
+    running = episodes(instances(14), QUICK.model_copy(update=changes))
     results = play(running)
     assert len(results) == SUITE.steps
     np.testing.assert_allclose(total(results), running.potential, atol=1e-6)
@@ -106,8 +112,9 @@ def test_episodes_end_at_the_horizon() -> None:
     assert running.observe().globals[0, 0] == 1.0
 
 
-def test_the_final_score_is_on_test_data_and_of_fossils_only() -> None:
-    running = episodes(instances(7), open_rules(harm_tolerance=1.0))
+@pytest.mark.parametrize("blend", Blend)
+def test_the_final_score_is_on_test_data_and_of_fossils_only(blend: Blend) -> None:
+    running = episodes(instances(7), open_rules(harm_tolerance=1.0, blends=(blend,)))
     controller = Schedule([Planting(0, 0, MLP), Planting(7, 2, ATTENTION)], SUITE.steps)
     play(running, controller)
     stages = running.population.table.stage
@@ -115,7 +122,8 @@ def test_the_final_score_is_on_test_data_and_of_fossils_only() -> None:
     assert (stages[:, 2] == Stage.HOLDING).all()
     final = running.final_score()
     np.testing.assert_allclose(final.score, objective(running, "test"), atol=1e-6)
-    expected = running.population.roster.costs.parameters[:, 0, MLP]
+    costs = running.population.roster.costs.parameters
+    expected = costs.blueprints[:, 0, MLP] + costs.blends[:, 0, blend]
     assert final.added_parameters.tolist() == expected.tolist()
     rent = np.array([one.rent for one in running.instances])
     growth = np.log1p(final.added_parameters / running.population.host_parameters)

@@ -40,5 +40,7 @@ def test_an_episode_is_played_to_its_end(controller: Callable[[], Controller]) -
     # What was paid adds up to what the network is worth in the end.
     np.testing.assert_allclose(sum(result.reward for result in results), running.potential, atol=1e-9)
     assert (owning.sum(1) > SEEDS + 1).all()
-    rows = [(network, slot) for (slot, _), bank in population.banks.items() for network in bank.block.owners.tolist()]
+    rows = [
+        (network, slot) for (slot, _, _), bank in population.banks.items() for network in bank.block.owners.tolist()
+    ]
     assert sorted(rows) == list(zip(*(places.tolist() for places in owning.nonzero()), strict=True))

@@ -61,8 +61,8 @@ def planted_seeds() -> Planted:
     for _ in range(5):
         decide(wait(3))
     assert (population.table.blended & (population.table.alpha == 1)).all()
-    for (slot, _), bank in population.banks.items():
-        for row in np.flatnonzero(harmful[bank.block.owners.numpy()] == slot):
+    for kind, bank in population.banks.items():
+        for row in np.flatnonzero(harmful[bank.block.owners.numpy()] == kind.slot):
             with torch.no_grad():
                 bank.block.values[row].normal_(std=1.0, generator=generator)
     validation = stacked([SUITE.data(one, "validation") for one in chosen], CPU)

@@ -7,8 +7,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from torch import nn
 
 from esper.control.rules.simple import Uniform
+from esper.growth.seed import Seed
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -21,7 +24,7 @@ from esper.training.learning import Batch, train
 from esper.training.plan import PopulationPlan, Strategy
 from esper.training.population import Actions, Population
 from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network
+from esper.training.roster import Network, SeedKind
 from esper.training.rows import RowBlock
 from open_rules import open_rules
 
@@ -78,11 +81,22 @@ class Draws:
         return chosen
 
 
+def parameters_of(seed: Seed) -> nn.Module:
+    """The part of a single model's seed of which a population holds a row."""
+    return seed.blueprint if seed.blend is Blend.ADD else seed
+
+
+def kind_of(population: Population, network: int, slot: int) -> SeedKind:
+    """What lives there."""
+    table = population.table
+    return SeedKind(slot, int(table.blueprint[network, slot]), Blend(table.blend[network, slot]))
+
+
 def seed_values(population: Population, network: int, slot: int) -> torch.Tensor | None:
     """The flat row of the seed in that place, or None."""
-    for (bank_slot, _), bank in population.banks.items():
+    for kind, bank in population.banks.items():
         rows = (bank.block.owners == network).nonzero()
-        if bank_slot == slot and len(rows):
+        if kind.slot == slot and len(rows):
             return bank.block.values.detach()[rows[0, 0]]
     return None
 
@@ -116,15 +130,15 @@ def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
 
 def assert_aligned(fast: Population) -> None:
     """Rows of parameters == rows of optimizer state == seeds of the table, owner by owner."""
-    seeds: list[tuple[int, int, int]] = []
-    for (slot, blueprint), bank in fast.banks.items():
+    seeds: list[tuple[int, ...]] = []
+    for kind, bank in fast.banks.items():
         rows = len(bank.block.owners)
         assert rows > 0, "an empty bank is kept"
         stacked = [bank.block.values, bank.block.steps, bank.block.learning_rates, *bank.block.moments.values()]
         assert all(len(tensor) == rows for tensor in [*stacked, *bank.buffers.values()])
-        seeds += [(owner, slot, blueprint) for owner in bank.block.owners.tolist()]
-    where = zip(*fast.table.owning.nonzero(), strict=True)
-    assert sorted(seeds) == sorted((int(e), int(s), int(fast.table.blueprint[e, s])) for e, s in where)
+        seeds += [(owner, *kind) for owner in bank.block.owners.tolist()]
+    owned: list[list[int]] = np.argwhere(fast.table.owning).tolist()
+    assert sorted(seeds) == sorted((network, *kind_of(fast, network, slot)) for network, slot in owned)
     assert fast.host.owners.tolist() == list(range(fast.size))
     assert all(len(tensor) == fast.size for tensor in [fast.host.values, fast.host.steps, *fast.host.moments.values()])
 
@@ -137,10 +151,10 @@ def state_of(population: Population, network: int) -> State:
     state = {f"host.{name}": tensor for name, tensor in _row(population.host, network).items()}
     for name, buffer in population.host_buffers.items():
         state[f"buffer.{name}"] = buffer[network].clone()
-    for (slot, blueprint), bank in population.banks.items():
+    for kind, bank in population.banks.items():
         for row in (bank.block.owners == network).nonzero().flatten().tolist():
             seed = {**_row(bank.block, row), **{name: buffer[row].clone() for name, buffer in bank.buffers.items()}}
-            state |= {f"seed.{slot}.{blueprint}.{name}": tensor for name, tensor in seed.items()}
+            state |= {f"seed.{kind.slot}.{kind.blueprint}.{name}": tensor for name, tensor in seed.items()}
     for kind, record in ((SeedTable, population.table), (Evidence, population.evidence)):
         for field in fields(kind):
             state[f"{kind.__name__}.{field.name}"] = torch.from_numpy(getattr(record, field.name)[network].copy())
@@ -167,9 +181,11 @@ def assert_same_state(actual: State, expected: State, tolerance: float = 0.0) ->
 
 
 def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, ReferencePopulation, Batch]:
-    """Networks with seeds in many stages, once fast and once as separate modules, and data to measure them on."""
+    """Networks with seeds in many stages and of all blends, fast and as separate modules, and data to measure on."""
     chosen = instances(10)
-    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(
+        isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)
+    )
     fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
     draws = Draws(chosen)
     for _ in range(7):
@@ -182,5 +198,6 @@ def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, Referen
         slow.train(batches)
         batch = draws.batch(VALIDATION)
         remember(fast, report, evaluate(fast, batch))
+    assert {kind.blend for kind in fast.banks} == {*Blend}
     assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
     return fast, slow, batch

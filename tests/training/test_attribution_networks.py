@@ -237,7 +237,7 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)
-    for (slot, _), bank in fast.banks.items():
+    for (slot, _, _), bank in fast.banks.items():
         for row, owner in enumerate(bank.block.owners.tolist()):
             seed = slow.seeds[owner, slot].blueprint
             stirred(seed, 100 * counts[owner] + slot)

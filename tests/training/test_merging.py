@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from esper.control.rules.simple import Uniform
+from esper.lifecycle.actions import Blend
 from esper.training.evaluation import evaluate, remember
 from esper.training.execution import Execution
 from esper.training.functional import Functional
@@ -21,7 +22,7 @@ from esper.training.merging import can_merge, enable_merging, merged, separated
 from esper.training.plan import PopulationPlan
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network
+from esper.training.roster import Network, SeedKind
 from open_rules import open_rules
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -221,7 +222,7 @@ def population_of(name: str, strategy: str) -> tuple[PopulationPlan, list[Networ
         ("0", "1"),
         SPATIAL,
         torch.zeros(2, *shape),
-        rules=open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0),
+        rules=open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)),
         strategy=strategy,
         dtype=torch.float64,
     )
@@ -243,7 +244,7 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
     shared, networks = population_of(name, strategy)
     assert can_merge(shared.template, shared.example_input)
     fast, slow = Population(shared, networks), ReferencePopulation(shared, networks)
-    controller, grown = Uniform(), set[int]()
+    controller, grown = Uniform(), set[SeedKind]()
     state = controller.start(list(range(NETWORKS)))
     for decision in range(6):
         actions, state = controller.act(None, fast.legal_actions(), state)  # type: ignore[arg-type]
@@ -261,5 +262,6 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
         separate = evaluate(fast, held_back, shared=False)
         np.testing.assert_allclose(measured.loss_contribution, separate.loss_contribution, rtol=1e-7, atol=1e-9)
         remember(fast, report, measured)
-        grown |= {blueprint for _, blueprint in fast.banks}
-    assert len(grown) >= 4, "the test means to mix blueprints"
+        grown |= fast.banks.keys()
+    assert len({kind.blueprint for kind in grown}) >= 4, "the test means to mix blueprints"
+    assert {kind.blend for kind in grown} == {*Blend}, "and blends"

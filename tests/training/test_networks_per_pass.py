@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.tokens.host import TokenHost
@@ -26,7 +27,9 @@ CLIPPED = OptimizerSettings(name="adamw", clip_norm=0.5)
 
 
 def population(limit: int | None, isolation: Isolation, strategy: Strategy = "stacked") -> Population:
-    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(
+        isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)
+    )
     return Population(replace(plan(rules, CLIPPED, strategy), networks_per_pass=limit), networks(instances(COUNT)))
 
 
@@ -47,6 +50,7 @@ def test_passes_of_some_networks_give_what_one_pass_gives(limit: int, isolation:
         for network in range(COUNT):
             assert_same_state(state_of(parts, network), state_of(whole, network), TOLERANCE)
     assert whole.table.blended.any()
+    assert {kind.blend for kind in whole.banks} == {*Blend}
     earned, expected = (attribute_networks(one, held_back, np.random.default_rng(0)) for one in (parts, whole))
     np.testing.assert_allclose(earned.values, expected.values, rtol=TOLERANCE, atol=TOLERANCE)
 

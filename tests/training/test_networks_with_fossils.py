@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
+from esper.growth.seed import Seed
 from esper.growth.site import Site
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
 from esper.training.evaluation import evaluate
 from esper.training.governor.rows import RowGovernor
@@ -22,7 +23,7 @@ from esper.training.governor.settings import GovernorSettings
 from esper.training.learning import train
 from esper.training.plan import Strategy
 from esper.training.population import Population
-from esper.training.roster import Fossils, Network, seed_generator
+from esper.training.roster import Fossils, Network, SeedKind, seed_generator
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -32,6 +33,7 @@ from training.scenes import (
     assert_same_state,
     instances,
     networks,
+    parameters_of,
     plan,
     seed_values,
     state_of,
@@ -40,10 +42,17 @@ from training.scenes import (
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 DECISIONS, BATCHES = 3, 4
 SHAPES: Sequence[Fossils] = [
-    ((0, SUITE.blueprints.index("token_mix")), (2, SUITE.blueprints.index("input_skip"))),
+    (
+        SeedKind(0, SUITE.blueprints.index("token_mix"), Blend.GATE),
+        SeedKind(2, SUITE.blueprints.index("input_skip"), Blend.MULTIPLY),
+    ),
     (),
-    ((1, SUITE.blueprints.index("mlp")),),
-    ((0, SUITE.blueprints.index("attention")), (1, SUITE.blueprints.index("norm")), (2, 0)),
+    (SeedKind(1, SUITE.blueprints.index("mlp")),),
+    (
+        SeedKind(0, SUITE.blueprints.index("attention")),
+        SeedKind(1, SUITE.blueprints.index("norm"), Blend.GATE),
+        SeedKind(2, 0, Blend.MULTIPLY),
+    ),
 ]
 
 
@@ -59,12 +68,14 @@ class Plain(nn.Module):
         super().__init__()
         self.host = copy.deepcopy(network.host).double()
         self.seeds = nn.ModuleDict()
-        for slot, kind in network.fossils:
+        for slot, kind, blend in network.fossils:
             site = sites[slot].narrowed(network.widths[slot])
-            seed = get(SUITE.blueprints[kind])(site, seed_generator(network.seed, slot, 0)).double()
+            blueprint = get(SUITE.blueprints[kind])(site, seed_generator(network.seed, slot, 0))
+            seed = Seed(blueprint, site, blend).double()
+            seed.alpha.fill_(1.0)
             self.seeds[str(slot)] = seed
             self.host.get_submodule(SUITE.sites[slot]).register_forward_hook(
-                lambda _module, _inputs, output, seed=seed: output + seed(output, self.inputs)
+                lambda _module, _inputs, output, seed=seed: seed(output, self.inputs)
             )
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -95,10 +106,12 @@ def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
         torch.testing.assert_close(
             population.host.values.detach()[network], population.host.shape.row(model.host), **TOLERANCE
         )
-        for slot, kind in starts[network].fossils:
-            row, seed = seed_values(population, network, slot), model.seeds[str(slot)]
+        for kind in starts[network].fossils:
+            row, seed = seed_values(population, network, kind.slot), model.seeds[str(kind.slot)]
             assert row is not None
-            torch.testing.assert_close(row, population.banks[slot, kind].block.shape.row(seed), **TOLERANCE)
+            assert isinstance(seed, Seed)
+            shape = population.banks[kind].block.shape
+            torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
 
 
 def test_rows_belong_to_fossils_and_replaced_networks_take_theirs_along() -> None:
@@ -135,7 +148,7 @@ def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
         with pytest.raises(SlotError, match="injected"):
             population.replace(np.array([1]), given()[:1])
     assert population.state is state
-    unfit = given()[1]._replace(fossils=((0, 0),))
+    unfit = given()[1]._replace(fossils=(SeedKind(0, 0),))
     monkeypatch.setattr(get(SUITE.blueprints[0]), "serves", classmethod(lambda cls, site: False))
     with pytest.raises(IllegalActionError, match="cannot start with blueprint 0 in slot 0"):
         population.replace(np.array([1]), [unfit])

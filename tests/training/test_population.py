@@ -16,6 +16,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.training import learning
 from esper.training.population import Population
+from esper.training.roster import SeedKind
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -119,7 +120,7 @@ def test_a_second_seed_in_a_slot_starts_from_other_weights() -> None:
     for _ in range(2):
         fast.evidence = good_evidence(fast)
         fast.decide(action(Op.GERMINATE, 0, MLP)[None])
-        first.append(fast.banks[0, MLP].block.values.detach()[0].clone())
+        first.append(fast.banks[SeedKind(0, MLP)].block.values.detach()[0].clone())
         fast.decide(action(Op.PRUNE, 0)[None])
         for _ in range(3):
             fast.decide(wait(1))
@@ -142,7 +143,9 @@ def test_replace_puts_new_networks_in_and_leaves_the_others_untouched() -> None:
         assert fast.roster.widths[network].tolist() == list(newcomers[place].widths)
         assert fast.roster.learning_rates[network] == newcomers[place].learning_rate
         assert fast.host_parameters[network] == SUITE.parameters(newcomers[place])
-        assert (fast.roster.costs.parameters[network] == fresh.roster.costs.parameters[place]).all()
+        costs, expected = fast.roster.costs.parameters, fresh.roster.costs.parameters
+        assert (costs.blueprints[network] == expected.blueprints[place]).all()
+        assert (costs.blends[network] == expected.blends[place]).all()
     assert_aligned(fast)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
@@ -14,7 +15,7 @@ from esper.training.learning import train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
 from open_rules import open_rules
-from training.scenes import SUITE, VALIDATION, Draws, both, instances, plan, seed_values
+from training.scenes import SUITE, VALIDATION, Draws, both, instances, kind_of, parameters_of, plan, seed_values
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 DECISIONS, BATCHES = 10, 5
@@ -33,8 +34,8 @@ def assert_equal_parameters(fast: Population, slow: ReferencePopulation) -> None
             row, seed = seed_values(fast, network, slot), slow.seeds.get((network, slot))
             assert (row is None) == (seed is None)
             if row is not None and seed is not None:
-                shape = fast.banks[slot, int(fast.table.blueprint[network, slot])].block.shape
-                torch.testing.assert_close(row, shape.row(seed.blueprint), **TOLERANCE)
+                shape = fast.banks[kind_of(fast, network, slot)].block.shape
+                torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
@@ -44,7 +45,9 @@ def test_fifty_steps_equal_a_loop_over_modules(
     isolation: Isolation, optimizer: OptimizerSettings, strategy: str
 ) -> None:
     chosen = instances(14)
-    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    rules = open_rules(
+        isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)
+    )
     fast, slow = both(chosen, plan(rules, optimizer, strategy))
     draws = Draws(chosen)
     stages: set[int] = set()
@@ -61,4 +64,5 @@ def test_fifty_steps_equal_a_loop_over_modules(
         stages |= set(np.unique(fast.table.stage).tolist())
     assert {Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.PRUNED} <= stages
     assert (Stage.TRAINING in stages) == (isolation is not Isolation.NONE)
-    assert len({key[1] for key in fast.banks}) >= 3, "the test means to mix blueprints"
+    assert len({kind.blueprint for kind in fast.banks}) >= 3, "the test means to mix blueprints"
+    assert {kind.blend for kind in fast.banks} == {*Blend}, "and blends"

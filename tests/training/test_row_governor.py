@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
@@ -37,7 +37,7 @@ from training.scenes import (
 )
 
 MLP, NORM = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("norm")
-QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend))
 SIZE = 4
 ILL = 2
 EVERYONE = np.ones(SIZE, np.bool_)
@@ -66,11 +66,12 @@ def checked(population: Population, governor: RowGovernor, draws: Draws, hurt: H
 
 
 def grown(strategy: Strategy = "stacked", isolation: Isolation = Isolation.NONE) -> tuple[Population, Draws]:
-    """Networks with a seed of each kind in slot 1, about to be decided for the second time."""
+    """Networks with a seed of each kind and blend in slot 1, about to be decided for the second time."""
     chosen = instances(SIZE)
     rules = QUICK.model_copy(update={"isolation": isolation})
     population, draws = Population(plan(rules, strategy=strategy), networks(chosen)), Draws(chosen)
-    advance(population, draws, np.stack([action(Op.GERMINATE, 1, kind) for kind in (MLP, MLP, MLP, NORM)]))
+    seeds = ((MLP, Blend.ADD), (MLP, Blend.GATE), (MLP, Blend.GATE), (NORM, Blend.MULTIPLY))
+    advance(population, draws, np.stack([action(Op.GERMINATE, 1, kind, blend=blend) for kind, blend in seeds]))
     return population, draws
 
 

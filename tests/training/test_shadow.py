@@ -15,6 +15,7 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.training.learning import train
 from esper.training.passes import as_is, forward
 from esper.training.population import Population
+from esper.training.roster import SeedKind
 from open_rules import open_rules
 from training.scenes import SUITE, Draws, assert_same_state, good_evidence, instances, networks, plan, state_of
 
@@ -44,7 +45,7 @@ def populations(optimizer: OptimizerSettings) -> tuple[Population, Population]:
 @pytest.mark.parametrize("optimizer", [OptimizerSettings(name="adamw"), SGD], ids=["adamw", "sgd"])
 def test_only_the_isolated_seed_learns_more(optimizer: OptimizerSettings) -> None:
     shadowed, plain = populations(optimizer)
-    before = shadowed.banks[0, MLP].block.values.detach().clone()
+    before = shadowed.banks[SeedKind(0, MLP)].block.values.detach().clone()
     outputs, batches = [], [Draws(instances(COUNT)).batch() for _ in range(3)]
     for population in (shadowed, plain):
         report = train(population, batches)
@@ -56,15 +57,15 @@ def test_only_the_isolated_seed_learns_more(optimizer: OptimizerSettings) -> Non
         learned = {name for name in mine if name.startswith(("host.", f"seed.2.{ATTENTION}."))}
         assert learned
         assert_same_state({name: mine[name] for name in learned}, {name: other[name] for name in learned}, 1e-12)
-    assert (shadowed.banks[0, MLP].block.values.detach() != before).any(dim=1).all()
-    assert shadowed.banks[0, MLP].block.steps.tolist() == [3] * COUNT
+    assert (shadowed.banks[SeedKind(0, MLP)].block.values.detach() != before).any(dim=1).all()
+    assert shadowed.banks[SeedKind(0, MLP)].block.steps.tolist() == [3] * COUNT
 
 
 def test_the_output_is_bit_identical_while_a_seed_trains() -> None:
     shadowed, plain = populations(SGD)
     inputs = Draws(instances(COUNT)).batch().inputs
     with torch.no_grad():
-        shadowed.banks[0, MLP].block.values.normal_(generator=torch.Generator().manual_seed(0))
+        shadowed.banks[SeedKind(0, MLP)].block.values.normal_(generator=torch.Generator().manual_seed(0))
         outputs = [forward(population, as_is(population), inputs) for population in (shadowed, plain)]
     assert torch.equal(outputs[0], outputs[1])
 
@@ -85,7 +86,7 @@ def test_a_germinated_seed_does_not_learn() -> None:
 def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
     shadowed, _ = populations(OptimizerSettings(name="sgd", momentum=0.0))
     batch = Draws(instances(COUNT)).batch()
-    block = shadowed.banks[0, MLP].block
+    block = shadowed.banks[SeedKind(0, MLP)].block
     full = replace(shadowed.table, stage=shadowed.table.stage.copy(), alpha=shadowed.table.alpha.copy())
     full.stage[:, 0], full.alpha[:, 0] = Stage.HOLDING, 1.0
     state = shadowed.state

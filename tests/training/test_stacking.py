@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.lifecycle.actions import Blend
 from esper.stacking import Stackable
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
 from esper.training.functional import stacked_call
-from esper.training.holdings import BankKey
 from esper.training.learning import train
 from esper.training.population import Population
+from esper.training.roster import SeedKind
 from esper.training.rows import RowShape
 from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, instances, networks, plan
@@ -61,7 +62,7 @@ def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
 
 def test_a_population_of_unstackable_hosts_learns_alike() -> None:
     chosen = instances(8)
-    shared = plan(open_rules())
+    shared = plan(open_rules(blends=tuple(Blend)))
     slots = tuple(f"host.{slot}" for slot in shared.slots)
     wrapped = [network._replace(host=Unstackable(network.host)) for network in networks(chosen)]
     mapped = Population(replace(shared, template=Unstackable(shared.template), slots=slots), wrapped)
@@ -69,7 +70,7 @@ def test_a_population_of_unstackable_hosts_learns_alike() -> None:
 
 
 def assert_alike(first: Population, second: Population, draws: Draws) -> None:
-    grown: set[BankKey] = set()
+    grown: set[SeedKind] = set()
     for _ in range(6):
         actions = draws.actions(first.legal_actions())
         batches, held_back = [draws.batch() for _ in range(3)], draws.batch(VALIDATION)
@@ -81,3 +82,4 @@ def assert_alike(first: Population, second: Population, draws: Draws) -> None:
         torch.testing.assert_close(first.pool.values, second.pool.values, rtol=1e-9, atol=1e-9)
         grown |= first.banks.keys()
     assert len(grown) > 3, "the test means to grow seeds"
+    assert {kind.blend for kind in grown} == {*Blend}

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
@@ -35,7 +35,7 @@ from training.scenes import (
 )
 
 MLP = SUITE.blueprints.index("mlp")
-QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
+QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1, blends=tuple(Blend))
 TRANSITIONS = 10_000
 FAULT_SHARE = 0.4
 
@@ -98,11 +98,11 @@ def broken_blueprint(name: str) -> Iterator[None]:
 
 
 def grown(isolation: Isolation = Isolation.NONE) -> tuple[Population, Draws]:
-    """Three networks that hold a seed in slot 2."""
+    """Three networks that hold a seed in slot 2, each of another blend."""
     chosen = instances(3)
     population = Population(plan(QUICK.model_copy(update={"isolation": isolation})), networks(chosen))
     draws = Draws(chosen)
-    advance(population, draws, np.stack([action(Op.GERMINATE, 2, MLP)] * 3))
+    advance(population, draws, np.stack([action(Op.GERMINATE, 2, MLP, blend=blend) for blend in Blend]))
     for _ in range(4):
         advance(population, draws, wait(3))
     population.evidence = good_evidence(population)
@@ -113,10 +113,10 @@ Call = Callable[[Population], object]
 
 
 CALLS: dict[str, Call] = {
-    "germinate": lambda held: held.decide(np.stack([action(Op.GERMINATE, 0, MLP)] * 3)),
+    "germinate": lambda held: held.decide(np.stack([action(Op.GERMINATE, 0, MLP, blend=blend) for blend in Blend])),
     "prune": lambda held: held.decide(np.stack([action(Op.PRUNE, 2)] * 3)),
     "all of them": lambda held: held.decide(
-        np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP)])
+        np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP, blend=Blend.GATE)])
     ),
     "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
     "roll back": lambda held: held.roll_back(

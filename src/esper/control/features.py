@@ -154,7 +154,13 @@ def _gradient_ratio(view: View) -> Floats:
 
 def _relative_cost(view: View) -> Floats:
     """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
-    return np.log1p(view.subject.roster.costs.parameters / view.subject.host_parameters[:, None, None])
+    return np.log1p(view.subject.roster.costs.parameters.blueprints / view.subject.host_parameters[:, None, None])
+
+
+def _resident_cost(view: View) -> Floats:
+    """``[E, S]``: log1p of the seed's parameters, those of its blend included, over the host's."""
+    parameters = view.subject.roster.costs.parameters.resident(view.subject.table)
+    return np.log1p(parameters / view.subject.host_parameters[:, None])
 
 
 def _ramp_left(view: View) -> Floats:
@@ -187,7 +193,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("depth", 0, 1, _depth),
     Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.roster.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
-    Feature("resident_cost", 0, 3, lambda v: v.of_resident(_relative_cost(v))),
+    Feature("resident_cost", 0, 3, _resident_cost),
     *(
         Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.subject.slots_of_layout(layout))
         for layout in Layout
@@ -202,7 +208,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 
 def _of_family(view: View, family: Family) -> Floats:
     members = np.array([kind.family is family for kind in view.subject.roster.kinds], float)
-    return np.broadcast_to(members, view.subject.roster.costs.parameters.shape)
+    return np.broadcast_to(members, view.subject.roster.compatible.shape)
 
 
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (

@@ -44,7 +44,7 @@ class MaskTensors(NamedTuple):
     blueprint: Tensor
     """``[*, S, K]`` for GERMINATE, given the slot."""
     blend: Tensor
-    """``[*, 3]``."""
+    """``[*, 3]`` for GERMINATE."""
     tempo: Tensor
     """``[*, 3]``."""
     alpha_target: Tensor

@@ -26,7 +26,7 @@ class Offers(Protocol):
 
     @property
     def costs(self) -> Costs:
-        """``[E, S, K]``."""
+        """What seeds would cost."""
         ...
 
     @property

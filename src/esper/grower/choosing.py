@@ -89,7 +89,7 @@ def _in_time(horizon: int) -> tuple[int, float]:
 
 def _offered(catalogue: Catalogue) -> Offered:
     """Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first."""
-    parameters = catalogue.costs.parameters[0]
+    parameters = catalogue.costs.parameters.blueprints[0]
     slots, kinds = catalogue.compatible[0].nonzero()
     places = zip(slots.tolist(), kinds.tolist(), strict=True)
     return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))

@@ -222,9 +222,8 @@ class Grower:
             self._classes,
             self._rollbacks_used(),
         )
-        masks = legal_actions(
-            subject.table, subject.evidence, self.rules, subject.roster.compatible, subject.affordable
-        )
+        affordable = subject.affordable(self.rules.blends)
+        masks = legal_actions(subject.table, subject.evidence, self.rules, subject.roster.compatible, affordable)
         actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
         carry_out(self.model, subject, result.transitions, actions, self._seed)
@@ -238,7 +237,8 @@ class Grower:
     def _after(self, actions: NDArray[np.int64]) -> Step:
         """What the lifecycle makes of these actions ``[1, 8]``."""
         subject = self.subject
-        return step(subject.table, subject.evidence, actions, self.rules, subject.roster.compatible, subject.affordable)
+        affordable = subject.affordable(self.rules.blends)
+        return step(subject.table, subject.evidence, actions, self.rules, subject.roster.compatible, affordable)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.growth import blending
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.site import Layout, Site
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import with_fossils
-from esper.training.budget import Budget, Costs, affordable, budget_left, resident
+from esper.training.budget import Budget, Cost, Costs, affordable, budget_left
 
 BYTES_PER_VALUE = 4
 COPIES = 4
@@ -29,10 +31,10 @@ class Catalogue:
         names = dict.fromkeys(name for slot in self._slots for name in slot.blueprints)
         self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
         """Every blueprint that is on offer in some slot, in the order of the slots."""
-        parameters = self._costs(lambda kind, site: kind.parameters_at(site))
-        flops = self._costs(lambda kind, site: kind.flops_at(site))
-        self.costs = Costs(parameters, flops, parameters * BYTES_PER_VALUE * COPIES)
-        """Per slot and blueprint; 0 where one is not on offer."""
+        parameters = self._cost(lambda kind, site: kind.parameters_at(site), blending.parameters_at)
+        flops = self._cost(lambda kind, site: kind.flops_at(site), blending.flops_at)
+        self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
+        """Of blueprints that are not on offer in a slot: 0."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
         self._offered = np.array([[kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots])
@@ -48,13 +50,15 @@ class Catalogue:
         """Of the host, as it is now."""
         return np.array([float(self._optimizer.param_groups[0]["lr"])])
 
-    def _costs(self, cost: Callable[[type[Blueprint], Site], int]) -> NDArray[np.int64]:
-        return np.array(
-            [
-                [cost(kind, slot.site) if kind.name in slot.blueprints else 0 for kind in self.kinds]
-                for slot in self._slots
-            ]
-        )[None]
+    def _cost(
+        self, of_blueprint: Callable[[type[Blueprint], Site], int], of_blend: Callable[[Blend, Site], int]
+    ) -> Cost:
+        blueprints = [
+            [of_blueprint(kind, slot.site) if kind.name in slot.blueprints else 0 for kind in self.kinds]
+            for slot in self._slots
+        ]
+        blends = [[of_blend(blend, slot.site) for blend in Blend] for slot in self._slots]
+        return Cost(np.array([blueprints]), np.array([blends]))
 
 
 class ModelSubject:
@@ -73,18 +77,17 @@ class ModelSubject:
     def _first_table(self, model: GrowingModel) -> SeedTable:
         """Empty slots, and fossils where the model has some already."""
         kinds = [kind.name for kind in self.roster.kinds]
-        present = [slot.seed for slot in model.slots.values()]
-        fossils = [
-            kinds.index(seed.blueprint.name) if seed is not None and seed.fossilized else NO_BLUEPRINT
-            for seed in present
-        ]
+        shape = (1, len(model.slots))
+        blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
+        for place, slot in enumerate(model.slots.values()):
+            if slot.seed is not None and slot.seed.fossilized:
+                blueprints[0, place], blends[0, place] = kinds.index(slot.seed.blueprint.name), slot.seed.blend
         everything = np.ones(self.roster.compatible.shape, np.bool_)
-        return with_fossils(SeedTable.dormant(1, len(present)), np.array([fossils]), everything)[0]
+        return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
-    @property
-    def affordable(self) -> NDArray[np.bool_]:
-        """Which blueprints the budget still allows in which slots."""
-        return affordable(self.budget, self.roster.costs, self.table)
+    def affordable(self, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+        """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
+        return affordable(self.budget, self.roster.costs, self.table, blends)
 
     @property
     def budget_left(self) -> NDArray[np.float64]:
@@ -97,4 +100,4 @@ class ModelSubject:
 
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Parameters of the seeds in the slots ``counted``."""
-        return (resident(self.roster.costs.parameters, self.table) * counted).sum(axis=1)
+        return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)

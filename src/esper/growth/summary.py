@@ -43,7 +43,7 @@ class SlotSummary:
     parameters: int
     """Scalars that the seed holds; 0 without one."""
     flops: int
-    """FLOPs that the seed's blueprint adds to a forward pass of one example, a multiply-add counted as two."""
+    """FLOPs that the seed adds to a forward pass of one example, a multiply-add counted as two."""
     alpha: float | None
     """The seed's weight."""
     contribution: float | None
@@ -142,7 +142,7 @@ def _summary(slot: Slot, seed: Seed | None) -> SlotSummary:
         Occupancy.FOSSILIZED if seed.fossilized else Occupancy.LIVE,
         seed.blueprint.name,
         sum(parameter.numel() for parameter in seed.parameters()),
-        seed.blueprint.flops_at(site),
+        seed.flops_at(site),
         float(seed.alpha),
         seed.contribution,
     )

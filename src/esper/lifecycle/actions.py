@@ -36,7 +36,7 @@ class Head(IntEnum):
 
 
 class Blend(IntEnum):
-    """How a seed's output s joins the features h."""
+    """How a seed's output s joins the features h: chosen when it germinates, for the whole of its life."""
 
     ADD = 0
     """h + alpha * s."""
@@ -82,7 +82,7 @@ def _relevant(op: Op) -> set[Head]:
         Op.WAIT: set(),
         Op.GERMINATE: {Head.SLOT, Head.BLUEPRINT, Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET},
         Op.ADVANCE: {Head.SLOT},
-        Op.SET_ALPHA: {Head.SLOT, Head.BLEND, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
+        Op.SET_ALPHA: {Head.SLOT, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
         Op.FOSSILIZE: {Head.SLOT},
         Op.PRUNE: {Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
     }

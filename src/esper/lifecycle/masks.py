@@ -44,7 +44,7 @@ class ActionMasks:
     blueprint: Bools
     """``[E, S, K]`` for GERMINATE, given the slot."""
     blend: Bools
-    """``[E, 3]`` for GERMINATE and SET_ALPHA."""
+    """``[E, 3]`` for GERMINATE: a seed keeps its blend."""
     tempo: Bools
     """``[E, 3]`` for GERMINATE."""
     alpha_target: Bools
@@ -125,7 +125,7 @@ class ActionMasks:
             self.op,
             self.slot.any(axis=1),
             self.blueprint.any(axis=1),
-            self.blend & (germinate | set_alpha),
+            self.blend & germinate,
             self.tempo & germinate,
             self.alpha_target.any(axis=1),
             self.alpha_speed & (set_alpha | prune),

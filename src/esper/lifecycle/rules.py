@@ -72,7 +72,7 @@ class Rules(Settings):
     operations: tuple[OpName, ...] = (Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE)
     """Operations that the masks allow; wait must be among them, and advance where seeds learn in isolation."""
     blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
-    """Ways to blend that the masks allow."""
+    """Ways to blend that the masks allow. A seed gets one when it germinates, and keeps it: set_alpha reads none."""
     tempos: tuple[int, ...] = Field(default=(3,), min_length=1)
     """Steps to full alpha that the masks allow: a subset of 3, 5, 8."""
     alpha_targets: tuple[float, ...] = Field(default=(1.0,), min_length=1)

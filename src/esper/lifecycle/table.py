@@ -34,7 +34,7 @@ class SeedTable:
     blueprint: Int16s
     """Index of the resident seed's blueprint; -1 without a seed."""
     blend: Int8s
-    """A `Blend`."""
+    """The resident seed's `Blend`, which never changes."""
     alpha: Floats
     """The weight of the seed in this step."""
     alpha_start: Floats

@@ -54,6 +54,8 @@ class Transitions:
     """A `Stage`."""
     blueprint: Int16s
     """Of the seed that came, stayed or went; -1 in the cooldown."""
+    blend: Int8s
+    """Of the same seed, a `Blend`."""
     cause: Int8s
     """A `Cause`."""
     reason: Int8s
@@ -63,7 +65,7 @@ class Transitions:
     def none(cls) -> Self:
         """No changes."""
         index, byte = np.zeros(0, np.int64), np.zeros(0, np.int8)
-        return cls(index, index, byte, byte, np.zeros(0, np.int16), byte, byte)
+        return cls(index, index, byte, byte, np.zeros(0, np.int16), byte, byte, byte)
 
     def __len__(self) -> int:
         """N."""
@@ -138,11 +140,13 @@ def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
 
 
-def with_fossils(table: SeedTable, blueprints: Int64s, compatible: Bools) -> tuple[SeedTable, Transitions]:
+def with_fossils(
+    table: SeedTable, blueprints: Int64s, blends: Int64s, compatible: Bools
+) -> tuple[SeedTable, Transitions]:
     """The table with a fossil at alpha 1 wherever ``blueprints [E, S]`` names one (-1: none), and what changed.
 
-    That is how networks start that have seeds from their first step; no time passes. ``compatible [E, S, K]`` is as in
-    `legal_actions`. The given table is left as it is.
+    That is how networks start that have seeds from their first step; no time passes. ``blends [E, S]`` says how they
+    join the features, ``compatible [E, S, K]`` is as in `legal_actions`. The given table is left as it is.
 
     Raises:
         IllegalActionError: a slot is not dormant, or its blueprint does not serve it.
@@ -160,6 +164,7 @@ def with_fossils(table: SeedTable, blueprints: Int64s, compatible: Bools) -> tup
     _enter(draft, at, Stage.FOSSILIZED)
     draft.seed_age[at] = 1
     draft.blueprint[at] = chosen
+    draft.blend[at] = blends[at]
     for schedule in (draft.alpha, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration):
         schedule[at] = 1
     causes = np.full(table.stage.shape, Cause.START, dtype=np.int8)
@@ -200,7 +205,6 @@ def _operate(draft: SeedTable, table: SeedTable, actions: Int64s, acting: Int64s
     draft.alpha_elapsed[at] = 1
 
     chosen, at = places(Op.SET_ALPHA)
-    draft.blend[at] = chosen[:, Head.BLEND]
     _retarget(draft, table, at, _TARGETS[chosen[:, Head.ALPHA_TARGET]], chosen)
 
     _, at = places(Op.FOSSILIZE)
@@ -265,6 +269,7 @@ def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, reasons: Int8s) 
         before=table.stage[at],
         after=draft.stage[at],
         blueprint=np.maximum(table.blueprint, draft.blueprint)[at],
+        blend=np.maximum(table.blend, draft.blend)[at],
         cause=causes[at],
         reason=reasons[at],
     )

@@ -13,7 +13,7 @@ from esper.lifecycle.table import SeedTable
 from esper.rl.rewards import Facts, Moment, Worth, rent_due
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.budget import resident
+from esper.training.budget import Cost
 from esper.training.commitment import Commitment
 from esper.training.evaluation import Evaluation
 from esper.training.population import Population
@@ -83,6 +83,6 @@ class Ledger:
             np.where(table.blended, table.alpha, 0.0).astype(np.float64),
         )
 
-    def _rent_on(self, cost: NDArray[np.int64], counted: Bools, host: NDArray[np.number]) -> Floats:
-        added = (resident(cost, self._population.table) * counted).sum(axis=1)
+    def _rent_on(self, cost: Cost, counted: Bools, host: NDArray[np.number]) -> Floats:
+        added = (cost.resident(self._population.table) * counted).sum(axis=1)
         return rent_due(added.astype(float), host.astype(float), self._rent)

@@ -1,33 +1,38 @@
-"""A bank: all seeds of one blueprint in one slot, across the whole population, computed as one grouped call."""
+"""A bank: all seeds of one blueprint and blend in one slot, across the population, computed as one grouped call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from esper.growth.blending import Joined
 from esper.growth.blueprints.registry import Blueprint
 from esper.training.functional import stacked_call
 from esper.training.rows import RowBlock, RowShape, pad
 
+SeedModule: TypeAlias = Blueprint | Joined
+"""What `esper.growth.blending.joined` makes: a seed's parameters, and what they change."""
+
 
 @dataclass(frozen=True)
 class Bank:
-    """R seeds of one blueprint. Like its `RowBlock` it is replaced, never changed, when seeds come or go."""
+    """R seeds of one blueprint and blend. Like its `RowBlock` it is replaced, never changed, when seeds come or go."""
 
-    template: Blueprint
+    template: SeedModule
     """A module of the bank's shapes."""
     call: Callable[..., Tensor]
-    """What seeds add to their networks' features ``[r, N, ...]``, from their parameters and buffers, each
-    ``[r, *shape]``, these features, and their networks' inputs ``[r, N, ...]``."""
+    """What seeds add, at full weight, to their networks' features ``[r, N, ...]``, from their parameters and buffers,
+    each ``[r, *shape]``, these features, and their networks' inputs ``[r, N, ...]``."""
     block: RowBlock
     buffers: Mapping[str, Tensor]
     """The seeds' buffers by name, each ``[R, *shape]``."""
 
     @classmethod
-    def empty(cls, template: Blueprint, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Bank:
+    def empty(cls, template: SeedModule, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Bank:
         """A bank without seeds; ``template`` is built at the widest site."""
         template = template.to(device=device, dtype=dtype, non_blocking=True)
         block = RowBlock.empty(RowShape.of(template), moment_names, dtype, device)
@@ -37,7 +42,7 @@ class Bank:
     def __len__(self) -> int:
         return len(self.block)
 
-    def extended(self, seeds: Sequence[Blueprint], learning_rates: Tensor, owners: Tensor) -> Bank:
+    def extended(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> Bank:
         """This bank and new seeds, padded with zeros where they are narrower than the template."""
         rows = torch.stack([self.block.shape.row(seed) for seed in seeds])
         shapes = {name: buffer.shape for name, buffer in _buffers(self.template)}
@@ -55,5 +60,5 @@ class Bank:
         return replace(self, block=self.block.without(owners), buffers=buffers)
 
 
-def _buffers(seed: Blueprint) -> list[tuple[str, Tensor]]:
+def _buffers(seed: SeedModule) -> list[tuple[str, Tensor]]:
     return list(seed.named_buffers())

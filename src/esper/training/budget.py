@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Budget(Settings):
-    """Caps on all seeds of one network together, fossils included; None: no cap. Masks enforce them."""
+    """Caps on all seeds of one network together, fossils included; None: no cap. Masks enforce them.
+
+    A blueprint is on offer where it fits with each of the blends that the rules allow.
+    """
 
     parameters: int | None = Field(default=None, ge=0)
     """Parameters."""
@@ -26,27 +32,56 @@ class Budget(Settings):
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What each blueprint would cost in each slot; all int64 ``[E, S, K]``, 0 where it does not fit."""
+class Cost:
+    """What seeds would cost in each slot, in one currency: their blueprint's cost and their blend's."""
 
-    parameters: NDArray[np.int64]
-    flops: NDArray[np.int64]
-    memory: NDArray[np.int64]
+    blueprints: Ints
+    """Of each blueprint, ``[E, S, K]``; 0 where it does not fit."""
+    blends: Ints
+    """What each `Blend` adds to that, ``[E, S, 3]``."""
+
+    @classmethod
+    def together(cls, parts: Sequence[Cost]) -> Cost:
+        """Of several populations, one after the other."""
+        return cls(np.concatenate([one.blueprints for one in parts]), np.concatenate([one.blends for one in parts]))
+
+    def of(self, blueprint: NDArray[np.integer], blend: NDArray[np.integer]) -> Ints:
+        """Of the seeds with these blueprints and blends, both ``[..., E, S]``; where there is none (-1), of any."""
+        network, slot = np.ogrid[: self.blends.shape[0], : self.blends.shape[1]]
+        return self.blueprints[network, slot, np.maximum(blueprint, 0)] + self.blends[network, slot, blend]
+
+    def resident(self, table: SeedTable) -> Ints:
+        """Of each slot's seed, ``[E, S]``; 0 in slots without a seed."""
+        return self.of(table.blueprint, table.blend) * table.owning
+
+    def highest(self, blends: Sequence[Blend]) -> Ints:
+        """Of each blueprint with the dearest of these blends, ``[E, S, K]``."""
+        return self.blueprints + self.blends[..., list(blends)].max(axis=-1, keepdims=True)
+
+    def scaled(self, factor: int) -> Cost:
+        """In a currency of which ``factor`` make one."""
+        return Cost(self.blueprints * factor, self.blends * factor)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What seeds would cost."""
+
+    parameters: Cost
+    flops: Cost
+    memory: Cost
     """Bytes."""
 
 
-def resident(per_blueprint: NDArray[np.int64], table: SeedTable) -> NDArray[np.int64]:
-    """``[E, S]``: the entry of each slot's seed in ``per_blueprint [E, S, K]``; 0 in slots without a seed."""
-    blueprint = np.maximum(table.blueprint, 0).astype(np.int64)
-    return np.take_along_axis(per_blueprint, blueprint[..., None], axis=2)[..., 0] * table.owning
+def affordable(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+    """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps.
 
-
-def affordable(budget: Budget, costs: Costs, table: SeedTable) -> NDArray[np.bool_]:
-    """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps."""
-    allowed = np.ones(costs.parameters.shape, np.bool_)
+    That is with any of these ``blends``.
+    """
+    allowed = np.ones(costs.parameters.blueprints.shape, np.bool_)
     for cap, cost in _capped(budget, costs):
-        spent = resident(cost, table).sum(axis=1)
-        allowed &= spent[:, None, None] + cost <= cap
+        spent = cost.resident(table).sum(axis=1)
+        allowed &= spent[:, None, None] + cost.highest(blends) <= cap
     return allowed
 
 
@@ -54,11 +89,11 @@ def budget_left(budget: Budget, costs: Costs, table: SeedTable) -> Floats:
     """``[E]``: the share of the scarcest cap that is not spent yet, in [0, 1]; 1 without caps."""
     left = np.ones(len(table.stage))
     for cap, cost in _capped(budget, costs):
-        left = np.minimum(left, 1 - resident(cost, table).sum(axis=1) / max(cap, 1) if cap else 0.0)
+        left = np.minimum(left, 1 - cost.resident(table).sum(axis=1) / max(cap, 1) if cap else 0.0)
     return left
 
 
-def _capped(budget: Budget, costs: Costs) -> list[tuple[int, NDArray[np.int64]]]:
+def _capped(budget: Budget, costs: Costs) -> list[tuple[int, Cost]]:
     """Every cap that is set, with what counts against it."""
     pairs = (
         (budget.parameters, costs.parameters),

@@ -14,16 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
 from esper.training.bank import Bank
 from esper.training.pool import Pool
-from esper.training.roster import Roster
+from esper.training.roster import Roster, SeedKind
 from esper.training.rows import RowBlock
 
-BankKey = tuple[int, int]
-"""Slot index and blueprint index."""
-EmptyBank = Callable[[BankKey], Bank]
+EmptyBank = Callable[[SeedKind], Bank]
 Counts = NDArray[np.int64]
 
 
@@ -35,13 +34,13 @@ class Holdings:
     """One row per network."""
     host_buffers: Mapping[str, Tensor]
     """By name, each ``[E, *shape]``."""
-    banks: Mapping[BankKey, Bank]
+    banks: Mapping[SeedKind, Bank]
     """None of them is empty."""
     pool: Pool
     """Of the blocks, in the order of `blocks`."""
 
     @classmethod
-    def pooled(cls, host: RowBlock, host_buffers: Mapping[str, Tensor], banks: Mapping[BankKey, Bank]) -> Holdings:
+    def pooled(cls, host: RowBlock, host_buffers: Mapping[str, Tensor], banks: Mapping[SeedKind, Bank]) -> Holdings:
         """Copies of all rows, moved into one pool; banks without seeds are dropped."""
         kept = {key: bank for key, bank in banks.items() if len(bank)}
         pool = Pool.of([host, *(bank.block for bank in kept.values())])
@@ -80,13 +79,13 @@ class Holdings:
 
 
 def with_newborns(
-    banks: Mapping[BankKey, Bank],
+    banks: Mapping[SeedKind, Bank],
     changes: Transitions,
     roster: Roster,
     learning_rates: Tensor,
     germinations: Counts,
     empty_bank: EmptyBank,
-) -> Mapping[BankKey, Bank]:
+) -> Mapping[SeedKind, Bank]:
     """The banks with the seeds that came in ``changes``.
 
     ``learning_rates [E]`` are the networks'; ``germinations [E, S]`` counts the earlier seeds of each slot.
@@ -94,14 +93,14 @@ def with_newborns(
     grown = dict(banks)
     for key in _keys(changes, changes.born):
         owners = changes.env[changes.born & _at(changes, key)].astype(np.int64)
-        seeds = [roster.new_seed(owner, *key, int(germinations[owner, key[0]])) for owner in owners.tolist()]
+        seeds = [roster.new_seed(owner, key, int(germinations[owner, key.slot])) for owner in owners.tolist()]
         rates = learning_rates[torch.from_numpy(owners).to(learning_rates.device, non_blocking=True)]
         bank = grown[key] if key in grown else empty_bank(key)
         grown[key] = bank.extended(seeds, rates, torch.from_numpy(owners))
     return grown
 
 
-def survivors(banks: Mapping[BankKey, Bank], changes: Transitions) -> Mapping[BankKey, Bank]:
+def survivors(banks: Mapping[SeedKind, Bank], changes: Transitions) -> Mapping[SeedKind, Bank]:
     """The banks without the seeds that were pruned in ``changes``."""
     kept = dict(banks)
     died = changes.after == Stage.PRUNED
@@ -111,9 +110,11 @@ def survivors(banks: Mapping[BankKey, Bank], changes: Transitions) -> Mapping[Ba
     return kept
 
 
-def _keys(changes: Transitions, chosen: NDArray[np.bool_]) -> list[BankKey]:
-    return sorted(set(zip(changes.slot[chosen].tolist(), changes.blueprint[chosen].tolist(), strict=True)))
+def _keys(changes: Transitions, chosen: NDArray[np.bool_]) -> list[SeedKind]:
+    columns = (changes.slot, changes.blueprint, changes.blend)
+    found = set(zip(*(column[chosen].tolist() for column in columns), strict=True))
+    return [SeedKind(slot, blueprint, Blend(blend)) for slot, blueprint, blend in sorted(found)]
 
 
-def _at(changes: Transitions, key: BankKey) -> NDArray[np.bool_]:
-    return (changes.slot == key[0]) & (changes.blueprint == key[1])
+def _at(changes: Transitions, key: SeedKind) -> NDArray[np.bool_]:
+    return (changes.slot == key.slot) & (changes.blueprint == key.blueprint) & (changes.blend == key.blend)

@@ -176,7 +176,7 @@ def _learning(table: SeedTable) -> NDArray[np.bool_]:
 def _started(population: Population) -> Tensor:
     """Bool ``[R]``: which rows of the population's pool have begun to learn: hosts always, seeds after germination."""
     seeds = _learning(population.table)
-    banks = [seeds[bank.block.owners.numpy(), slot] for (slot, _), bank in population.banks.items()]
+    banks = [seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
     rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
     return torch.from_numpy(rows).to(population.plan.device, non_blocking=True)
 

@@ -113,8 +113,8 @@ def forward(population: Population, participation: Participation, inputs: Tensor
 def slot_seeds(population: Population, participation: Participation, slot: int, networks: range) -> SlotSeeds | None:
     """The slot's seeds in a pass of these networks, if any."""
     calls: list[BankCall] = []
-    for (bank_slot, _), bank in population.banks.items():
-        if bank_slot != slot:
+    for kind, bank in population.banks.items():
+        if kind.slot != slot:
             continue
         owners = bank.block.owners.numpy()
         taking_part = participation.slots[owners, slot] & (owners >= networks.start) & (owners < networks.stop)

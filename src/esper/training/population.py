@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.growth.blending import joined
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
 from esper.lifecycle.masks import ActionMasks, legal_actions
@@ -22,13 +23,13 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
 from esper.training.bank import Bank
-from esper.training.budget import affordable, budget_left, resident
+from esper.training.budget import affordable, budget_left
 from esper.training.execution import Execution
-from esper.training.holdings import BankKey, Holdings, survivors, with_newborns
+from esper.training.holdings import Holdings, survivors, with_newborns
 from esper.training.optimizers import MOMENT_NAMES
 from esper.training.plan import PopulationPlan, Strategy
 from esper.training.pool import Pool
-from esper.training.roster import Network, Roster
+from esper.training.roster import Network, Roster, SeedKind
 from esper.training.rows import RowBlock, RowShape, pad
 from esper.training.snapshots import Snapshots
 
@@ -66,7 +67,7 @@ class Population:
         self._moment_names = MOMENT_NAMES[plan.optimizer.name]
         self._host_shape = RowShape.of(template)
         self._buffer_shapes = {name: buffer.shape for name, buffer in template.named_buffers()}
-        self._bank_templates: dict[BankKey, Bank] = {}
+        self._bank_templates: dict[SeedKind, Bank] = {}
         self.state = self._unset(networks)
         self.replace(np.arange(self.size), networks)
 
@@ -108,11 +109,12 @@ class Population:
         germinations = self.germinations.copy()
         germinations[rows] = 0
         roster = self.state.roster.replaced(rows.tolist(), networks)
-        given = np.full(germinations.shape, NO_BLUEPRINT, np.int64)
+        blueprints = np.full(germinations.shape, NO_BLUEPRINT, np.int64)
+        blends = np.zeros_like(blueprints)
         for row, network in zip(rows.tolist(), networks, strict=True):
-            for slot, blueprint in network.fossils:
-                given[row, slot] = blueprint
-        table, changes = with_fossils(self.table.reset(rows), given, roster.compatible)
+            for slot, blueprint, blend in network.fossils:
+                blueprints[row, slot], blends[row, slot] = blueprint, blend
+        table, changes = with_fossils(self.table.reset(rows), blueprints, blends, roster.compatible)
         host, buffers = held.renewed_hosts(index, values, rates, fresh)
         banks = with_newborns(banks, changes, roster, host.learning_rates, germinations, self._empty_bank)
         self.state = PopulationState(
@@ -164,17 +166,16 @@ class Population:
         self.state = replace(state, table=table, evidence=evidence, holdings=holdings)
         return changes
 
-    def _empty_bank(self, key: BankKey) -> Bank:
+    def _empty_bank(self, key: SeedKind) -> Bank:
         if key not in self._bank_templates:
-            slot, blueprint = key
-            kind, site = self.state.roster.kinds[blueprint], self.execution.sites[slot]
-            template = kind(site, torch.Generator().manual_seed(0))
+            kind, site = self.state.roster.kinds[key.blueprint], self.execution.sites[key.slot]
+            template = joined(kind(site, torch.Generator().manual_seed(0)), site, key.blend)
             self._bank_templates[key] = Bank.empty(template, self._moment_names, self.plan.dtype, self.plan.device)
         return self._bank_templates[key]
 
     @property
     def _affordable(self) -> NDArray[np.bool_]:
-        return affordable(self.plan.budget, self.state.roster.costs, self.table)
+        return affordable(self.plan.budget, self.state.roster.costs, self.table, self.plan.rules.blends)
 
     @property
     def roster(self) -> Roster:
@@ -211,8 +212,8 @@ class Population:
         return self.state.holdings.host_buffers
 
     @property
-    def banks(self) -> Mapping[BankKey, Bank]:
-        """All seeds, by slot and blueprint."""
+    def banks(self) -> Mapping[SeedKind, Bank]:
+        """All seeds, by kind."""
         return self.state.holdings.banks
 
     @property
@@ -241,7 +242,7 @@ class Population:
 
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """``[E]``: live parameters of the seeds in the slots ``counted``, bool ``[E, S]``."""
-        return (resident(self.state.roster.costs.parameters, self.table) * counted).sum(axis=1)
+        return (self.state.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
 def _counted(germinations: NDArray[np.int64], changes: Transitions) -> NDArray[np.int64]:

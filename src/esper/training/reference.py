@@ -19,6 +19,7 @@ from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -65,17 +66,18 @@ class ReferencePopulation:
             where = (int(changes.env[index]), int(changes.slot[index]))
             blueprint = int(changes.blueprint[index])
             if changes.after[index] == Stage.GERMINATED:
-                self._germinate(*where, self.plan.blueprints[blueprint])
+                self._germinate(*where, self.plan.blueprints[blueprint], Blend(changes.blend[index]))
             elif changes.after[index] == Stage.PRUNED:
                 self._prune(*where)
 
     def _slots(self, model: GrowingModel) -> list[Slot]:
         return [model.slots[name] for name in self.plan.slots]
 
-    def _germinate(self, network: int, slot: int, blueprint: str) -> None:
+    def _germinate(self, network: int, slot: int, blueprint: str, blend: Blend) -> None:
         generator = seed_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
         self.germinations[network, slot] += 1
-        self.seeds[network, slot] = self.models[network].slots[self.plan.slots[slot]].germinate(blueprint, generator)
+        place = self.models[network].slots[self.plan.slots[slot]]
+        self.seeds[network, slot] = place.germinate(blueprint, generator, blend=blend)
 
     def _prune(self, network: int, slot: int) -> None:
         seed = self.seeds.pop((network, slot))

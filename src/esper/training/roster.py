@@ -12,12 +12,25 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from esper.growth import blending
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.site import Site
-from esper.training.budget import Costs
+from esper.lifecycle.actions import Blend
+from esper.training.bank import SeedModule
+from esper.training.budget import Cost, Costs
 
-Fossils = tuple[tuple[int, int], ...]
-"""Slot and blueprint indices of finished seeds."""
+
+class SeedKind(NamedTuple):
+    """Which seeds have parameters of the same shapes, and are computed alike."""
+
+    slot: int
+    """An index, as is the blueprint."""
+    blueprint: int
+    blend: Blend = Blend.ADD
+
+
+Fossils = tuple[SeedKind, ...]
+"""Finished seeds of one network."""
 
 
 class Network(NamedTuple):
@@ -67,7 +80,7 @@ class Roster:
 
     @property
     def costs(self) -> Costs:
-        """What each blueprint would cost in each slot."""
+        """What seeds would cost."""
         return self._catalogue[0]
 
     @property
@@ -77,18 +90,17 @@ class Roster:
 
     @cached_property
     def _catalogue(self) -> tuple[Costs, NDArray[np.bool_]]:
-        shape = (len(self.networks), len(self.sites), len(self.kinds))
-        parameters, flops, serves = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-        known: dict[tuple[int, int, int], tuple[int, int, bool]] = {}
-        for environment, network in enumerate(self.networks):
-            for slot, width in enumerate(network.widths):
-                for index in range(len(self.kinds)):
-                    key = (slot, width, index)
-                    if key not in known:
-                        known[key] = _cost(self.kinds[index], self.sites[slot].narrowed(width))
-                    place = (environment, slot, index)
-                    parameters[place], flops[place], serves[place] = known[key]
-        return Costs(parameters, flops, parameters * self.bytes_per_parameter), serves
+        places = [list(enumerate(network.widths)) for network in self.networks]
+        # Slots of equal widths cost the same.
+        distinct = sorted({place for own in places for place in own})
+        number = {place: index for index, place in enumerate(distinct)}
+        known = [_prices(self.kinds, self.sites[slot].narrowed(width)) for slot, width in distinct]
+        chosen = np.array([[number[place] for place in own] for own in places])  # [E, S]
+        parameters, flops, serves, blend_parameters, blend_flops = (
+            np.stack(column)[chosen] for column in zip(*known, strict=True)
+        )
+        added = Cost(parameters, blend_parameters)
+        return Costs(added, Cost(flops, blend_flops), added.scaled(self.bytes_per_parameter)), serves
 
     def replaced(self, rows: Sequence[int], networks: Sequence[Network]) -> Roster:
         """The roster with other networks at ``rows``."""
@@ -97,18 +109,38 @@ class Roster:
             changed[row] = network
         return replace(self, networks=changed)
 
-    def new_seed(self, network: int, slot: int, blueprint: int, tries: int) -> Blueprint:
+    def new_seed(self, network: int, kind: SeedKind, tries: int) -> SeedModule:
         """A fresh seed; ``tries`` counts the earlier seeds of that slot.
 
         Whatever the blueprint's constructor raises passes through.
         """
         owner = self.networks[network]
-        site = self.sites[slot].narrowed(owner.widths[slot])
-        return self.kinds[blueprint](site, seed_generator(owner.seed, slot, tries))
+        site = self.sites[kind.slot].narrowed(owner.widths[kind.slot])
+        blueprint = self.kinds[kind.blueprint](site, seed_generator(owner.seed, kind.slot, tries))
+        return blending.joined(blueprint, site, kind.blend)
 
 
-def _cost(kind: type[Blueprint], site: Site) -> tuple[int, int, bool]:
-    return (kind.parameters_at(site), kind.flops_at(site), True) if kind.serves(site) else (0, 0, False)
+class _Prices(NamedTuple):
+    """What there is for one slot."""
+
+    parameters: NDArray[np.int64]
+    """Of each blueprint, ``[K]``; 0 where it does not serve."""
+    flops: NDArray[np.int64]
+    serves: NDArray[np.bool_]
+    blend_parameters: NDArray[np.int64]
+    """Of each `Blend`, ``[3]``."""
+    blend_flops: NDArray[np.int64]
+
+
+def _prices(kinds: Sequence[type[Blueprint]], site: Site) -> _Prices:
+    serves = [kind.serves(site) for kind in kinds]
+    return _Prices(
+        np.array([kind.parameters_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
+        np.array([kind.flops_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
+        np.array(serves, np.bool_),
+        np.array([blending.parameters_at(blend, site) for blend in Blend]),
+        np.array([blending.flops_at(blend, site) for blend in Blend]),
+    )
 
 
 def seed_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:

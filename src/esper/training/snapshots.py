@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.training.bank import Bank
-from esper.training.holdings import BankKey, Holdings
+from esper.training.holdings import Holdings
+from esper.training.roster import SeedKind
 
 Counts = NDArray[np.int64]
 
@@ -49,7 +50,7 @@ class Snapshots:
     host: Tensor
     """``[E, P]``."""
     host_buffers: Mapping[str, Tensor]
-    seeds: Mapping[BankKey, _Seeds]
+    seeds: Mapping[SeedKind, _Seeds]
     births: Counts
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
 
@@ -108,7 +109,7 @@ class Snapshots:
         banks = {key: self._restored_bank(afflicted, key, bank) for key, bank in holdings.banks.items()}
         return Holdings.pooled(*hosts, banks)
 
-    def _restored_bank(self, afflicted: Tensor, key: BankKey, bank: Bank) -> Bank:
+    def _restored_bank(self, afflicted: Tensor, key: SeedKind, bank: Bank) -> Bank:
         places = afflicted[bank.block.owners].nonzero().squeeze(1)
         if not len(places):
             return bank

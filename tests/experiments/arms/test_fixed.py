@@ -12,12 +12,15 @@ from esper.experiments.arms.flops import Prices, examples_per_decision
 from esper.experiments.arms.outcome import Outcome, shown
 from esper.experiments.play import play
 from esper.experiments.workers import LocalWorkers
+from esper.growth.blending import flops_at
+from esper.growth.blueprints.registry import get
+from esper.lifecycle.actions import Blend
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.training.roster import Fossils
+from esper.training.roster import Fossils, SeedKind
 from experiments.arms.planting import TERMS, instances
 
-SHAPE: Fossils = ((0, 3), (1, 1))
+SHAPE: Fossils = (SeedKind(0, 3), SeedKind(1, 1, Blend.GATE))
 
 
 def trained(networks: list[FixedNetwork]) -> list[Outcome]:
@@ -61,7 +64,11 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     suite, (one,) = get_suite("short"), instances(1)
     prices = Prices(suite)
     (found,) = trained([FixedNetwork(one, SHAPE, 5)])
-    forward = prices.host(one) + sum(int(prices.seeds(one)[place]) for place in SHAPE)
+    sites = Episodes(suite, [one], TERMS.rules).population.execution.sites
+    forward = prices.host(one)
+    for slot, blueprint, blend in SHAPE:
+        site = sites[slot].narrowed(one.widths[slot])
+        forward += get(suite.blueprints[blueprint]).flops_at(site) + flops_at(blend, site)
     assert prices.network(one, SHAPE) == forward
     assert found.flops == 3 * forward * 5 * examples_per_decision(suite)
     assert found.added_parameters > 0

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.arms.flops import TRAINING_PASSES, Prices, training_flops
 from esper.experiments.arms.occupancy import Occupancy, occupancy
 from esper.experiments.tallies import StageChange, Tally
+from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
+from esper.training.roster import SeedKind
 from experiments.arms.planting import instances, planted
 
 MIX, SKIP = 3, 6
 
 
-def slots(*steps: tuple[Stage, int]) -> Occupancy:
+def slots(blend: Blend, *steps: tuple[Stage, int]) -> Occupancy:
     """One network whose slot 1 has these stages and blueprints."""
     stage, blueprint = np.zeros((len(steps), 1, 3), np.int64), np.full((len(steps), 1, 3), -1)
     for step, (at, kind) in enumerate(steps):
         stage[step, 0, 1], blueprint[step, 0, 1] = at, kind
-    return Occupancy(stage, blueprint, [()])
+    return Occupancy(stage, blueprint, np.full_like(stage, blend), [()])
 
 
-def test_host_and_counting_seeds_are_paid_three_times_per_example() -> None:
+@pytest.mark.parametrize("blend", Blend)
+def test_host_and_counting_seeds_are_paid_three_times_per_example(blend: Blend) -> None:
     suite, chosen = get_suite("short"), instances(1)
     prices = Prices(suite)
-    host, seed = prices.host(chosen[0]), int(prices.seeds(chosen[0])[1, MIX])
+    kind = SeedKind(1, MIX, blend)
+    host = prices.host(chosen[0])
+    seed = prices.network(chosen[0], (kind,)) - host
     assert host == suite.flops(chosen[0])
     assert seed > 0
     course = slots(
+        blend,
         (Stage.DORMANT, -1),
         (Stage.GERMINATED, MIX),
         (Stage.BLENDING, MIX),
@@ -62,8 +69,10 @@ def test_occupancy_is_the_table_while_networks_trained() -> None:
     tally = planted(chosen).tallies[0]
     found = occupancy(tally, suite)
     assert found.stage.shape == (suite.steps, 4, 3)
-    assert ((0, MIX), (2, SKIP)) in found.fossils
-    assert [[slot for slot, _ in own] for own in found.fossils] == [np.flatnonzero(own).tolist() for own in tally.kept]
+    assert (SeedKind(0, MIX), SeedKind(2, SKIP)) in found.fossils
+    assert [[kind.slot for kind in own] for own in found.fossils] == [
+        np.flatnonzero(own).tolist() for own in tally.kept
+    ]
     assert found.stage[:, 0, 0].tolist()[:3] == [Stage.GERMINATED, Stage.BLENDING, Stage.BLENDING]
     assert set(found.blueprint[:, :, 1].ravel().tolist()) == {-1}
     assert np.array_equal(found.stage[-1] == Stage.FOSSILIZED, tally.kept)
@@ -73,14 +82,15 @@ def test_a_rollback_is_felt_by_the_next_training_only() -> None:
     """Even where a slot germinates, and a rollback takes the seed away again, in one decision."""
     suite, chosen = get_suite("short"), instances(1)
     tally = Tally(suite, chosen)
-    tally.steps = [np.zeros((1, 8), np.int64)] * 3
+    tally.steps = [action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[wait(1)] * 2]
     tally.changes = [
         StageChange(0, 0, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
         StageChange(0, 0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),
         StageChange(0, 1, 1, "fossilized", "pruned", "input_skip", "rollback", "no_gate"),
     ]
-    found = occupancy(tally, suite, [((1, SKIP),)])
+    found = occupancy(tally, suite, [(SeedKind(1, SKIP),)])
     assert found.stage[:, 0, 0].tolist() == [Stage.GERMINATED, Stage.PRUNED, Stage.PRUNED]
+    assert found.blend[:, 0, 0].tolist() == [Blend.GATE] * 3
     assert found.blueprint[:, 0, 0].tolist() == [MIX, -1, -1]
     assert found.stage[:, 0, 1].tolist() == [Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.PRUNED]
     assert found.fossils == [()]

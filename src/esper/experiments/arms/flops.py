@@ -9,10 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from esper.experiments.arms.occupancy import Occupancy
+from esper.growth import blending
 from esper.growth.blueprints.registry import get
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.stages import BLENDED, Stage, membership
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
+from esper.training.budget import Cost
 from esper.training.execution import Execution
 from esper.training.roster import Fossils
 
@@ -36,29 +39,33 @@ class Prices:
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
         self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
-        self._known: dict[tuple[int, ...], tuple[int, Ints]] = {}
+        self._known: dict[tuple[int, ...], tuple[int, Cost]] = {}
 
     def host(self, instance: Instance) -> int:
         """Of the instance's host."""
         return self._priced(instance)[0]
 
-    def seeds(self, instance: Instance) -> Ints:
-        """Of each blueprint in each of the host's slots, ``[S, K]``; 0 where it does not fit."""
+    def seeds(self, instance: Instance) -> Cost:
+        """Of seeds in the host's slots, for E = 1."""
         return self._priced(instance)[1]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:
         """Of the host with fossils."""
         seeds = self.seeds(instance)
-        return self.host(instance) + sum(int(seeds[place]) for place in fossils)
+        of_fossils = [
+            seeds.blueprints[0, one.slot, one.blueprint] + seeds.blends[0, one.slot, one.blend] for one in fossils
+        ]
+        return self.host(instance) + int(sum(of_fossils))
 
-    def _priced(self, instance: Instance) -> tuple[int, Ints]:
+    def _priced(self, instance: Instance) -> tuple[int, Cost]:
         """Hosts of equal widths cost the same, and counting takes milliseconds."""
         widths = instance.widths
         if widths not in self._known:
             sites = [site.narrowed(width) for site, width in zip(self._sites, widths, strict=True)]
             kinds = [get(name) for name in self._suite.blueprints]
             seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
-            self._known[widths] = self._suite.flops(instance), np.array(seeds, np.int64)
+            blends = [[blending.flops_at(blend, site) for blend in Blend] for site in sites]
+            self._known[widths] = self._suite.flops(instance), Cost(np.array([seeds]), np.array([blends]))
         return self._known[widths]
 
 
@@ -76,9 +83,7 @@ def training_flops(
     network with them in it.
     """
     host = np.array([prices.host(instance) for instance in instances])
-    catalogue = np.stack([prices.seeds(instance) for instance in instances])
-    environments, places = np.ogrid[: len(instances), : len(suite.sites)]
-    cost = catalogue[environments, places, np.maximum(slots.blueprint, 0)]
+    cost = Cost.together([prices.seeds(instance) for instance in instances]).of(slots.blueprint, slots.blend)
     whole = host + (cost * _BLENDED[slots.stage]).sum(-1)
     isolated = slots.stage == Stage.TRAINING
     second = np.where(isolated.any(-1), whole + (cost * isolated).sum(-1), 0)

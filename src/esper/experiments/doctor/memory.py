@@ -17,7 +17,7 @@ from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.training.learning import Batch, train
 from esper.training.population import Population
-from esper.training.roster import Fossils
+from esper.training.roster import Fossils, SeedKind
 from esper.training.streams import stacked
 from esper.training.variants import forward_variants, toggling
 
@@ -104,8 +104,8 @@ def measured(suite: Suite, networks: int) -> Memory:
 def _largest_seeds(population: Population) -> Fossils:
     """The compatible blueprint with the most parameters in each slot."""
     roster = population.roster
-    (parameters,) = roster.costs.parameters * roster.compatible
-    return tuple((slot, int(of_slot.argmax())) for slot, of_slot in enumerate(parameters))
+    (parameters,) = roster.costs.parameters.blueprints * roster.compatible
+    return tuple(SeedKind(slot, int(of_slot.argmax())) for slot, of_slot in enumerate(parameters))
 
 
 def _first(data: Data, count: int) -> Data:

@@ -23,8 +23,8 @@ def forward_flops(module: nn.Module, inputs: Tensor) -> int:
 
 
 def seed_flops(model: GrowingModel) -> int:
-    """Of one forward pass for one example through all seeds that are there, as their blueprints count them."""
-    return sum(slot.seed.blueprint.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)
+    """Of one forward pass for one example through all seeds that are there, as blueprints count them."""
+    return sum(slot.seed.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)
 
 
 def training_flops(forward: int, examples: int) -> int:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.stages import Stage
-from esper.training.budget import resident
 from esper.training.gradients.health import Floats, GradientNorms, HealthTable, judged
 from esper.training.population import Population
 
@@ -30,8 +29,8 @@ def by_slot(population: Population, rows: Floats) -> tuple[Floats, Floats]:
     hosts, seeds = np.split(rows, [population.size], axis=1)
     slots = np.zeros((len(rows), *population.table.stage.shape))
     first = 0
-    for (slot, _), bank in population.banks.items():
-        slots[:, bank.block.owners.numpy(), slot] = seeds[:, first : first + len(bank)]
+    for kind, bank in population.banks.items():
+        slots[:, bank.block.owners.numpy(), kind.slot] = seeds[:, first : first + len(bank)]
         first += len(bank)
     return hosts, slots
 
@@ -47,5 +46,5 @@ def seed_health(population: Population, hosts: Floats, seeds: Floats, learning: 
         np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None],
         (population.host_parameters + population.parameters_in(fossils))[:, None],
     )
-    found = judged(GradientNorms(seeds, resident(population.roster.costs.parameters, table)), incumbents)
+    found = judged(GradientNorms(seeds, population.roster.costs.parameters.resident(table)), incumbents)
     return HealthTable.none(*table.stage.shape).updated(learning, found)

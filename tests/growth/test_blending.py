@@ -1,0 +1,149 @@
+"""Every blend of every blueprint, on every layout: its formula, its birth, its stacks and its costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.growth import blending
+from esper.growth.blending import joined
+from esper.growth.blueprints.registry import Blueprint
+from esper.growth.seed import Seed
+from esper.growth.site import CHANNELS_LAST, Site
+from esper.lifecycle.actions import Blend
+from esper.training.functional import stacked_call
+from esper.training.rows import RowShape
+from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded, shape_of
+
+every_blend = pytest.mark.parametrize("blend", Blend)
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+COUNT = 3
+
+
+def trained(kind: type[Blueprint], site: Site, blend: Blend, number: int = 0) -> Seed:
+    """As after much training."""
+    seed = Seed(grown(kind, site, number), site, blend).double()
+    if seed.gate is not None:
+        for index, parameter in enumerate(seed.gate.parameters()):
+            parameter.data = draw(*parameter.shape, seed=2000 + 10 * number + index)
+    return seed
+
+
+def held(seed: Seed) -> torch.nn.Module:
+    """What a population has of it."""
+    return seed.blueprint if seed.blend is Blend.ADD else seed
+
+
+def by_formula(seed: Seed, site: Site, features: Tensor, inputs: Tensor) -> Tensor:
+    """With the channels last."""
+    axis = -1 if site.layout in CHANNELS_LAST else 1
+    h, s = features.movedim(axis, -1), seed.blueprint(features, inputs).movedim(axis, -1)
+    match seed.blend:
+        case Blend.ADD:
+            found = h + seed.alpha * s
+        case Blend.GATE:
+            assert seed.gate is not None
+            goal, openness = h + s, torch.sigmoid(seed.gate.weight.flatten() * h + seed.gate.bias.flatten())
+            found = torch.lerp(h, goal, seed.alpha * openness)
+        case Blend.MULTIPLY:
+            found = h * (1 + seed.alpha * torch.tanh(s))
+    return found.movedim(-1, axis)
+
+
+@every_blend
+@every_case
+def test_features_are_joined_by_the_formula(kind: type[Blueprint], site: Site, blend: Blend) -> None:
+    features, inputs = batch(site)
+    seed = trained(kind, site, blend)
+    seed.alpha.fill_(0.7)
+    torch.testing.assert_close(seed(features, inputs), by_formula(seed, site, features, inputs), **TOLERANCE)
+
+
+@every_blend
+@every_case
+def test_a_newborn_changes_nothing_and_within_two_steps_all_of_it_moves(
+    kind: type[Blueprint], site: Site, blend: Blend
+) -> None:
+    features, inputs = batch(site, size=32)
+    target = draw(*features.shape, seed=5)
+    seed = Seed(newborn(kind, site), site, blend).double()
+    seed.alpha.fill_(1.0)
+    assert torch.equal(seed(features, inputs), features)
+    before = {name: parameter.detach().clone() for name, parameter in seed.named_parameters()}
+    optimizer = torch.optim.Adam(seed.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.mse_loss(seed(features, inputs), target).backward()
+        optimizer.step()
+    for name, parameter in seed.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+
+
+@every_blend
+@every_case
+def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint], site: Site, blend: Blend) -> None:
+    """The second seed is narrower than the others: its parameters and features are padded with zeros."""
+    narrow = site.narrowed(site.width - 1)
+    sites = [site, narrow if kind.serves(narrow) else site, site]
+    seeds = [trained(kind, one, blend, number) for number, one in enumerate(sites)]
+    template = joined(newborn(kind, site), site, blend).double()
+    shape = RowShape.of(template)
+    values = torch.stack([shape.row(held(seed)) for seed in seeds]).requires_grad_()
+    buffers = {
+        name: torch.stack([padded(held(seed).get_buffer(name), buffer.shape) for seed in seeds])
+        for name, buffer in template.named_buffers()
+    }
+    drawn = [batch(one, seed=10 * number) for number, one in enumerate(sites)]
+    wide = torch.stack([padded(features, (len(features), *shape_of(site))) for features, _ in drawn])
+    found = stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
+    directions = [draw(*features.shape, seed=7 + number) for number, (features, _) in enumerate(drawn)]
+    live = [tuple(slice(size) for size in direction.shape) for direction in directions]
+    (gradients,) = torch.autograd.grad(
+        sum((one[part] * way).sum() for one, part, way in zip(found, live, directions, strict=True)), values
+    )
+    for number, (seed, (features, inputs), way) in enumerate(zip(seeds, drawn, directions, strict=True)):
+        expected = seed.change(features, inputs)
+        torch.testing.assert_close(found[number][live[number]], expected, **TOLERANCE)
+        (expected * way).sum().backward()
+        for name, parameter in held(seed).named_parameters():
+            assert parameter.grad is not None
+            got = shape.unflatten(gradients)[name][number]
+            torch.testing.assert_close(got, padded(parameter.grad, got.shape), **TOLERANCE)
+
+
+class Products(TorchDispatchMode):
+    """Counts element-wise products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mul.Tensor:
+            self.count += result.numel()
+        return result
+
+
+@every_blend
+@every_case
+def test_a_blend_costs_what_it_says(kind: type[Blueprint], site: Site, blend: Blend) -> None:
+    seed = Seed(newborn(kind, site), site, blend).double()
+    counted = kind.parameters_at(site) + blending.parameters_at(blend, site)
+    assert sum(parameter.numel() for parameter in seed.parameters()) == counted
+    features, inputs = batch(site)
+    with Products() as without:
+        seed.blueprint(features, inputs)
+    with Products() as products:
+        seed.change(features, inputs)
+    assert blending.flops_at(blend, site) == 2 * (products.count - without.count) // len(features)
+    assert seed.flops_at(site) == kind.flops_at(site) + blending.flops_at(blend, site)
+
+
+def test_blends_are_tried_with_all_blueprints() -> None:
+    assert len(CASES) > 30
