@@ -11,11 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
+from esper.control.features import SLOT_FEATURES
 from esper.control.learned import Learned
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.simple import Uniform
+from esper.control.rules.simple import Never, Uniform
 from esper.control.spaces import Observation
 from esper.experiments.settings import DEFAULT_RULES
 from esper.grower import Grower
@@ -24,6 +25,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
+from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 
@@ -65,12 +67,14 @@ def policy() -> Controller:
     return Learned(Policy(SPEC, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False)
 
 
-def in_a_population(recorded: Recorded, rules: Rules) -> Episodes:
-    running = Episodes(SUITE, [instance()], rules)
+def in_a_population(recorded: Recorded, rules: Rules, conduct: Conduct) -> Episodes:
+    running = Episodes(SUITE, [instance()], rules, conduct)
     state = recorded.start([instance().seed])
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
+        if running.finished.all():
+            break
     return running
 
 
@@ -78,7 +82,7 @@ def instance() -> Any:
     return SUITE.sample(1, "train", np.random.default_rng(5))[0]
 
 
-def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
+def by_itself(recorded: Recorded, rules: Rules, conduct: Conduct) -> GrowingModel:
     one, data = instance(), Episodes(SUITE, [instance()], rules)
     inputs, labels = data.validation.inputs[0], data.validation.labels[0]
     model = attach(SUITE.host(one), dict.fromkeys(SUITE.sites, SUITE.blueprints), torch.zeros(2, *SUITE.input_shape))
@@ -97,6 +101,7 @@ def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
         evaluate=evaluate,
         horizon=SUITE.steps,
         rules=rules,
+        conduct=conduct,
         rent=one.rent,
         train_size=one.train_size,
         seed=one.seed,
@@ -115,7 +120,9 @@ def by_itself(recorded: Recorded, rules: Rules) -> GrowingModel:
             losses.append(loss.item())
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
-            grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
+            decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
+            if decision.finished:
+                break
     return model
 
 
@@ -126,10 +133,30 @@ def test_a_grower_is_a_population_of_one(make: Any, isolation: Isolation) -> Non
         update={"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
     )
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
-    running = in_a_population(crowd, rules)
-    model = by_itself(single, rules)
-    np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
+    compare(crowd, single, rules, Conduct())
     assert len({row[0, 0] for row in single.actions}) >= 3, "the test means to see several operations"
+
+
+@pytest.mark.parametrize("make", [heuristic, policy])
+def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
+    rules = DEFAULT_RULES.model_copy(update={"min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS})
+    crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
+    compare(crowd, single, rules, Conduct(counterfactual_every=3))
+    age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
+    assert max(float(seen.slots[..., age].max()) for seen in single.seen) > 0, "the test means to see old evidence"
+
+
+def test_so_it_is_where_a_plateau_ends_it() -> None:
+    crowd, single = Recorded(Never(), late=True), Recorded(Never(), late=False)
+    compare(crowd, single, DEFAULT_RULES, Conduct(plateau=2))
+    assert 0 < len(single.actions) < STEPS - 1, "the test means to see an early end"
+
+
+def compare(crowd: Recorded, single: Recorded, rules: Rules, conduct: Conduct) -> None:
+    """See the same, decide the same and become the same in a population and in a loop."""
+    running = in_a_population(crowd, rules, conduct)
+    model = by_itself(single, rules, conduct)
+    np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
     for step, (ours, theirs) in enumerate(zip(single.seen, crowd.seen, strict=True)):
         for part in Observation._fields:
             difference = (getattr(ours, part) - getattr(theirs, part)).abs().max()
