@@ -241,7 +241,9 @@ def model_parts(slots: int) -> Parts:
         "training step, live seeds, grower": training(growing, watched),
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
-        "validation, all counterfactuals": lambda: measured(growing, grower.subject.table, validate, None, every_slot),
+        "validation, all counterfactuals": lambda: measured(
+            grower.passes, grower.subject.table, validate, None, every_slot
+        ),
     }
 
 

@@ -22,6 +22,7 @@ from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Score, measured, note
+from esper.grower.passes import Passes
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle, shadow_gradients
@@ -113,6 +114,8 @@ class Grower:
         self.governor = None if watch is None else Governor(model, optimizer, watch, classes)
         self.decisions = 0
         """Decisions taken."""
+        self.passes = Passes(model)
+        """How seeds are measured: in shared passes, or why not."""
         self._evaluate = evaluate
         self._classes, self._horizon, self._rent, self._train_size = classes, horizon, rent, train_size
         self._seed = seed
@@ -205,7 +208,7 @@ class Grower:
         host, seeds, health = self._gradients.report()
 
         def measurements() -> tuple[TrainingReport, Evaluation]:
-            evaluation = measured(self.model, subject.table, self._evaluate, whole, due)
+            evaluation = measured(self.passes, subject.table, self._evaluate, whole, due)
             known = evaluation.accuracy if train_accuracy is None else np.array([train_accuracy])
             return TrainingReport(np.array([loss]), known, host, seeds, health), evaluation
 
