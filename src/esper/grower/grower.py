@@ -66,8 +66,9 @@ class Grower:
         controller: ``none``, ``random``, ``all_at_start``, ``periodic``, ``heuristic``, the directory of a run of
             `esper train`, or a `esper.control.controller.Controller`.
         evaluate: Measures a model on validation data: ``(loss, accuracy)``, the same for the same model. It is called
-            once per decision and seed, and once more where `step` is not told the figures of the whole; of several
-            processes, only in the first.
+            once per decision and for each seed whose turn it is (without the former call, where `step` is told the
+            figures of the whole, unless that call lets the others share passes, as `esper.grower.passes` tells); of
+            several processes, only in the first.
         classes: How many there are to choose from (the vocabulary of a language model): controllers see losses
             relative to that of guessing. None: as many as the model has outputs.
         horizon: Decisions that are planned. Controllers see what share of them is over.
