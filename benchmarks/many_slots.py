@@ -231,6 +231,7 @@ def model_parts(slots: int) -> Parts:
 
         return step
 
+    every_slot = np.ones(grower.subject.table.stage.shape, np.bool_)
     return {
         "forward pass, bare": lambda: bare(examples),
         "forward pass, dormant slots": lambda: dormant(examples),
@@ -239,7 +240,9 @@ def model_parts(slots: int) -> Parts:
         "training step, live seeds, grower": training(growing, watched),
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
-        "validation, all counterfactuals": lambda: measured(growing, grower.subject.table, validate, None),
+        "validation, all counterfactuals": lambda: measured(
+            grower.passes, grower.subject.table, validate, None, every_slot
+        ),
     }
 
 

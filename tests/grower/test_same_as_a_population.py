@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
+from esper.control.features import SLOT_FEATURES
 from esper.control.learned import Learned
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.simple import Uniform
+from esper.control.rules.simple import Never, Uniform
 from esper.control.spaces import Observation
 from esper.grower import Grower
 from esper.growth.attach import attach
@@ -25,6 +26,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
+from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
@@ -71,18 +73,20 @@ def policy() -> Controller:
 
 
 def in_a_population(
-    recorded: Recorded, rules: Rules, settings: OptimizerSettings
+    recorded: Recorded, rules: Rules, conduct: Conduct, settings: OptimizerSettings
 ) -> tuple[Episodes, list[TrainingReport]]:
     """The population, and what controllers could have known of its training after each decision."""
     suite = copy.copy(SUITE)
     suite.optimizer = settings
-    running = Episodes(suite, [instance()], rules)
+    running = Episodes(suite, [instance()], rules, conduct)
     state = recorded.start([instance().seed])
     reports: list[TrainingReport] = []
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
         reports.append(running.history.training)
+        if running.finished.all():
+            break
     return running, reports
 
 
@@ -98,7 +102,7 @@ def optimizer_for(model: GrowingModel, learning_rate: float, settings: Optimizer
 
 
 def by_itself(
-    recorded: Recorded, rules: Rules, settings: OptimizerSettings
+    recorded: Recorded, rules: Rules, conduct: Conduct, settings: OptimizerSettings
 ) -> tuple[GrowingModel, list[TrainingReport]]:
     """The model, and what its grower knew of its training before each decision."""
     one, data = instance(), Episodes(SUITE, [instance()], rules)
@@ -121,6 +125,7 @@ def by_itself(
         evaluate=evaluate,
         horizon=SUITE.steps,
         rules=rules,
+        conduct=conduct,
         rent=one.rent,
         train_size=one.train_size,
         seed=one.seed,
@@ -143,8 +148,10 @@ def by_itself(
             losses.append(loss.item())
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
-            grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
+            decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
             reports.append(grower._history.training)
+            if decision.finished:
+                break
     return model, reports
 
 
@@ -160,10 +167,32 @@ def test_a_grower_is_a_population_of_one(
     changes = {"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
     rules = Rules().model_copy(update={**changes, "blends": blends, "alpha_targets": (0.5, 1.0)})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
-    running, expected_reports = in_a_population(crowd, rules, settings)
-    model, reports = by_itself(single, rules, settings)
-    np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
+    compare(crowd, single, rules, Conduct(), settings)
     assert len({row[0, 0] for row in single.actions}) >= 3, "the test means to see several operations"
+    chosen = {Blend(row[0, Head.BLEND]) for row in single.actions if row[0, Head.OP] == Op.GERMINATE}
+    assert chosen == set(blends) or (len(blends) > 1 and len(chosen) > 1), "the test means to see several blends"
+
+
+@pytest.mark.parametrize("make", [heuristic, policy])
+def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
+    rules = Rules().model_copy(update={"min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS})
+    crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
+    compare(crowd, single, rules, Conduct(counterfactual_every=3), SUITE.optimizer)
+    age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
+    assert max(float(seen.slots[..., age].max()) for seen in single.seen) > 0, "the test means to see old evidence"
+
+
+def test_so_it_is_where_a_plateau_ends_it() -> None:
+    crowd, single = Recorded(Never(), late=True), Recorded(Never(), late=False)
+    compare(crowd, single, Rules(), Conduct(plateau=2), SUITE.optimizer)
+    assert 0 < len(single.actions) < STEPS - 1, "the test means to see an early end"
+
+
+def compare(crowd: Recorded, single: Recorded, rules: Rules, conduct: Conduct, settings: OptimizerSettings) -> None:
+    """See the same, decide the same and become the same in a population and in a loop."""
+    running, expected_reports = in_a_population(crowd, rules, conduct, settings)
+    model, reports = by_itself(single, rules, conduct, settings)
+    np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
     for step, (ours, theirs) in enumerate(zip(single.seen, crowd.seen, strict=True)):
         for part in Observation._fields:
             difference = (getattr(ours, part) - getattr(theirs, part)).abs().max()
@@ -177,9 +206,7 @@ def test_a_grower_is_a_population_of_one(
     table = running.population.table
     held = {SUITE.sites[slot]: Blend(table.blend[0, slot]) for slot in table.owning[0].nonzero()[0].tolist()}
     assert {name: seed.blend for name, seed in model.seeds.items()} == held
-    chosen = {Blend(row[0, Head.BLEND]) for row in single.actions if row[0, Head.OP] == Op.GERMINATE}
-    assert chosen == set(blends) or (len(blends) > 1 and len(chosen) > 1), "the test means to see several blends"
-    for step, (ours, theirs) in enumerate(zip(reports, expected_reports[:-1], strict=True)):
+    for step, (ours, theirs) in enumerate(zip(reports, expected_reports[: len(reports)], strict=True)):
         for name, figure in figures(theirs).items():
             np.testing.assert_allclose(figures(ours)[name], figure, rtol=5e-3, atol=1e-6, err_msg=f"{name} at {step}")
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.errors import ConfigError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
+from esper.rl.conduct import Conduct
 from grower.training_loop import APART, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -156,6 +157,14 @@ def test_decisions_come_every_so_many_steps(tmp_path: Path):
     fit(tmp_path, Classifier(), growth, EPOCHS)
     assert growth.grower is not None
     assert growth.grower.decisions == EPOCHS * 2 // 3
+
+
+def test_a_plateau_stops_the_trainer(tmp_path: Path):
+    growth = GrowerCallback(lambda _: (0.5, 0.5), controller="none", conduct=Conduct(plateau=2))
+    trainer = fit(tmp_path, Classifier(), growth, 2 * EPOCHS)
+    assert growth.grower is not None
+    assert growth.grower.finished
+    assert trainer.current_epoch == growth.grower.decisions == 3
 
 
 def test_what_cannot_grow_is_refused(tmp_path: Path):

@@ -14,6 +14,7 @@ import esper
 from esper.errors import ConfigError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
+from esper.rl.conduct import Conduct
 from grower.training_loop import APART, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")
@@ -97,6 +98,20 @@ def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, loggin
     for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert resumed.optimizer.param_groups[1]["lr"] == trainer.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3])
+def test_a_plateau_stops_the_trainer(tmp_path: Path, logging_steps: int):
+    model = classifier()
+    trainer = trainer_for(
+        model, tmp_path, torch.optim.AdamW(model.parameter_groups(lr=1e-2)), logging_steps=logging_steps
+    )
+    growth = GrowerCallback(trainer, lambda _: (0.5, 0.5), controller="none", classes=3, conduct=Conduct(plateau=2))
+    trainer.add_callback(growth)
+    trainer.train()
+    assert growth.grower.finished
+    assert growth.grower.decisions == 3
+    assert trainer.state.global_step == 6
 
 
 def test_decisions_are_logged_and_see_the_mean_loss(tmp_path: Path):

@@ -121,6 +121,8 @@ def _grow(run: GrowDirectory, growth: Growth, console: Console) -> Result:
                 say(console, f"going on after epoch {growing.done} of {growth.settings.epochs}")
             with GrowthView(console, growth.settings.epochs, growing.done) as view:
                 growing.train(view.epoch)
+            if growing.done < growth.settings.epochs:
+                say(console, f"stopped on a plateau: {growth.settings.conduct.plateau} epochs without a better loss")
             return growing.conclude()
     except (KeyboardInterrupt, Terminated):
         say(console, f"resume with: esper grow --resume {shlex.quote(str(run.path))}")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.plain_state import from_plain, to_plain
 from esper.training.evaluation import Evaluation
 from esper.training.gradients.health import HealthTable
@@ -88,6 +88,13 @@ class History:
             np.zeros(environments),
             np.zeros((environments, slots)),
             HealthTable.none(environments, slots),
+        )
+
+    def completed(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
+        """An evaluation with contributions that were not measured as last known of these seeds."""
+        known = np.isfinite(evidence.contribution)
+        return evaluation.completed(
+            np.where(known, self.accuracy_contribution, np.nan), np.where(known, self.loss_contribution, np.nan)
         )
 
     def record(

@@ -7,6 +7,8 @@ import math
 from esper.errors import ConfigError
 from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
+from esper.rl.conduct import Conduct
+from esper.training.governor.settings import GovernorSettings
 
 
 def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float, train_size: int) -> int:
@@ -25,6 +27,20 @@ def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float,
             "give at least 2, 1, 1 and 0"
         )
     return classes
+
+
+def require_conduct(conduct: Conduct) -> None:
+    """Refuse what could not act.
+
+    Raises:
+        ConfigError: the governor's penalty was changed.
+    """
+    usual = GovernorSettings().penalty
+    if conduct.governor is not None and conduct.governor.penalty != usual:
+        raise ConfigError(
+            f"conduct.governor.penalty is {conduct.governor.penalty}: it is a price in reward, which nobody is paid "
+            f"where one model grows; leave it at {usual}"
+        )
 
 
 def whole_score(val_loss: float | None, accuracy: float | None) -> Score | None:

@@ -48,12 +48,15 @@ class Decision:
     """By slot: accuracy with the seed less accuracy without it, as last measured."""
     rollback: Rollback | None
     """What the governor did before the decision, if anything."""
+    finished: bool
+    """Whether there was nothing more to decide, as `esper.Grower.finished` tells: stop training."""
 
     def __str__(self) -> str:
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
-        return f"decision {self.number}: {what}{where}{undone}"
+        over = ": finished, on a plateau" if self.finished else ""
+        return f"decision {self.number}: {what}{where}{undone}{over}"
 
 
 def told(
@@ -64,6 +67,7 @@ def told(
     changes: Transitions,
     evaluation: Evaluation,
     rollback: Rollback | None,
+    finished: bool,
 ) -> Decision:
     """A decision in words: from the actions ``[1, 8]``, what they changed and what was measured before."""
     op = Op(int(actions[0, Head.OP]))
@@ -86,4 +90,5 @@ def told(
         ),
         {name: value for name, value in found if math.isfinite(value)},
         rollback,
+        finished,
     )

@@ -15,12 +15,13 @@ from esper.control.features import View
 from esper.control.history import History
 from esper.control.observation import observe
 from esper.errors import CheckpointError
-from esper.grower.arguments import checked, whole_score
+from esper.grower.arguments import checked, require_conduct, whole_score
 from esper.grower.choosing import chosen
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Score, measured, note
+from esper.grower.passes import Passes
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
@@ -32,16 +33,14 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
-from esper.training.budget import Budget
+from esper.rl.conduct import Conduct
 from esper.training.evaluation import Evaluation, remembered
 from esper.training.governor.model import Governor, Rollback
-from esper.training.governor.settings import GovernorSettings
 from esper.training.learning import TrainingReport
 
 HORIZON = 100
 STATE_VERSION = 1
 """Of what `Grower.state_dict` returns."""
-NO_BUDGET = Budget()
 
 
 class Grower:
@@ -67,14 +66,15 @@ class Grower:
         controller: ``none``, ``random``, ``all_at_start``, ``periodic``, ``heuristic``, the directory of a run of
             `esper train`, or a `esper.control.controller.Controller`.
         evaluate: Measures a model on validation data: ``(loss, accuracy)``, the same for the same model. It is called
-            once per decision and seed, and once more where `step` is not told the figures of the whole; of several
-            processes, only in the first.
+            once per decision and for each seed whose turn it is (without the former call, where `step` is told the
+            figures of the whole, unless that call lets the others share passes, as `esper.grower.passes` tells); of
+            several processes, only in the first.
         classes: How many there are to choose from (the vocabulary of a language model): controllers see losses
             relative to that of guessing. None: as many as the model has outputs.
         horizon: Decisions that are planned. Controllers see what share of them is over.
         rules: What may happen to seeds; None: the rules that the controller was trained with, or the default ones.
-        budget: Caps on growth.
-        governor: When training that blows up is rolled back; None: never.
+        conduct: When training that blows up is rolled back, what growth may cost, how often seeds are measured, and
+            when there is nothing more to decide. The governor's penalty stays as it is: nobody is paid a reward here.
         rent: What growth costs, as in the score ``accuracy - rent * log1p(added / host parameters)``.
         train_size: Number of training examples; policies see it.
         seed: All that is random about seeds and controllers follows from it.
@@ -97,8 +97,7 @@ class Grower:
         classes: int | None = None,
         horizon: int = HORIZON,
         rules: Rules | None = None,
-        budget: Budget = NO_BUDGET,
-        governor: GovernorSettings | None = GovernorSettings(),  # noqa: B008 (immutable)
+        conduct: Conduct = Conduct(),  # noqa: B008 (immutable)
         rent: float = 0.0,
         train_size: int = 1000,
         seed: int = 0,
@@ -106,7 +105,8 @@ class Grower:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         classes = checked(model, classes, horizon, rent, train_size)
-        self.subject = ModelSubject(model, optimizer, budget)
+        require_conduct(conduct)
+        self.subject = ModelSubject(model, optimizer, conduct.budget)
         self.controller, own_rules = chosen(controller, self.subject.roster, horizon)
         self.rules = own_rules if rules is None else rules
         require_loss(self.rules, loss)
@@ -115,9 +115,13 @@ class Grower:
         model.link(optimizer)
         self.model = model
         self.optimizer = optimizer
-        self.governor = None if governor is None else Governor(model, optimizer, governor, classes)
+        self.conduct = conduct
+        watch = conduct.governor
+        self.governor = None if watch is None else Governor(model, optimizer, watch, classes)
         self.decisions = 0
         """Decisions taken."""
+        self.passes = Passes(model)
+        """How seeds are measured: in shared passes, or why not."""
         self._evaluate = evaluate
         self._classes, self._horizon, self._rent, self._train_size = classes, horizon, rent, train_size
         self._seed = seed
@@ -159,12 +163,25 @@ class Grower:
         whole = whole_score(val_loss, accuracy)
         require_planted(self.model, self.subject.table)
         rollback, undone = self._govern(loss, accuracy)
-        evaluation = self._measure(loss, train_accuracy, None if rollback else whole)
+        due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
+        if rollback is None:
+            evaluation = self._measure(loss, train_accuracy, whole, due)
+        else:  # what was known of its fossils is of a model that is no more
+            evaluation = self._measure(loss, train_accuracy, None, np.ones_like(due))
+        finished = self.finished
         actions, changes = self._decide()
         self.decisions += 1
         names = list(self.model.slots)
         kinds = [kind.name for kind in self.subject.roster.kinds]
-        return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback)
+        return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback, finished)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the conduct's plateau is reached: validation has stopped to improve, and no seed is unfinished.
+
+        Stop training then. The controller is not asked again, unless you train on and validation improves after all.
+        """
+        return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
 
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Let seeds in isolation ``shadow`` learn from a minibatch too; without such seeds it does nothing.
@@ -193,24 +210,30 @@ class Grower:
             self.subject.evidence = self.subject.evidence.without(gone)
         return rollback, changes
 
-    def _measure(self, loss: float, train_accuracy: float | None, whole: Score | None) -> Evaluation:
-        """Measure the model, and add what was measured to what controllers see."""
+    def _measure(
+        self, loss: float, train_accuracy: float | None, whole: Score | None, due: NDArray[np.bool_]
+    ) -> Evaluation:
+        """Measure the model and the seeds in slots that are ``due`` ``[1, S]``, for controllers to see."""
         subject = self.subject
         host, seeds, health = self._gradients.report()
 
         def measurements() -> tuple[TrainingReport, Evaluation]:
-            evaluation = measured(self.model, subject.table, self._evaluate, whole)
+            evaluation = measured(self.passes, subject.table, self._evaluate, whole, due)
             known = evaluation.accuracy if train_accuracy is None else np.array([train_accuracy])
             return TrainingReport(np.array([loss]), known, host, seeds, health), evaluation
 
-        training, evaluation = self._processes.agreed(measurements)
+        training, found = self._processes.agreed(measurements)
+        evaluation = self._history.completed(found, subject.evidence)
         note(self.model, evaluation)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
         return evaluation
 
     def _decide(self) -> tuple[NDArray[np.int64], Transitions]:
-        """Ask the controller and carry out what it says; a failure leaves model, optimizer and table as they were."""
+        """Ask the controller, or wait if there is nothing more to decide, and carry that out.
+
+        A failure leaves model, optimizer and table as they were.
+        """
         subject = self.subject
         view = View(
             subject,
@@ -224,7 +247,9 @@ class Grower:
         )
         affordable = subject.affordable(self.rules.blends)
         masks = legal_actions(subject.table, subject.evidence, self.rules, subject.roster.compatible, affordable)
-        actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
+        actions, state = wait(1), self._state
+        if not self.finished:
+            actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
         carry_out(self.model, subject, result.transitions, actions, self._seed)
         self._attend()

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
 from esper.growth.modes import modes_kept
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation
+
+Bools = NDArray[np.bool_]
 
 
 class Score(NamedTuple):
@@ -27,31 +31,28 @@ Evaluate: TypeAlias = Callable[[GrowingModel], "Score | tuple[float, float]"]
 give the same figures. It may leave the model in `eval` mode."""
 
 
-def measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: Score | None) -> Evaluation:
-    """The model as it is, and each seed's leave-one-out counterfactual.
+def measured(passes: Passes, table: SeedTable, evaluate: Evaluate, whole: Score | None, due: Bools) -> Evaluation:
+    """The model as it is, and leave-one-out counterfactuals of the seeds in slots that are ``due``, bool ``[1, S]``.
 
     A seed that counts is compared with its absence; one that does not count yet is put in at full weight and compared
     with the model as it is. ``whole`` is the former figure, if it is known already.
     """
-    with modes_kept(model):
-        return _measured(model, table, evaluate, whole)
-
-
-def _measured(model: GrowingModel, table: SeedTable, evaluate: Evaluate, whole: Score | None) -> Evaluation:
-    usual = Score(*evaluate(model)) if whole is None else whole
+    slots = passes.model.slots.values()
+    changes = {
+        slot.name: 0.0 if table.blended[0, place] else 1.0
+        for place, slot in enumerate(slots)
+        if slot.seed is not None and due[0, place]
+    }
+    with modes_kept(passes.model):
+        usual, others = passes.measure(lambda model: Score(*evaluate(model)), changes, whole)
     by_accuracy = np.full(table.stage.shape, np.nan)
     by_loss = np.full(table.stage.shape, np.nan)
-    for place, slot in enumerate(model.slots.values()):
-        if slot.seed is None:
-            continue
-        counts = bool(table.blended[0, place])
-        with slot.seed.weighing(0.0 if counts else 1.0):
-            other = Score(*evaluate(model))
-        sign = 1.0 if counts else -1.0
-        by_accuracy[0, place] = sign * (usual.accuracy - other.accuracy)
-        by_loss[0, place] = sign * (other.loss - usual.loss)
-    fresh = np.ones(table.stage.shape, np.bool_)
-    return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss, fresh)
+    for place, slot in enumerate(slots):
+        if slot.name in others:
+            other, sign = others[slot.name], 1.0 if table.blended[0, place] else -1.0
+            by_accuracy[0, place] = sign * (usual.accuracy - other.accuracy)
+            by_loss[0, place] = sign * (other.loss - usual.loss)
+    return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss, due)
 
 
 def note(model: GrowingModel, evaluation: Evaluation) -> None:

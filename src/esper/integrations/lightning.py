@@ -52,7 +52,8 @@ class GrowerCallback(Callback):
     Args:
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ... but for ``loss`` and ``scaler``.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ... but for ``loss`` and
+            ``scaler``. Where the conduct has a plateau, training stops there.
 
     Raises:
         ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`.
@@ -130,6 +131,8 @@ class GrowerCallback(Callback):
         decision = self.grower.step(train_loss=self._losses.take())
         _log.info("%s", decision)
         pl_module.log_dict(figures(decision, self.grower), rank_zero_only=True)
+        if decision.finished:
+            trainer.should_stop = True
 
 
 def _growing(module: LightningModule) -> GrowingModel:

@@ -47,7 +47,8 @@ class GrowerCallback(TrainerCallback):
         trainer: Whose model and optimizer it takes.
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ... but for ``loss`` and ``scaler``.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ... but for ``loss`` and
+            ``scaler``. Where the conduct has a plateau, training stops there.
 
     Raises:
         ConfigError: the trainer's model does not grow, it has no optimizer yet, or it would drop the model's inputs.
@@ -113,19 +114,21 @@ class GrowerCallback(TrainerCallback):
         self._losses.add(float(logs[_LOSS]), state.global_step - self._logged)
         self._logged = state.global_step
         if self._due:
-            self._decide()
+            self._decide(control)
 
     def _decide_soon(self, state: TrainerState, control: TrainerControl) -> None:
         if self._logged == state.global_step:
-            self._decide()
+            self._decide(control)
         else:
             self._due = control.should_log = True
 
-    def _decide(self) -> None:
+    def _decide(self, control: TrainerControl) -> None:
         self._due = False
         decision = self.grower.step(train_loss=self._losses.take())
         _log.info("%s", decision)
         self._trainer.log(figures(decision, self.grower))
+        if decision.finished:
+            control.should_training_stop = True
 
 
 def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:

@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 from esper.training.budget import Budget
 from esper.training.governor import GovernorSettings
 
 
 class Conduct(Settings):
-    """Settings of episodes beside the lifecycle's rules."""
+    """Settings of episodes beside the lifecycle's rules, and of a model's growth under an `esper.Grower`."""
 
     governor: GovernorSettings | None = GovernorSettings()
     """Rolls networks back when training blows up; null: nobody does."""
@@ -20,7 +21,7 @@ class Conduct(Settings):
     """Caps on what growth may cost."""
     plateau: int | None = Field(default=None, ge=1, le=1000)
     """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
-    unfinished; null: episodes go on to their horizon."""
+    unfinished; null: episodes go on to their horizon. A grower then decides nothing more, and says so."""
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
     """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
     stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
@@ -31,3 +32,9 @@ class Conduct(Settings):
         It hangs on each network's own decisions alone, never on its neighbours'.
         """
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
+
+    def stalled(self, plateau_age: NDArray[np.float64], table: SeedTable) -> NDArray[np.bool_]:
+        """``[E]``: the networks that end on a plateau, after that many decisions without an improvement, ``[E]``."""
+        if self.plateau is None:
+            return np.zeros(len(plateau_age), np.bool_)
+        return (plateau_age >= self.plateau) & ~table.live.any(axis=1)

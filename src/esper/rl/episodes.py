@@ -221,29 +221,19 @@ class Episodes:
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
         (training, found), finite = under_way.beside(measured).beside(self.governor.finite()).fetch()
-        evaluation = self._completed(found)
+        evaluation = self.history.completed(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
             return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        restored = evaluation.updated(intervention.rows, self._completed(again))
+        restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
         return training, restored, intervention, incidents(intervention, evaluation, restored)
-
-    def _completed(self, evaluation: Evaluation) -> Evaluation:
-        """With contributions that were not measured as last known of these seeds."""
-        known, last = np.isfinite(self.population.evidence.contribution), self.history
-        return evaluation.completed(
-            np.where(known, last.accuracy_contribution, np.nan), np.where(known, last.loss_contribution, np.nan)
-        )
 
     def _ended(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
-        ended = (self.step_index >= self.suite.steps) | intervention.exhausted
-        if self._conduct.plateau is not None:
-            waiting = ~self.population.table.live.any(axis=1)
-            ended = ended | (waiting & (self.history.plateau_age >= self._conduct.plateau))
-        return ended
+        stalled = self._conduct.stalled(self.history.plateau_age, self.population.table)
+        return (self.step_index >= self.suite.steps) | intervention.exhausted | stalled
 
     def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""

@@ -97,6 +97,17 @@ def test_a_finished_run_is_only_read(tmp_path: Path) -> None:
     assert grow(tmp_path / "run").seed == 77 != first.seed
 
 
+def test_a_plateau_ends_a_run_also_where_it_is_resumed(tmp_path: Path) -> None:
+    overrides = ("controller=none", "learning_rate=1e-9", "conduct.plateau=2")
+    seen: list[int] = []
+    result = grow(tmp_path / "run", *overrides, show=lambda epoch: seen.append(epoch.number))
+    assert seen == [1, 2]
+    assert grow(tmp_path / "run", show=lambda epoch: seen.append(epoch.number)) == result
+    (tmp_path / "run" / "result.json").unlink()
+    assert figures(grow(tmp_path / "run", show=lambda epoch: seen.append(epoch.number))) == figures(result)
+    assert seen == [1, 2]
+
+
 def test_a_host_that_is_never_grown_stays_itself(tmp_path: Path) -> None:
     result = grow(tmp_path / "run", "controller=none")
     assert (result.added_parameters, result.kept, result.choices) == (0, (), ())

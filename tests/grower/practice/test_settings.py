@@ -32,7 +32,7 @@ def test_what_is_said_counts() -> None:
 
 
 def test_settings_are_written_and_read_back_whole(tmp_path: Path) -> None:
-    settings = load("task=charlm", "text=some/where.txt", "governor=null", "rent=0.1")
+    settings = load("task=charlm", "text=some/where.txt", "conduct.governor=null", "rent=0.1")
     dump_settings(settings, tmp_path / "config.yaml")
     assert load_settings(GrowSettings, tmp_path / "config.yaml") == settings
 

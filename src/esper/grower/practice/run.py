@@ -52,14 +52,14 @@ class GrowRun:
         store.flush()
 
     def train(self, show: Callable[[Epoch], None]) -> None:
-        """Do the epochs that remain and ``show`` each; Ctrl-C and SIGTERM lose at most the one under way.
+        """Do the epochs that remain and ``show`` each, up to a plateau; Ctrl-C and SIGTERM lose one at most.
 
         Raises:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
         """
         try:
             with Interrupts() as interrupts:
-                while self.done < self.growth.settings.epochs:
+                while not self.over:
                     with interrupts.at_once():
                         epoch = self.growth.epoch(self.done + 1)
                     record(self.store, epoch, self.growth)
@@ -75,6 +75,11 @@ class GrowRun:
             self.store.emit(RunFailed(self.done, str(error)))
             self.store.flush()
             raise
+
+    @property
+    def over(self) -> bool:
+        """Whether all epochs are done, or nothing more is to be won by another."""
+        return self.done >= self.growth.settings.epochs or self.growth.grower.finished
 
     def conclude(self) -> Result:
         """Drop what is unfinished, measure the rest on test data and save it; the second time, only read the result."""

@@ -10,12 +10,10 @@ from pydantic import Field, model_validator
 
 from esper.devices import CPU, DeviceName
 from esper.grower.choosing import rules_of
-from esper.grower.grower import NO_BUDGET
 from esper.lifecycle.rules import Rules
+from esper.rl.conduct import Conduct
 from esper.settings import Settings
 from esper.tasks.practice.registry import get_host, get_task, host_for
-from esper.training.budget import Budget
-from esper.training.governor.settings import GovernorSettings
 
 ALL_FROM_START = "all_from_start"
 """Instead of a controller: every slot is filled for good before the first step."""
@@ -48,10 +46,9 @@ class GrowSettings(Settings):
     rules: Rules
     """What may happen to seeds; what is not said is as in the rules that the controller was trained with, or by
     default."""
-    budget: Budget = NO_BUDGET
-    """Caps on growth."""
-    governor: GovernorSettings | None = GovernorSettings()
-    """When training that blows up is rolled back; null: never."""
+    conduct: Conduct = Conduct()
+    """When training that blows up is rolled back, what growth may cost, how often seeds are measured, and after how
+    long a plateau training ends before its last epoch."""
     text: Path | None = None
     """The UTF-8 file that charlm learns; null: the text of Python's help."""
     device: DeviceName

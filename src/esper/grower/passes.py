@@ -1,0 +1,264 @@
+"""Measure a model as it is and with each of some seeds at another weight, by whatever measure its owner has.
+
+The measure is a function that calls the model on data which nobody else knows. It is called once for each figure; but
+in its first call every minibatch goes through the model once for all figures, so that what lies before a seed is
+computed once (`esper.grower.replay`), and in the later calls the model answers with what it gave there, to the same
+inputs. All else that the measure reads or calls is real. So its figures equal those of separate passes to the bit; on
+the first minibatch with any set of seeds that is tried, and where it does not hold, passes are separate from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from esper.grower.replay import Forward, Handler, Replay, StrayedError, Trace, handled
+from esper.grower.values import IncomparableError, apart, copied, flattened, same, size
+from esper.growth.model import GrowingModel
+from esper.growth.slot import InputTap, Slot
+
+_log = logging.getLogger(__name__)
+
+MOST_KEPT = 2**30
+"""Bytes of inputs and outputs that may be kept during one measurement; beyond, passes are separate."""
+
+
+T = TypeVar("T")
+
+FEWEST_BESIDE_THE_WHOLE = 3
+"""Changes from which sharing pays where the figure of the model as it is need not be measured."""
+
+
+class Passes:
+    """Remembers of a model whether its passes may be shared."""
+
+    def __init__(self, model: GrowingModel) -> None:
+        self.model = model
+        self.separate: str | None = None
+        """Why passes are separate; None while they are shared."""
+        self._proved: set[Any] = set()
+        """Sets of seeds, and which of them change, with which sharing was found to give the same outputs."""
+
+    def measure(
+        self, evaluate: Callable[[GrowingModel], T], changes: Mapping[str, float], whole: T | None = None
+    ) -> tuple[T, dict[str, T]]:
+        """The model as it is, and for each slot in ``changes`` with its seed at that weight.
+
+        ``evaluate`` must give the same for the same model. ``whole`` is what it gives for the model as it is, if that
+        is known; a seed must be in every slot of ``changes``.
+        """
+        if self.separate is not None or len(changes) < (1 if whole is None else FEWEST_BESIDE_THE_WHOLE):
+            usual = evaluate(self.model) if whole is None else whole
+            return usual, {name: self._changed(evaluate, name, changes) for name in changes}
+        seeds = tuple((name, seed.blueprint.name, seed.blend) for name, seed in self.model.seeds.items())
+        key = seeds, tuple(changes)
+        sharing = _Sharing(self.model, changes, proving=key not in self._proved)
+        with sharing.taking():
+            usual = evaluate(self.model)
+        if sharing.trouble is not None:  # the passes in between may have left traces in the network
+            usual = evaluate(self.model)
+        others: dict[str, T] = {}
+        for name in changes:
+            with sharing.giving(name):
+                others[name] = self._changed(evaluate, name, changes)
+        self.separate = sharing.trouble
+        if self.separate is not None:
+            _log.info("counterfactuals are measured in separate passes from now on: %s", self.separate)
+        elif sharing.proved:
+            self._proved.add(key)
+        return usual if whole is None else whole, others
+
+    def _changed(self, evaluate: Callable[[GrowingModel], T], name: str, changes: Mapping[str, float]) -> T:
+        with weighing(self.model.slots[name], changes[name]):
+            return evaluate(self.model)
+
+
+@contextmanager
+def weighing(slot: Slot, weight: float) -> Generator[None]:
+    """Within the block the slot's seed, which is there, has this weight."""
+    assert slot.seed is not None
+    with slot.seed.weighing(weight):
+        yield
+
+
+@dataclass
+class _Minibatch:
+    inputs: list[Any]
+    outputs: dict[str, Any]
+    """By the slot whose seed has another weight."""
+
+
+class _Sharing:
+    """One measurement: what goes in and comes out of the model in its first call, for the others."""
+
+    def __init__(self, model: GrowingModel, changes: Mapping[str, float], *, proving: bool) -> None:
+        self.trouble: str | None = None
+        self.proved = False
+        self._model, self._changes, self._proving = model, changes, proving
+        self._slots = {name: model.slots[name] for name in changes}
+        self._modules = [module for module in model.host.modules() if module is not model.host]
+        self._minibatches: list[_Minibatch] = []
+        self._kept = 0
+        self._handler: Handler | None = None
+        """Asked instead of the submodules' forwards."""
+        self._hooks: list[Mapping[int, Any]] = []
+
+    @contextmanager
+    def taking(self) -> Generator[None]:
+        """The first call of the measure."""
+        self._hooks = [table for module in self._model.host.modules() for table in _hook_tables(module)]
+        self._hooks += _global_hook_tables()
+        with (
+            handled([*self._modules, *self._model.slots.values()], self._within, self._spoil),
+            handled([self._model], self._take, self._spoil),
+        ):
+            yield
+
+    @contextmanager
+    def giving(self, name: str) -> Generator[None]:
+        """A later call of the measure, in which that slot's seed has its other weight."""
+        if not self._minibatches:
+            yield
+            return
+        waiting = iter(self._minibatches)
+
+        def give(_: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            minibatch = next(waiting, None)
+            if minibatch is None or not _equal(minibatch.inputs, (arguments, keywords)):
+                return plain(*arguments, **keywords)
+            return minibatch.outputs.pop(name)
+
+        with handled([self._model], give, self._spoil):
+            yield
+
+    def _within(self, module: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if self._handler is None:
+            return plain(*arguments, **keywords)
+        return self._handler(module, plain, arguments, keywords)
+
+    def _take(self, _: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The model's output, beside which its others are kept."""
+        self._spoil(self._obstacle())
+        if self.trouble is not None:
+            return plain(*arguments, **keywords)
+        try:
+            inputs = copied(flattened((arguments, keywords)))
+        except IncomparableError as error:
+            self._spoil(f"the network is called with {error}")
+            return plain(*arguments, **keywords)
+        trace = Trace(list(self._slots.values()))
+        proving = self._proving and not self.proved
+        buffers = copied(list(self._model.host.buffers())) if proving else []
+        output = self._asked(trace.record, plain, arguments, keywords)
+        try:
+            outputs = {name: self._changed(name, trace, plain, arguments, keywords) for name in self._changes}
+            self._keep(inputs, output, outputs, (arguments, keywords))
+            if proving and self.trouble is None:
+                self._prove(output, outputs, buffers, lambda: plain(*arguments, **keywords))
+        except IncomparableError as error:
+            self._spoil(f"the network returns {error}")
+        except StrayedError:
+            self._spoil("the network calls other submodules when it is called again")
+        except Exception as error:  # noqa: BLE001 - what fails only when it is shared must not reach the owner of the measure
+            self._spoil(f"{type(error).__name__}: {error}")
+        return output
+
+    def _asked(self, handler: Handler, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        self._handler = handler
+        try:
+            return plain(*arguments, **keywords)
+        finally:
+            self._handler = None
+
+    def _changed(
+        self, name: str, trace: Trace, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
+        """The output with another weight of the seed in slot ``name``."""
+        slot = self._slots[name]
+        with weighing(slot, self._changes[name]):
+            if slot not in trace.places:
+                return plain(*arguments, **keywords)
+            replay = Replay(trace, slot)
+            output = self._asked(replay.answer, plain, arguments, keywords)
+        if not replay.complete:
+            raise StrayedError
+        return output
+
+    def _keep(self, inputs: list[Any], output: Any, outputs: dict[str, Any], given: Any) -> None:
+        """For the measure's later calls, if nothing can happen to it before."""
+        others, mine = flattened(list(outputs.values())), flattened((given, output))
+        self._kept += size(inputs) + size(others)
+        if not apart(mine, others):
+            self._spoil("the network returns what it was given, or returned before")
+        elif not _equal(inputs, given):
+            self._spoil("the network changes its inputs")
+        elif self._kept > MOST_KEPT:
+            self._spoil(f"more than {MOST_KEPT >> 20} MiB would have to be kept")
+        else:
+            self._minibatches.append(_Minibatch(inputs, outputs))
+
+    def _prove(self, output: Any, outputs: dict[str, Any], buffers: list[Tensor], again: Callable[[], Any]) -> None:
+        """Compare with separate passes on the same minibatch."""
+        if not same(buffers, list(self._model.host.buffers())):
+            self._spoil("the network changes its buffers")
+        expected = {"": output}
+        found = {"": again()}
+        for name, weight in self._changes.items():
+            with weighing(self._slots[name], weight):
+                expected[name], found[name] = again(), outputs[name]
+        if all(_equal(flattened(expected[name]), found[name]) for name in found):
+            self.proved = True
+        else:
+            self._spoil("the network's outputs do not follow from its inputs alone")
+
+    def _obstacle(self) -> str | None:
+        """What can be seen before a forward."""
+        if torch.is_grad_enabled():
+            return "the measure does not work under torch.no_grad() or torch.inference_mode()"
+        if any(module.training for module in self._model.modules()):
+            return "the measure does not put the whole network in eval mode"
+        if any(not isinstance(hook, Slot | InputTap) for table in self._hooks for hook in table.values()):
+            return "the host has forward hooks of its own"
+        return None
+
+    def _spoil(self, why: str | None) -> None:
+        if why is not None and self.trouble is None:
+            self.trouble = why
+        if self.trouble is not None:
+            self._minibatches.clear()
+
+
+def _equal(leaves: list[Any], value: Any) -> bool:
+    try:
+        return same(leaves, flattened(value))
+    except IncomparableError:
+        return False
+
+
+def _nothing(*_: Any) -> None:
+    """As a hook."""
+
+
+def _hook_tables(module: nn.Module) -> list[Mapping[int, Any]]:
+    """The module's forward hooks, as they come and go."""
+    handles = [module.register_forward_hook(_nothing), module.register_forward_pre_hook(_nothing)]
+    return _tables(handles)
+
+
+def _global_hook_tables() -> list[Mapping[int, Any]]:
+    return _tables([register_module_forward_hook(_nothing), register_module_forward_pre_hook(_nothing)])
+
+
+def _tables(handles: list[Any]) -> list[Mapping[int, Any]]:
+    """The tables that hooks were put in, which are taken out again."""
+    tables = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return tables

@@ -1,0 +1,233 @@
+"""Every setting of the conduct acts where one model grows as it does in a population, or is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel
+from torch import nn
+
+import esper
+from esper.errors import ConfigError, DivergedError
+from esper.grower import Grower
+from esper.lifecycle.actions import Op
+from esper.lifecycle.rules import Rules
+from esper.rl.conduct import Conduct
+from esper.tasks.registry import get_suite
+from esper.training.budget import Budget
+from esper.training.evaluation import Evaluation
+from esper.training.governor import GovernorSettings, RowGovernor
+from esper.training.gradients import HealthTable
+from esper.training.learning import TrainingReport
+from esper.training.plan import PopulationPlan
+from esper.training.population import Population
+from esper.training.roster import Network
+from grower.training_loop import Loop, growing, validate
+
+SUITE = get_suite("tokens")
+CLASSES = SUITE.classes
+USUAL = [(1.0, 0.5), (1.1, 0.5), (0.9, 0.5), (1.0, 0.5), (1.1, 0.5), (1.02, 0.5)]
+GUESSED = 1 / CLASSES + 0.03  # skill between 0 and the default of what counts as guessing
+COLLAPSE = [(1.0, 0.7), (1.0, 0.7), (1.0, 0.7), *[(1.0, GUESSED)] * 4]
+
+Course = list[tuple[float, float]]
+"""Training loss and validation accuracy, check by check."""
+
+GOVERNOR: dict[str, tuple[Any, Course]] = {
+    "window": (3, [(4.0, 0.5), (4.0, 0.5), *[(1.0, 0.5)] * 4, *[(4.2, 0.5)] * 3]),
+    "fewest": (5, [(1.0, 0.5)] * 3 + [(5.0, 0.5)] * 3),
+    "sigmas": (60.0, [*USUAL, *[(4.0, 0.5)] * 3]),
+    "multiple": (8.0, [*USUAL, *[(4.0, 0.5)] * 3]),
+    "patience": (2, [*USUAL, *[(4.0, 0.5)] * 2]),
+    "good_sigmas": (4.0, [*USUAL, (1.2, 0.5), (math.nan, 0.5)]),
+    "lead": (0.9, COLLAPSE),
+    "collapsed": (0.0, COLLAPSE),
+    "max_rollbacks": (0, [(1.0, 0.5), (math.nan, 0.5)]),
+}
+"""Each field of `GovernorSettings` with another value, and a course of training on which that matters."""
+
+
+def leaves(settings: type[BaseModel]) -> Iterator[str]:
+    """Dotted names of all settings below."""
+    for name, field in settings.model_fields.items():
+        inner = [one for one in (Budget, GovernorSettings) if isinstance(field.default, one)]
+        yield from (f"{name}.{leaf}" for leaf in leaves(inner[0])) if inner else [name]
+
+
+def test_every_setting_is_looked_at_here() -> None:
+    governor = {f"governor.{name}" for name in (*GOVERNOR, "penalty")}
+    budget = {f"budget.{name}" for name in CAPS}
+    assert set(leaves(Conduct)) == governor | budget | {"plateau", "counterfactual_every"}
+
+
+def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
+    """After each check, at which step the network that is there now was made; "over" once its rollbacks are used up."""
+    instance = SUITE.sample(1, "train", np.random.default_rng(5))[0]
+    plan = PopulationPlan(
+        SUITE.template(),
+        SUITE.sites,
+        SUITE.blueprints,
+        torch.zeros(2, *SUITE.input_shape),
+        SUITE.optimizer,
+        Rules(),
+        "stacked",
+    )
+    population = Population(
+        plan, [Network(SUITE.host(instance), instance.widths, instance.learning_rate, instance.seed, ())]
+    )
+    governor, found = RowGovernor(population, settings, CLASSES), list[Any]()
+    one, slots = np.ones(1, np.bool_), len(SUITE.sites)
+    for step, (loss, accuracy) in enumerate(course, start=1):
+        with torch.no_grad():
+            population.host.values.fill_(step)
+        seeds = np.full((1, slots), np.nan)
+        training = TrainingReport(
+            np.array([loss]), np.array([accuracy]), np.ones(1), np.zeros((1, slots)), HealthTable.none(1, slots)
+        )
+        evaluation = Evaluation(np.array([1.0]), np.array([accuracy]), seeds, seeds, np.isnan(seeds))
+        intervention = governor.check(training, evaluation, one, one)
+        found.append((float(population.host.values[0, 0]), float(governor.rollbacks_used[0])))
+        if intervention.exhausted.any():
+            return [*found, "over"]
+    return found
+
+
+def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
+    """As `in_a_population`."""
+    model = growing()
+    weight = next(model.host.parameters())
+    grower = Grower(
+        model,
+        torch.optim.AdamW(model.parameter_groups(lr=1e-2)),
+        "none",
+        evaluate=lambda _: (1.0, 0.5),
+        classes=CLASSES,
+        conduct=Conduct(governor=settings),
+    )
+    found = list[Any]()
+    for step, (loss, accuracy) in enumerate(course, start=1):
+        with torch.no_grad():
+            weight.fill_(step)
+        try:
+            grower.step(train_loss=loss, val_loss=1.0, accuracy=accuracy)
+        except DivergedError:
+            return [*found, (float(weight.detach()[0, 0]), 1.0), "over"]
+        found.append((float(weight.detach()[0, 0]), float(grower._rollbacks_used()[0])))
+    return found
+
+
+@pytest.mark.parametrize("name", GOVERNOR)
+def test_the_governor_s_settings_act_alike_in_a_grower_and_in_a_population(name: str) -> None:
+    value, course = GOVERNOR[name]
+    usual, other = GovernorSettings(), GovernorSettings(**{name: value})
+    known = in_a_population(usual, course), in_a_population(other, course)
+    assert known[0] != known[1], "the course means to show a difference"
+    assert (in_a_grower(usual, course), in_a_grower(other, course)) == known
+
+
+def test_a_price_in_reward_is_refused_where_nobody_is_paid() -> None:
+    with pytest.raises(ConfigError, match=r"conduct\.governor\.penalty is 0\.2"):
+        Loop("none", conduct=Conduct(governor=GovernorSettings(penalty=0.2)))
+
+
+CAPS = {"parameters": 120, "flops": 240, "memory": 2000}
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_caps_hold(cap: str) -> None:
+    free, capped = Loop("all_at_start"), Loop("all_at_start", conduct=Conduct(budget=Budget(**{cap: CAPS[cap]})))
+    for loop in (free, capped):
+        for _ in range(6):
+            loop.epoch()
+    assert len(capped.model.seeds) < len(free.model.seeds)
+
+
+def test_no_governor_rolls_nothing_back() -> None:
+    loop = Loop("none", conduct=Conduct(governor=None))
+    assert loop.epoch(lambda _: math.nan).rollback is None
+    assert Loop("none").epoch(lambda _: math.nan).rollback is not None
+
+
+def told(grower: Grower, *losses: float) -> list[esper.Decision]:
+    return [grower.step(train_loss=1.0, val_loss=loss, accuracy=0.5) for loss in losses]
+
+
+def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
+    grower = Loop("heuristic", conduct=Conduct(plateau=2)).grower
+    ended = [decision.finished for decision in told(grower, 0.5, 0.5)]
+    assert ended == [False, False]
+    while not grower.finished:
+        assert sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower._history.plateau_age[0] < 2
+        told(grower, 0.5)
+    assert not grower.subject.table.live.any()
+    assert grower.decisions > 4, "the test means a seed to delay the end"
+
+
+def test_nothing_is_decided_after_the_end_until_validation_improves() -> None:
+    grower = Loop("all_at_start", conduct=Conduct(plateau=2)).grower
+    grower.controller = Late(grower.controller)
+    decisions = told(grower, 0.5, 0.5, 0.5, 0.5)
+    assert [decision.finished for decision in decisions] == [False, False, True, True]
+    assert {decision.op for decision in decisions} == {Op.WAIT}
+    assert grower.controller.asked == 2
+    assert "finished" in str(decisions[-1])
+    assert not told(grower, 0.3)[0].finished
+    assert grower.controller.asked == 3
+
+
+class Late:
+    """Waits, and counts how often it is asked."""
+
+    name = "all_at_start"
+
+    def __init__(self, controller: Any) -> None:
+        self.start, self.asked = controller.start, 0
+
+    def act(self, observation: Any, masks: Any, state: Any) -> Any:
+        self.asked += 1
+        return np.zeros((1, 8), np.int64), state
+
+
+def test_the_end_is_remembered() -> None:
+    loop = Loop("none", conduct=Conduct(plateau=2))
+    told(loop.grower, 0.5, 0.5, 0.5)
+    assert loop.grower.finished
+    again = Loop("none", conduct=Conduct(plateau=2))
+    assert not again.grower.finished
+    again.grower.load_state_dict(loop.grower.state_dict())
+    assert again.grower.finished
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_seeds_are_measured_in_turns(every: int) -> None:
+    calls = 0
+
+    def counted(model: nn.Module) -> tuple[float, float]:
+        nonlocal calls
+        calls += 1
+        return validate(model)
+
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(
+        model,
+        optimizer,
+        "all_at_start",
+        evaluate=counted,
+        conduct=Conduct(counterfactual_every=every, governor=None),
+    )
+    for step in range(10):
+        held, calls = [slot.seed is not None for slot in model.slots.values()], 0
+        before = grower.subject.evidence.contribution_age[0].tolist()
+        known = np.isfinite(grower.subject.evidence.contribution[0]).tolist()
+        grower.step(train_loss=1.0)
+        due = [(step + slot) % every == 0 for slot in range(len(held))]
+        assert calls == 1 + sum(here and turn for here, turn in zip(held, due, strict=True))
+        for slot, age in enumerate(grower.subject.evidence.contribution_age[0].tolist()):
+            assert age == (before[slot] + 1 if held[slot] and known[slot] and not due[slot] else 0)
+    assert all(held)
