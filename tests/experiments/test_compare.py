@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from esper.experiments.compare.judgement import Verdict, judge
 
 from esper.cli import main
 from esper.errors import ConfigError
-from esper.experiments.compare.judgement import Verdict, judge
 from esper.experiments.compare.trials import Contest, Trial, run_contest, scores_of
 from esper.experiments.iteration import Iteration
 from esper.experiments.play import play

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from esper.ui.tables import comparison_table
 from rich.console import Console
 
 from esper.experiments.comparison import Comparison, compare
-from esper.ui.tables import comparison_table
 from esper.ui.verdict import Answer, answer
 from experiments.results_cases import planted
 

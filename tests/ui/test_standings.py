@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from esper.ui.arms import ABOUT, arms_json, arms_table, sentence, verdict_kind
 from rich.console import Console
 
-from esper.ui.arms import ABOUT, arms_json, arms_table, sentence, verdict_kind
 from esper.ui.formats import EN_DASH, MINUS
 from ui.arms_cases import STANDINGS
 
