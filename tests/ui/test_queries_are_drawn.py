@@ -28,7 +28,9 @@ from esper.ui.dash.queries.learning import learning
 from esper.ui.figures import growing
 from esper.ui.figures import grown as grown_figures
 from esper.ui.figures import learning as learning_figures
-from esper.ui.figures.record import measured
+from esper.ui.figures.grown_tables import TABLES
+from esper.ui.figures.health import HEALTH
+from esper.ui.figures.record import Table, measured
 from esper.ui.report.plot import Plot
 from esper.ui.report.subject import report_on
 from ui import planted
@@ -137,20 +139,32 @@ def curves_of(x: str, y: str, *by: str) -> Callable[[str, list[Record]], Counter
 
 
 Check = Callable[[str, list[Record]], Counter[Curve] | None]
+
+
+def cells_of(table: Table) -> Check:
+    def check(markup: str, found: list[Record]) -> None:
+        rows = [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", markup, re.DOTALL)]
+        written = [[html.escape(column.written(one[column.name])) for column in table.columns] for one in found]
+        assert [row for row in rows if row] == written
+
+    return check
+
+
 ON_PAGES: dict[str, Check] = {
-    "smoothed": levels,
-    "operations/": areas,
-    "FROM seeds GROUP BY": bars,
-    "paid_per_episode": curves_of("iteration", "paid_per_episode", "term"),
-    "'anomaly'": health,
-    "'rollback'": curves_of("epoch", "value", "measure", "data"),
-    "FROM transitions": changes,
-    "contribution\nFROM slots": curves_of("epoch", "contribution", "slot_name"),
+    learning_figures.LEARNING.text: levels,
+    learning_figures.OPERATIONS.text: areas,
+    growing.SEEDS.text: bars,
+    growing.REWARDS.text: curves_of("iteration", "paid_per_episode", "term"),
+    HEALTH.text: health,
+    grown_figures.CURVES.text: curves_of("epoch", "value", "measure", "data"),
+    grown_figures.CHANGES.text: changes,
+    grown_figures.CONTRIBUTIONS.text: curves_of("epoch", "contribution", "slot_name"),
+    **{one.source.text: cells_of(one) for one in TABLES},
 }
-"""How each page's figures are read back, by words of their query."""
+"""How each page's figures and tables are read back, by their query."""
 
 
-@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 3)])
+@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 6)])
 def test_pages_draw_what_their_queries_return(
     which: str,
     least: int,
@@ -171,8 +185,7 @@ def test_pages_draw_what_their_queries_return(
     assert len(figures) >= least
     returned: Counter[Curve] = Counter()
     for markup, sql in figures:
-        (check,) = [check for words, check in ON_PAGES.items() if words in sql]
-        returned += check(markup, asked(path, sql, capsys)) or Counter()
+        returned += ON_PAGES[sql](markup, asked(path, sql, capsys)) or Counter()
     assert Counter(drawn) == returned
 
 
