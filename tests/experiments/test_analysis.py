@@ -106,10 +106,11 @@ def test_rate_of_false_alarms_is_what_the_level_allows(kind: str, varying: str, 
     assert 0.025 <= found <= MOST, "and no test that never says anything"
 
 
+@pytest.mark.parametrize("varying", ["luck and taste", "taste"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_neither_luck_nor_taste_passes_for_skill(kind: str) -> None:
+def test_neither_luck_nor_taste_passes_for_skill(kind: str, varying: str) -> None:
     """The quick one of the above."""
-    found = judged(KINDS[kind](5, *VARIANCES["luck and taste"]), studies=300)
+    found = judged(KINDS[kind](5, *VARIANCES[varying]), studies=300)
     alarms = np.mean([one.verdict is not Verdict.OPEN for one in found])
     assert alarms <= SIGNIFICANCE + 3 * (SIGNIFICANCE * LEVEL / 300) ** 0.5
     intervals = [one.interval for one in found if one.interval is not None]
@@ -164,7 +165,7 @@ def test_rate_for_a_family_of_questions_is_what_the_level_allows() -> None:
     ],
 )
 def test_rate_of_effects_found_is_as_stated(study: Study, least: float) -> None:
-    found = judged(study, studies=200)
+    found = judged(study, studies=400)
     print(f"{np.mean([one.verdict is Verdict.ABOVE for one in found]):.1%}")  # noqa: T201
     assert np.mean([one.verdict is Verdict.ABOVE for one in found]) >= least
     assert np.mean([one.verdict is Verdict.BELOW for one in found]) <= 0.01
