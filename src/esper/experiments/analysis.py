@@ -185,8 +185,8 @@ def _of_instances(tables: Sequence[Floats], families: Families) -> tuple[float, 
     if instances < 2 or len(families) != instances:
         raise ValueError(f"{instances} instances with {len(families)} families: give at least two, and a family each")
     names, member = np.unique(np.asarray(families), return_inverse=True)
-    if len(names) == instances:
-        names, member = names[:1], np.zeros_like(member)  # one of each: they are told apart as if of one family
+    if 2 * len(names) > instances:
+        names, member = names[:1], np.zeros_like(member)  # too few of each to tell how they vary within: as one family
     freedom = instances - len(names)
     shares = np.eye(len(names))[member]
     centred = [one - one @ (shares / shares.sum(0)) @ shares.T for one in tables]  # less each seed's mean in the family

@@ -145,7 +145,7 @@ def _against(against: Against | None) -> tuple[Text, Text, Text]:
 
 def added(share: float) -> str:
     """Parameters over the host's: ``+12%``."""
-    return f"+{percent(share)}"
+    return percent(share) if share < 0 else f"+{percent(share)}"
 
 
 def _cell(formatted: Callable[[float], str], found: Interval, style: str = "") -> Text:
