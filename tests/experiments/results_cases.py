@@ -12,10 +12,11 @@ from esper.tasks.suite import Split
 FAMILIES = ("bott", "order", "plain")
 
 
-def planted(means: Mapping[str, float], count: int = 60, noise: float = 0.02, split: Split = "heldout") -> list[Result]:
+def planted(
+    means: Mapping[str, float], count: int = 60, noise: float = 0.02, split: Split = "heldout", stream: int = 0
+) -> list[Result]:
     """Controllers with these mean scores on the same instances, which differ by family; noise is each one's own."""
-    rng = np.random.default_rng(0)
-    ease = rng.normal(0, 0.1, count)
+    ease, rng = np.random.default_rng(0).normal(0, 0.1, count), np.random.default_rng((1, stream))
     return [
         Result(
             controller=name,

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from esper.commands.compute import Computing
 from esper.config import Overrides, load_settings
 from esper.differences import differences
 from esper.errors import ConfigError
+from esper.experiments.analysis import FEWEST_SEEDS
 from esper.experiments.arms.field import run_arms
-from esper.experiments.arms.standings import Standing, standings
 from esper.experiments.backend import LOCAL, Backend
-from esper.experiments.compare.judgement import Pair, judge
-from esper.experiments.compare.trials import Contest, Outcomes, Trial, run_contest, scores_of
+from esper.experiments.compare.contrasts import compare_arms, compare_configurations
+from esper.experiments.compare.trials import Contest, Outcomes, Trial, run_contest
+from esper.experiments.comparison import Comparison
 from esper.experiments.iteration import Iteration
 from esper.experiments.settings import TrainSettings
 from esper.signals import Terminated
-from esper.ui.arms import arms_json, arms_table
-from esper.ui.arms import sentence as arm_sentence
 from esper.ui.differences import say_differences
-from esper.ui.formats import mega, percent, score
+from esper.ui.formats import score
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report.arms import write_arms_report
+from esper.ui.standings import comparison_record, show_comparison, verdict_words
 
-SEEDS = 5
 INSTANCES = 256
 COMPARISONS = Path("runs") / "comparisons"
 
 
 def command(
     configs: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    seeds: int = SEEDS,
+    seeds: int = FEWEST_SEEDS,
     instances: int = INSTANCES,
     arms: bool = False,
     run_dir: Path | None = None,
@@ -53,7 +49,7 @@ def command(
 
     Args:
         configs: YAML files with settings, two or more (with --arms, one will do); their names name what is compared.
-        seeds: Training seeds of each; fewer than 4 can show nothing.
+        seeds: Training seeds of each; fewer than 5 can show nothing.
         instances: Held-out instances that every policy plays.
         arms: Let the first configuration's policies play against all other arms, too: baselines, shuffled actions, the
             best fixed sequence found with the policy's own budget, and networks of fixed shape.
@@ -73,20 +69,21 @@ def command(
     contest = Contest(folder, compared, seeds, instances)
     try:
         outcomes = _run(contest, computing, console)
-        found = _standings(contest, computing, console) if arms else []
+        played = _played(contest, computing, console) if arms else None
     except (KeyboardInterrupt, Terminated):
         say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
         raise
-    families = [instance.family for instance in contest.played()]
-    pairs = judge({name: scores_of(own) for name, own in outcomes.items()}, families)
-    console.print(_outcomes_table(outcomes))
-    for pair in pairs:
-        say(console, _sentence(pair))
-    if found:
-        _show_arms(contest, found, console)
+    configurations = compare_configurations(outcomes)
+    show_comparison(console, configurations)
+    _by_seed(configurations, console)
+    if played is not None:
+        show_comparison(console, played)
+        report = contest.folder / "arms.html"
+        write_arms_report(report, played)
+        say(console, f"report: {report}")
     say(console, f"runs: {folder}")
     if json:
-        print_json(_json(folder, outcomes, pairs, found))
+        print_json(_json(folder, configurations, played))
 
 
 def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
@@ -105,23 +102,15 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
 
 
-def _standings(contest: Contest, computing: Backend, console: Console) -> list[Standing]:
+def _played(contest: Contest, computing: Backend, console: Console) -> Comparison:
+    """The first configuration's policies and all other arms."""
     with _bar(console) as bar:
         shown = bar.add_task("loading the policies", total=None)
 
         def show(done: int, total: int, what: str) -> None:
             bar.update(shown, completed=done, total=total, description=what or "all arms played")
 
-        return standings(run_arms(contest, show, computing))
-
-
-def _show_arms(contest: Contest, found: list[Standing], console: Console) -> None:
-    report = contest.folder / "arms.html"
-    write_arms_report(report, found, seeds=contest.seeds, instances=contest.instances)
-    console.print(arms_table(found))
-    for one in found:
-        say(console, arm_sentence(one))
-    say(console, f"report: {report}")
+        return compare_arms(run_arms(contest, show, computing))
 
 
 def _run(contest: Contest, computing: Backend, console: Console) -> dict[str, Outcomes]:
@@ -142,58 +131,17 @@ def _run(contest: Contest, computing: Backend, console: Console) -> dict[str, Ou
     return outcomes
 
 
-def _outcomes_table(outcomes: dict[str, Outcomes]) -> Table:
-    """Means: of scores, of accuracies on test data, of added parameters over the host's, of training FLOPs."""
-    table = Table(box=None)
-    for column in ("arm", "score", "accuracy", "added", "MFLOP"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    table.add_column("score by seed")
-    for name, own in outcomes.items():
-        means = _means(own)
-        table.add_row(
-            name,
-            score(means["score"]),
-            percent(means["accuracy"]),
-            percent(means["added"]),
-            mega(means["flops"]),
-            " ".join(score(value) for value in scores_of(own).mean(1).tolist()),
-        )
-    return table
+def _by_seed(found: Comparison, console: Console) -> None:
+    for one in found.standings:
+        say(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
 
 
-def _means(outcomes: Outcomes) -> dict[str, float]:
-    """Over seeds and instances."""
-    every = [one for own in outcomes for one in own]
+def _json(folder: Path, configurations: Comparison, arms: Comparison | None) -> dict[str, Any]:
+    judged = configurations if configurations.others or arms is None else arms
+    words = [f"{one.name}: {verdict_words(judged, one)}" for one, _ in judged.others]
     return {
-        "score": mean(one.score for one in every),
-        "accuracy": mean(one.test_accuracy for one in every),
-        "added": mean(one.growth for one in every),
-        "flops": mean(one.flops for one in every),
+        "run": str(folder),
+        "verdict": "; ".join(words),
+        "configurations": comparison_record(configurations),
+        "arms": arms and comparison_record(arms),
     }
-
-
-def _sentence(pair: Pair) -> str:
-    difference = pair.difference
-    return (
-        f"{pair.words}: {pair.first} less {pair.second} {difference.estimate:+.3f} "
-        f"({difference.low:+.3f} to {difference.high:+.3f}), p {pair.p:.3f}, "
-        f"{pair.first} better on {pair.probability_of_improvement:.0%} of instances"
-    )
-
-
-def _json(folder: Path, outcomes: dict[str, Outcomes], pairs: list[Pair], found: list[Standing]) -> dict[str, Any]:
-    records = [
-        {
-            **asdict(pair),
-            "difference": pair.difference.estimate,
-            "interval": [pair.difference.low, pair.difference.high],
-            "verdict": pair.words,
-        }
-        for pair in pairs
-    ]
-    words = [pair.words for pair in pairs]
-    if not pairs:  # one configuration: all there is to say is about the arms
-        words = [f"{one.arm}: {one.against.verdict}" for one in found if one.against is not None]
-    means = {name: {**_means(own), "by_seed": scores_of(own).mean(1).tolist()} for name, own in outcomes.items()}
-    record = {"verdict": "; ".join(words), "means": means, "pairs": records, "run": str(folder)}
-    return {**record, "arms": arms_json(found)} if found else record

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -13,19 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from esper.commands.compute import Computing
 from esper.experiments.backend import LOCAL, Backend
-from esper.experiments.comparison import Comparison, compare
-from esper.experiments.evaluate import HELDOUT_INSTANCES, SPLITS, TRANSFER_INSTANCES, Evaluation, evaluate
+from esper.experiments.comparison import compare_splits
+from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, Evaluation, evaluate
 from esper.experiments.play import COHORT
-from esper.experiments.results import of_split
 from esper.experiments.run_directory import RunDirectory
 from esper.signals import Terminated
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
-from esper.ui.tables import comparison_table
-from esper.ui.verdict import answer
+from esper.ui.standings import basis, standings_table
+from esper.ui.verdict import PLACES, answer, evaluation_record
 
 _TITLES = {"heldout": "held-out instances", "transfer": "transfer: families never trained on"}
-_PLACES = {"heldout": "held-out", "transfer": "transfer"}
 
 
 def command(
@@ -47,16 +44,18 @@ def command(
     directory = RunDirectory.open(run)
     with directory.locked("esper evaluate"):
         found = _evaluate(directory, instances, transfer, computing, console)
-    comparisons = {split: compare(results) for split in SPLITS if (results := of_split(found.results, split))}
+    comparisons = compare_splits(found.results)
     report = write_report(directory)
     for split, comparison in comparisons.items():
-        console.print(comparison_table(comparison, f"{comparison.instances} {_TITLES[split]}"))
-        reply = answer(comparison, _PLACES[split])
-        say(console, f"Did learning help? {reply.short}. {reply.sentence}\n")
+        console.print(standings_table(comparison, f"{comparison.instances} {_TITLES[split]}"))
+        reply = answer(comparison, PLACES[split])
+        say(console, f"Did learning help? {reply.short}. {reply.sentence}")
+        say(console, f"{basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
         say(console, line)
     if json:
-        print_json(_json(directory, found, comparisons))
+        iteration = found.behaviour.iteration
+        print_json({"run": str(directory.path), "iteration": iteration, **evaluation_record(comparisons)})
 
 
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> Evaluation:
@@ -79,18 +78,3 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
         except (KeyboardInterrupt, Terminated):
             say(bar.console, "what was played is kept: go on with the same command")
             raise
-
-
-def _json(run: RunDirectory, found: Evaluation, comparisons: dict[Any, Comparison]) -> dict[str, Any]:
-    return {
-        "run": str(run.path),
-        "iteration": found.behaviour.iteration,
-        **{
-            split: {
-                "instances": comparison.instances,
-                "answer": answer(comparison, _PLACES[split]).short,
-                "controllers": [asdict(standing) for standing in comparison.standings],
-            }
-            for split, comparison in comparisons.items()
-        },
-    }

@@ -7,28 +7,42 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console
 
-from esper.errors import RunError
+from esper.errors import ConfigError, RunError
 from esper.files import write_atomically
 from esper.ui.figures.canvas import require_matplotlib
 from esper.ui.figures.export import FIGURES, TABLES, export
-from esper.ui.report.subject import PAGE, report_on
+from esper.ui.report.subject import PAGE, report_on, report_over_seeds
+from esper.ui.standings import show_comparison
 
 
-def command(path: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> None:
+def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:
     """Write the report of a training run, a grown model or a comparison, also while it goes on.
 
+    Of several evaluated runs that differ in their training seed alone, it is about their way of training.
+
     Args:
-        path: Directory of the run or the comparison; the page becomes its report.html.
+        paths: Directory of the run or the comparison; the page becomes its report.html. Of several runs, --out says
+            where.
         out: Write the page here instead, with all figures as PDF and PNG and all tables as LaTeX and CSV beside it,
             each with the query or the files that its numbers come from.
     """
     if out is not None:
         require_matplotlib()
-    report = report_on(path)
-    page = (out or path) / PAGE
+    match paths:
+        case (path,):
+            report, folder = report_on(path), out or path
+        case (_, *_) if out is not None:
+            report, folder = report_over_seeds(paths), out
+        case _:
+            raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
+    page = folder / PAGE
     _make(page.parent)
     write_atomically(page, report.html)
+    console = Console()
+    for title, found in report.comparisons.items():
+        show_comparison(console, found, title)
     sys.stdout.write(f"report: {page}\n")
     if out is not None:
         exported = export(out, report.exhibits())

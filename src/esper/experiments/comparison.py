@@ -1,156 +1,190 @@
-"""Is the policy better than the others, and how surely? Answers from results on the same instances."""
+"""Who scores how much, and who is better: controllers, arms or ways of training that played the same instances."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from esper.control.learned import Learned
-from esper.experiments.results import Result
-from esper.experiments.statistics import (
-    LEVEL,
-    Floats,
-    Interval,
-    bootstrap_interval,
-    holm,
-    interquartile_mean,
-    paired_difference,
-    paired_permutation_p,
-    probability_of_improvement,
-)
+from esper.experiments.analysis import Claim, Contrast, Difference, judge, mean_interval
+from esper.experiments.play import Record
+from esper.experiments.results import SPLITS, Result, of_split
+from esper.experiments.statistics import Floats, Interval, interquartile_mean, probability_of_improvement
+from esper.tasks.suite import Split
 
 POLICY = Learned.name
-SIGNIFICANCE = 1 - LEVEL
-_SEED = 0
-"""Of the resampling: equal results give equal intervals."""
 
 
-class Verdict(StrEnum):
-    """How the policy stands against another controller."""
+@dataclass(frozen=True)
+class Entry:
+    """One of those compared."""
 
-    ABOVE = "above"
-    BELOW = "below"
-    OPEN = "not told apart"
+    name: str
+    seeds: Sequence[Sequence[Record]]
+    """Its results on M instances for each of N training seeds; one list where it does not depend on seeds."""
+    flops: Floats | None = None
+    """``[N, M]``: of training one network."""
+    environment_steps: int | None = None
+    """Decisions of single networks that finding it took; the mean over seeds."""
+
+    def instances(self) -> list[list[str]]:
+        """Names of what each seed played."""
+        return [[one.instance for one in own] for own in self.seeds]
 
 
 @dataclass(frozen=True)
 class Against:
-    """The policy paired with another controller."""
+    """The reference against another one."""
 
-    difference: Interval
-    """Mean score of the policy minus the other's."""
-    improvement: Interval
-    """Probability that the policy scores higher on an instance."""
-    p: float
-    """Of the mean difference, two-sided, adjusted for the number of controllers (Holm)."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Above or below only if both the interval and the adjusted test say so."""
-        if self.p > SIGNIFICANCE:
-            return Verdict.OPEN
-        if self.difference.above_zero:
-            return Verdict.ABOVE
-        return Verdict.BELOW if self.difference.below_zero else Verdict.OPEN
+    difference: Difference
+    """Of the mean scores, the reference's less the other's."""
+    better: float
+    """Probability of improvement: how often the reference scores higher on an instance; ties count half."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A controller's figures over all instances."""
+    """The figures of one of those compared: means over seeds and instances with 95% intervals."""
 
-    controller: str
+    name: str
     score: Interval
-    middle: Interval
+    middle: float
     """Interquartile mean of the score."""
+    by_seed: tuple[float, ...]
+    """Mean scores."""
     accuracy: Interval
+    """On test data."""
     growth: Interval
     """Added parameters over the host's."""
+    flops: Interval | None
+    environment_steps: int | None
     against: Against | None
-    """The policy against this controller; None for the policy itself."""
+    """None for the reference itself."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All controllers on the instances of one split, best mean score first."""
+    """The reference and all others on the same instances."""
 
+    claim: Claim
+    """What the verdicts are about."""
+    seeds: int
+    """Training seeds of the reference."""
     instances: int
+    """That each of its policies played."""
     standings: list[Standing]
     family_scores: dict[str, dict[str, float]]
-    """Mean score by family and controller."""
+    """Mean score by family and name."""
 
     @property
-    def policy(self) -> Standing:
-        """The policy's own figures."""
+    def reference(self) -> Standing:
+        """With whom the others are compared."""
         return next(one for one in self.standings if one.against is None)
 
     @property
-    def others(self) -> list[Standing]:
-        """Everyone else's."""
-        return [one for one in self.standings if one.against is not None]
+    def others(self) -> list[tuple[Standing, Against]]:
+        """Everyone else, and how the reference does against them."""
+        return [(one, one.against) for one in self.standings if one.against is not None]
 
 
-def compare(results: Sequence[Result]) -> Comparison:
-    """Compare the policy with every other controller in ``results``, which all played the same instances.
+def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instances: bool = False) -> Comparison:
+    """Compare the first entry with every other; each question costs power, so no others are asked.
+
+    ``paired`` says whether the same number of a seed means the same training in all entries (arms that follow from a
+    policy) or another one (ways of training); ``own_instances`` whether each seed played instances of its own.
+
+    Raises:
+        ValueError: they did not play the same instances, or `judge` refuses their scores.
+    """
+    reference, *others = entries
+    played = reference.instances()
+    if not own_instances and any(one != played[0] for one in played):
+        raise ValueError(f"the policies of {reference.name} did not all play the same instances")
+    for one in others:
+        if one.instances() not in (played, played[:1]) or (own_instances and len(one.seeds) != len(played)):
+            raise ValueError(f"{one.name} did not play the same instances as {reference.name}")
+    families = None if own_instances else [one.family for one in reference.seeds[0]]
+    own = _table(reference, _score)
+    contrasts = [Contrast(own, _table(one, _score), paired) for one in others]
+    against: list[Against | None] = [None]
+    for contrast, difference in zip(contrasts, judge(contrasts, families, claim), strict=True):
+        better = probability_of_improvement(contrast.first, contrast.second, paired=contrast.paired)
+        against.append(Against(difference, better))
+    standings = [_standing(one, families, of) for one, of in zip(entries, against, strict=True)]
+    return Comparison(claim, len(played), len(played[0]), standings, _family_scores(entries))
+
+
+def compare_evaluated(results: Sequence[Result]) -> Comparison:
+    """A run's policy and all other controllers on the instances of one split, best mean score first.
 
     Raises:
         ValueError: the policy is missing, or a controller played other instances.
     """
-    by_controller: dict[str, list[Result]] = {}
-    for result in results:
-        by_controller.setdefault(result.controller, []).append(result)
-    own = by_controller.get(POLICY)
-    if own is None:
+    return _by_score(compare(_entries([results]), Claim.POLICY, paired=True))
+
+
+def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
+    """The comparison on each split that a run was evaluated on."""
+    return {split: compare_evaluated(found) for split in SPLITS if (found := of_split(results, split))}
+
+
+def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
+    """The same of several runs, which differ in their training seed and have played instances of their own.
+
+    Raises:
+        ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
+    """
+    return _by_score(compare(_entries(runs), Claim.TRAINING, paired=True, own_instances=True))
+
+
+def _entries(runs: Sequence[Sequence[Result]]) -> list[Entry]:
+    """By controller, the policy first."""
+    names = dict.fromkeys(one.controller for results in runs for one in results)
+    if POLICY not in names:
         raise ValueError(f"there are no results of {POLICY!r}")
-    played = [result.instance for result in own]
-    for name, theirs in by_controller.items():
-        if [result.instance for result in theirs] != played:
-            raise ValueError(f"{name} did not play the same instances as {POLICY}")
-    rng = np.random.default_rng(_SEED)
-    others = {name: theirs for name, theirs in by_controller.items() if name != POLICY}
-    raw = [paired_permutation_p(_scores(own), _scores(theirs), rng) for theirs in others.values()]
-    adjusted = dict(zip(others, holm(raw), strict=True))
-    standings = [_standing(name, theirs, own, adjusted.get(name), rng) for name, theirs in by_controller.items()]
-    standings.sort(key=lambda one: one.score.estimate, reverse=True)
-    return Comparison(len(played), standings, _family_scores(by_controller))
+    ordered = [POLICY, *(name for name in names if name != POLICY)]
+    entries = [Entry(name, [[one for one in own if one.controller == name] for own in runs]) for name in ordered]
+    if len({len(own) for own in entries[0].seeds}) > 1:
+        raise ValueError("the runs have played different numbers of instances")
+    return entries
 
 
-def _standing(
-    name: str, theirs: list[Result], own: list[Result], p: float | None, rng: np.random.Generator
-) -> Standing:
-    strata = [result.family for result in own]
-    scores = _scores(theirs)
-    accuracy = np.array([result.test_accuracy for result in theirs])
-    growth = np.array([result.growth for result in theirs])
-    against = None
-    if p is not None:
-        against = Against(
-            paired_difference(_scores(own), scores, strata, rng),
-            probability_of_improvement(_scores(own), scores, strata, rng),
-            p,
-        )
+def _by_score(found: Comparison) -> Comparison:
+    return replace(found, standings=sorted(found.standings, key=lambda one: one.score.estimate, reverse=True))
+
+
+def _standing(entry: Entry, families: Sequence[str] | None, against: Against | None) -> Standing:
+    scores = _table(entry, _score)
     return Standing(
-        name,
-        bootstrap_interval(scores, strata, rng),
-        bootstrap_interval(scores, strata, rng, interquartile_mean),
-        bootstrap_interval(accuracy, strata, rng),
-        bootstrap_interval(growth, strata, rng),
+        entry.name,
+        mean_interval(scores, families),
+        interquartile_mean(scores),
+        tuple(scores.mean(1).tolist()),
+        mean_interval(_table(entry, lambda one: one.test_accuracy), families),
+        mean_interval(_table(entry, lambda one: one.growth), families),
+        None if entry.flops is None else mean_interval(entry.flops, families),
+        entry.environment_steps,
         against,
     )
 
 
-def _scores(results: Sequence[Result]) -> Floats:
-    return np.array([result.score for result in results])
+def _table(entry: Entry, measure: Callable[[Record], float]) -> Floats:
+    """``[N, M]``."""
+    return np.array([[measure(one) for one in own] for own in entry.seeds], np.float64)
 
 
-def _family_scores(by_controller: dict[str, list[Result]]) -> dict[str, dict[str, float]]:
-    families = sorted({result.family for results in by_controller.values() for result in results})
+def _score(one: Record) -> float:
+    return one.score
+
+
+def _family_scores(entries: Sequence[Entry]) -> dict[str, dict[str, float]]:
+    families = sorted({one.family for entry in entries for own in entry.seeds for one in own})
     return {
         family: {
-            name: float(np.mean([result.score for result in results if result.family == family]))
-            for name, results in by_controller.items()
+            entry.name: float(np.mean([one.score for own in entry.seeds for one in own if one.family == family]))
+            for entry in entries
         }
         for family in families
     }

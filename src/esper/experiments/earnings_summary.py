@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from esper.experiments.analysis import mean_interval
 from esper.experiments.earnings import Earnings
-from esper.experiments.statistics import Interval, bootstrap_interval
+from esper.experiments.statistics import Interval
 
 FEWEST_EPISODES = 8
-"""For an interval: resampling fewer values understates how much they may err."""
-
-_SEED = 0
-"""Of the resampling: equal records give equal intervals."""
+"""For an interval: fewer values say little of how much they vary."""
 
 
 @dataclass(frozen=True)
@@ -85,5 +83,5 @@ def together(found: Sequence[Earnings]) -> list[Together]:
 def _mean(values: Sequence[float], families: Sequence[str]) -> tuple[float, Interval | None]:
     if len(values) < FEWEST_EPISODES:
         return float(np.mean(values)), None
-    found = bootstrap_interval(np.array(values), families, np.random.default_rng(_SEED))
+    found = mean_interval(np.array([values]), families)
     return found.estimate, found

@@ -21,7 +21,7 @@ from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import new_policy
 from esper.experiments.evaluation_progress import EvaluationProgress
 from esper.experiments.play import Played, PlayTask, by_controller, cohorts, terms_of
-from esper.experiments.results import Result, write_results
+from esper.experiments.results import SPLITS, Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import side_by_side
@@ -30,9 +30,6 @@ from esper.rl.ppo import Learner
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
-
-SPLITS: tuple[Split, ...] = ("heldout", "transfer")
-"""What is evaluated on, in this order."""
 
 _STREAMS: dict[Split, int] = {"heldout": 4, "transfer": 5}
 """Keeps the instances of evaluations apart from those of training and from each other."""

@@ -44,6 +44,11 @@ class Record:
     added_parameters: int
     host_parameters: int
 
+    @property
+    def growth(self) -> float:
+        """Added parameters over the host's."""
+        return self.added_parameters / self.host_parameters
+
 
 @dataclass(frozen=True)
 class Played:

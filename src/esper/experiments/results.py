@@ -16,6 +16,9 @@ from esper.experiments.play import Record
 from esper.files import write_atomically
 from esper.tasks.suite import Split
 
+SPLITS: tuple[Split, ...] = ("heldout", "transfer")
+"""What is evaluated on, in this order."""
+
 
 @dataclass(frozen=True)
 class Result(Record):
@@ -26,11 +29,6 @@ class Result(Record):
     added_parameters: Annotated[int, Field(ge=0, lt=2**53)]
     host_parameters: Annotated[int, Field(ge=1, lt=2**53)]
     split: Split
-
-    @property
-    def growth(self) -> float:
-        """Added parameters over the host's."""
-        return self.added_parameters / self.host_parameters
 
 
 def of_split(results: Sequence[Result], split: Split) -> list[Result]:

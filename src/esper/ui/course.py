@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from esper.experiments.iteration import Iteration
 from esper.rl.diagnostics import Anomaly
 
-SMOOTHING = 0.2
-"""Weight of the newest value in a smoothed curve."""
+SMOOTHING = 5
+"""Iterations that the smoothed J is the mean of, in terminal, report and figures."""
 PACE_WINDOW = 8
 """Iterations over which speed is averaged."""
 
 
-def smoothed(values: Iterable[float]) -> list[float]:
-    """Exponential moving average, unbiased from its first value on."""
-    result: list[float] = []
-    total = weight = 0.0
-    for value in values:
-        total = (1 - SMOOTHING) * total + SMOOTHING * value
-        weight = (1 - SMOOTHING) * weight + SMOOTHING
-        result.append(total / weight)
-    return result
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Of each value and those before it, `SMOOTHING` at most, the mean."""
+    return [fmean(values[max(0, end - SMOOTHING) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from esper.ui.report.arms import arms_html, write_arms_report
-from ui.arms_cases import STANDINGS
+from ui.arms_cases import ARMS, STANDINGS
 
-PAGE = arms_html(STANDINGS, seeds=5, instances=256)
+PAGE = arms_html(ARMS)
 
 
 def test_every_arm_is_in_both_plots_with_its_intervals() -> None:
@@ -31,7 +32,7 @@ def test_the_figures_say_what_the_standings_say() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
-    write_arms_report(tmp_path / "arms.html", STANDINGS, seeds=5, instances=256)
+    write_arms_report(tmp_path / "arms.html", ARMS)
     text = (tmp_path / "arms.html").read_text()
     assert text == PAGE
     assert "default-src &#x27;none&#x27;" in text
@@ -40,7 +41,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["<script>", "a & b"])
 def test_no_name_becomes_markup(name: str) -> None:
-    renamed = [one if one.against is None else type(one)(**{**vars(one), "arm": name}) for one in STANDINGS]
-    page = arms_html(renamed, seeds=1, instances=2)
+    renamed = [one if one.against is None else type(one)(**{**vars(one), "name": name}) for one in STANDINGS]
+    page = arms_html(replace(ARMS, standings=renamed))
     assert "<script" not in page
     assert "a & b" not in page

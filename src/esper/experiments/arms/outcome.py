@@ -35,11 +35,6 @@ class Outcome(Record):
     flops: Annotated[int, Field(ge=0)]
     """Of all its training."""
 
-    @property
-    def growth(self) -> float:
-        """Added parameters over the host's."""
-        return self.added_parameters / self.host_parameters
-
 
 @dataclass(frozen=True)
 class ArmRecords:

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from esper.errors import RunError
 from esper.experiments.arms.field import POLICY, Arm
 from esper.experiments.arms.outcome import ArmRecords, Outcome, read_records
-from esper.experiments.arms.standings import Standing, standings
-from esper.experiments.compare.judgement import Pair, judge
-from esper.experiments.compare.trials import Outcomes, scores_of
+from esper.experiments.compare.contrasts import compare_arms, compare_configurations
+from esper.experiments.compare.trials import Outcomes
+from esper.experiments.comparison import Comparison
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.reader import RunReader
@@ -32,18 +32,13 @@ class Finished:
     """Training seeds that every configuration has done."""
     outcomes: dict[str, Outcomes]
     """By configuration, that which the others are compared with first."""
-    standings: list[Standing]
-    """Of the first one's policies among all other arms; empty without `--arms`."""
+    arms: Comparison | None
+    """The first one's policies among all other arms; None without `--arms`."""
 
     @property
-    def families(self) -> list[str]:
-        """Of the instances."""
-        return [one.family for one in next(iter(self.outcomes.values()))[0]]
-
-    @property
-    def pairs(self) -> list[Pair]:
+    def configurations(self) -> Comparison:
         """The first configuration against each other one."""
-        return judge({name: scores_of(own) for name, own in self.outcomes.items()}, self.families)
+        return compare_configurations(self.outcomes)
 
 
 def is_comparison(folder: Path) -> bool:
@@ -65,7 +60,7 @@ def read_finished(folder: Path) -> Finished:
     order = sorted(names, key=lambda name: (_begun(folder / name / f"{_SEED}{seeds[0]}"), name))
     outcomes = {name: [_outcomes(folder / name / f"{_SEED}{seed}") for seed in seeds] for name in order}
     _require_same(folder, [own for several in outcomes.values() for own in several])
-    return Finished(seeds, outcomes, _standings(folder / order[0], seeds))
+    return Finished(seeds, outcomes, _arms(folder / order[0], seeds))
 
 
 def _seeds(arm: Path) -> set[int]:
@@ -94,8 +89,8 @@ def _require_same(folder: Path, played: Sequence[list[Outcome]]) -> None:
         raise RunError(f"the policies in {folder} did not all play the same instances: call `esper compare` again")
 
 
-def _standings(first: Path, seeds: Iterable[int]) -> list[Standing]:
-    """Of the arms that have played for all seeds, if the policy has."""
+def _arms(first: Path, seeds: Iterable[int]) -> Comparison | None:
+    """Of those that have played for all seeds, if the policy has."""
     folders = [first / f"{_SEED}{seed}" / ARMS for seed in seeds]
     arms = {path.stem: [read_records(path)] for path in sorted((first / ARMS).glob("*.json"))}
     for path in sorted(folders[0].glob("*.json")):
@@ -104,10 +99,10 @@ def _standings(first: Path, seeds: Iterable[int]) -> list[Standing]:
             arms[path.stem] = [read_records(file) for file in files]
     policy = arms.pop(POLICY, None)
     if policy is None or not arms:
-        return []
+        return None
     own = _played(policy[0])
     same = [Arm(name, records) for name, records in arms.items() if all(_played(one) == own for one in records)]
-    return standings([Arm(POLICY, policy), *same])
+    return compare_arms([Arm(POLICY, policy), *same])
 
 
 def _played(records: ArmRecords) -> list[str]:

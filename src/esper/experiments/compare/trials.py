@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.errors import ConfigError
 from esper.experiments.arms.outcome import Outcome
@@ -88,11 +87,6 @@ class Contest:
 
 Outcomes = list[list[Outcome]]
 """What an arm's policies came to: N lists, one per training seed, of M instances."""
-
-
-def scores_of(outcomes: Outcomes) -> NDArray[np.float64]:
-    """``[N, M]``."""
-    return np.array([[one.score for one in own] for own in outcomes])
 
 
 def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> dict[str, Outcomes]:

@@ -9,7 +9,7 @@ from esper.experiments.comparison import Comparison
 from esper.grower.practice.result import Result
 from esper.tasks.suite import Split
 from esper.ui.figures import growing, grown, grown_tables, learning, tables
-from esper.ui.figures.evaluation import evaluation_exhibits
+from esper.ui.figures.evaluation import evaluation_exhibits, evaluation_source
 from esper.ui.figures.record import Exhibit, measured
 
 
@@ -20,7 +20,7 @@ def training_exhibits(store: Path, comparisons: Mapping[Split, Comparison]) -> l
         RunError: its store is missing, damaged or not ours.
     """
     queried = measured(store, (*learning.FIGURES, *growing.FIGURES, *tables.TABLES))
-    return [*queried, *evaluation_exhibits(comparisons)]
+    return [*queried, *evaluation_exhibits(comparisons, evaluation_source)]
 
 
 def grown_exhibits(store: Path, result: Result | None) -> list[Exhibit]:

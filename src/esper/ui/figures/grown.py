@@ -51,6 +51,10 @@ SELECT {SLOT_NAME} AS slot_name, step + 1 AS epoch, stage, blueprint, alpha
 FROM slots ORDER BY slot, step
 """)
 
+CHANGES = Query("""\
+SELECT step, slot, before, after, blueprint, cause, reason FROM transitions ORDER BY id
+""")
+
 CONTRIBUTIONS = Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, step + 1 AS epoch, contribution
 FROM slots

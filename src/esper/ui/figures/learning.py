@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from esper.experiments.trainer import LEVELS
+from esper.ui.course import SMOOTHING
 from esper.ui.figures.marks import (
     BLUE,
     GREY,
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 NO_ITERATION = "no iteration is done"
-SMOOTHING = 5
-"""Iterations that the smoothed J is the mean of."""
 
 LEARNING = Query(f"""\
 SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from esper.experiments.comparison import Comparison, Standing
 from esper.experiments.statistics import Interval
 from esper.ui.figures.marks import BLUE, GREY, LABEL_SIZE, SOFT, colour, marker, name_rows
 from esper.ui.figures.record import Column, Exhibit, Figure, Files, Table
 from esper.ui.figures.rows import Rows, Value
 from esper.ui.figures.written import count, decimals, share, signed_decimals, text
-from esper.ui.formats import p_value
+from esper.ui.formats import MEGA, p_value
+from esper.ui.standings import basis, verdict_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -21,34 +22,16 @@ _MARGIN = 0.6
 """Inches of a figure of rows that are not rows."""
 _COLUMNS = (
     *("name", "score", "score_low", "score_high", "accuracy", "accuracy_low", "accuracy_high"),
-    *("growth", "growth_low", "growth_high", "ahead", "ahead_low", "ahead_high", "better", "p", "megaflops"),
+    *("growth", "growth_low", "growth_high", "ahead", "ahead_low", "ahead_high", "better", "p", "verdict"),
+    "megaflops",
 )
 _NOBODY = "nobody has played"
 
 
-@dataclass(frozen=True)
-class Line:
-    """One of those compared; intervals hold the true value with 95%."""
-
-    name: str
-    score: Interval
-    accuracy: Interval
-    """On test data."""
-    growth: Interval
-    """Added parameters over the host's."""
-    ahead: Interval | None
-    """By how much the reference scores more; None for the reference itself."""
-    better: float | None
-    """Probability that the reference scores more on an instance."""
-    p: float | None
-    """Adjusted for the number of comparisons."""
-    megaflops: float | None = None
-    """Of training one network, in millions."""
-
-
-def standing_exhibits(name: str, about: str, reference: str, source: Files, lines: Sequence[Line]) -> list[Exhibit]:
-    """Two figures and a table; ``about`` says who played what, ``reference`` whom the others are compared with."""
-    rows = Rows(_COLUMNS, tuple(map(_row, lines)))
+def standing_exhibits(name: str, about: str, source: Files, comparison: Comparison) -> list[Exhibit]:
+    """Two figures and a table; ``about`` says who played what."""
+    lines, reference = comparison.standings, comparison.reference.name
+    rows = Rows(_COLUMNS, tuple(_row(comparison, one) for one in lines))
     spread = "with 95% intervals"
     scores = Figure(
         f"{name}_scores",
@@ -68,30 +51,36 @@ def standing_exhibits(name: str, about: str, reference: str, source: Files, line
     )
     caption = (
         f"Mean figures of {about}. Ahead: mean score of {reference} less that of the other, with its 95% interval; "
-        f"better: how likely {reference} scores higher on an instance; p is adjusted for the number of comparisons "
-        "(Holm)."
+        f"better: how often {reference} scores higher on an instance; p is adjusted for the number of comparisons "
+        f"(Holm). {basis(comparison)}"
     )
     table = Table(name, caption, source, _table_columns(lines), _NOBODY)
     return [(scores, rows), (growth, rows), (table, rows)]
 
 
-def _row(line: Line) -> tuple[Value, ...]:
-    bounds = [_bounds(found) for found in (line.score, line.accuracy, line.growth, line.ahead)]
-    return (line.name, *(value for three in bounds for value in three), line.better, line.p, line.megaflops)
+def _row(comparison: Comparison, one: Standing) -> tuple[Value, ...]:
+    bounds = [value for found in (one.score, one.accuracy, one.growth) for value in _bounds(found)]
+    flops = None if one.flops is None else one.flops.estimate / MEGA
+    if one.against is None:
+        return (one.name, *bounds, None, None, None, None, None, None, flops)
+    difference = one.against.difference
+    ahead = (difference.estimate, *_bounds(difference.interval)[1:])
+    return (one.name, *bounds, *ahead, one.against.better, difference.p, verdict_words(comparison, one), flops)
 
 
 def _bounds(found: Interval | None) -> tuple[Value, Value, Value]:
     return (None, None, None) if found is None else (found.estimate, found.low, found.high)
 
 
-def _table_columns(lines: Sequence[Line]) -> tuple[Column, ...]:
-    spent = [Column("megaflops", "MFLOP", count)] if any(line.megaflops is not None for line in lines) else []
+def _table_columns(lines: Sequence[Standing]) -> tuple[Column, ...]:
+    spent = [Column("megaflops", "MFLOP", count)] if any(line.flops is not None for line in lines) else []
     compared = [
         Column("ahead", "ahead", signed_decimals),
         Column("ahead_low", "from", signed_decimals),
         Column("ahead_high", "to", signed_decimals),
         Column("better", "better", share),
         Column("p", "p", _p),
+        Column("verdict", "verdict", text, numeric=False),
     ]
     return (
         Column("name", "", text, numeric=False),
@@ -99,7 +88,7 @@ def _table_columns(lines: Sequence[Line]) -> tuple[Column, ...]:
         Column("accuracy", "accuracy", share),
         Column("growth", "added", share),
         *spent,
-        *(compared if any(line.ahead is not None for line in lines) else []),
+        *(compared if any(line.against is not None for line in lines) else []),
     )
 
 

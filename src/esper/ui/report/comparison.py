@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.experiments.comparison import Against, Comparison, Standing, Verdict
+from esper.experiments.comparison import Comparison
 from esper.experiments.statistics import Interval
 from esper.ui.figures.record import Source
-from esper.ui.formats import interval, p_value, percent, score, signed, signed_interval
+from esper.ui.formats import interval, score, signed, signed_interval
 from esper.ui.report.axes import Axis, axis_for
 from esper.ui.report.layout import figure, section, table, upright
 from esper.ui.report.markup import Element, Node, element
 from esper.ui.report.plot import Plot, text, vertical
 from esper.ui.report.scatter import MOST_TICKS, Mark, accuracy_against_growth
+from esper.ui.report.standings import standings_figure
+from esper.ui.standings import verdict_kind
 
 ROW_HEIGHT = 30
 NAME_ROOM = 92
@@ -24,14 +26,14 @@ def comparison_section(title: str, comparison: Comparison, instances: str, sourc
     count = comparison.instances
     scores = figure(
         _scores(comparison),
-        f"Mean score on {count} {instances}, all controllers on the same ones, with 95% bootstrap intervals. "
+        f"Mean score on {count} {instances}, all controllers on the same ones, with 95% intervals. "
         "Score is test accuracy minus the rent on added parameters.",
         source=source,
     )
     differences = figure(
         _differences(comparison),
         "Mean score of the policy minus that of each other controller, paired by instance, with 95% intervals. "
-        "An interval that holds zero shows no difference.",
+        "Coloured are those that the table below calls better or worse.",
         source=source,
     )
     growth = figure(
@@ -48,20 +50,9 @@ def comparison_section(title: str, comparison: Comparison, instances: str, sourc
     return section(
         title,
         element("div", scores, differences, class_="pair"),
-        figure(_numbers(comparison), _NUMBERS_CAPTION, source=source),
+        standings_figure(comparison, source),
         element("div", growth, families, class_="pair"),
     )
-
-
-_NUMBERS_CAPTION = (
-    "The same in figures, with 95% intervals in brackets. Policy better: the share of instances on which the policy "
-    "scores higher, ties counting half. p: permutation test of the mean difference, adjusted for the number of "
-    "controllers (Holm)."
-)
-
-
-def _kind(standing: Standing) -> str:
-    return "policy" if standing.against is None else "other"
 
 
 def _rows(names: Sequence[str], kinds: Sequence[str], intervals: Sequence[Interval], plot: Plot, zero: bool) -> Element:
@@ -96,62 +87,29 @@ class _Rows(Axis):
 
 def _scores(comparison: Comparison) -> Element:
     standings = comparison.standings
-    intervals = [one.score for one in standings]
-    plot = _row_plot(intervals, zero=False)
-    return _rows([one.controller for one in standings], [_kind(one) for one in standings], intervals, plot, zero=False)
+    intervals, kinds = [one.score for one in standings], [_kind(one.against) for one in standings]
+    return _rows([one.name for one in standings], kinds, intervals, _row_plot(intervals, zero=False), zero=False)
 
 
 def _differences(comparison: Comparison) -> Element:
-    paired = [(one.controller, one.against) for one in comparison.standings if one.against is not None]
-    intervals = [against.difference for _, against in paired]
-    kinds = [_verdict_kind(against) for _, against in paired]
-    return _rows([name for name, _ in paired], kinds, intervals, _row_plot(intervals, zero=True), zero=True)
-
-
-def _verdict_kind(against: Against) -> str:
-    return {Verdict.ABOVE: "above", Verdict.BELOW: "below", Verdict.OPEN: "other"}[against.verdict]
-
-
-def _numbers(comparison: Comparison) -> Element:
-    head = ["controller", "score", "middle half", "test accuracy", "parameters added", "policy minus it"]
-    rows = [_number_row(one) for one in comparison.standings]
-    return table([*head, "policy better", "p"], rows, "numbers")
-
-
-def _number_row(one: Standing) -> list[Node]:
-    row: list[Node] = [
-        element("th", one.controller, scope="row", class_=_kind(one)),
-        _figure_cell(score(one.score.estimate), interval(one.score)),
-        _figure_cell(score(one.middle.estimate), interval(one.middle)),
-        _figure_cell(percent(one.accuracy.estimate), _percents(one.accuracy)),
-        _figure_cell(f"+{percent(one.growth.estimate)}", _percents(one.growth)),
-    ]
-    if one.against is None:
-        return [*row, "", "", ""]
-    difference, improvement = one.against.difference, one.against.improvement
-    return [
-        *row,
-        _figure_cell(signed(difference.estimate), signed_interval(difference), _verdict_kind(one.against)),
-        _figure_cell(percent(improvement.estimate), _percents(improvement)),
-        p_value(one.against.p),
-    ]
-
-
-def _figure_cell(estimate: str, bounds: str, kind: str = "") -> Element:
-    return element("td", element("b", estimate, class_=kind), " ", element("small", f"[{bounds}]"))
-
-
-def _percents(found: Interval) -> str:
-    return f"{percent(found.low)} to {percent(found.high)}"
+    known = [(one.name, against, against.difference.interval) for one, against in comparison.others]
+    intervals = [found for _, _, found in known if found is not None]
+    kinds = [verdict_kind(against) for _, against, found in known if found is not None]
+    names = [name for name, _, found in known if found is not None]
+    return _rows(names, kinds, intervals, _row_plot(intervals, zero=True), zero=True)
 
 
 def _accuracy_against_growth(comparison: Comparison) -> Element:
-    marks = [Mark(one.controller, _kind(one), one.growth, one.accuracy) for one in comparison.standings]
+    marks = [Mark(one.name, _kind(one.against), one.growth, one.accuracy) for one in comparison.standings]
     return accuracy_against_growth(marks, NAME_ROOM)
 
 
+def _kind(against: object | None) -> str:
+    return "policy" if against is None else "other"
+
+
 def _families(comparison: Comparison) -> Element:
-    names = [one.controller for one in comparison.standings]
+    names = [one.name for one in comparison.standings]
     rows: list[list[Node]] = []
     for family, means in comparison.family_scores.items():
         best = max(means.values())

@@ -8,23 +8,22 @@ from dataclasses import dataclass
 
 from esper.config import load_settings, settings_text
 from esper.experiments.behaviour import Behaviour, read_behaviour
-from esper.experiments.comparison import Comparison, compare
-from esper.experiments.evaluate import SPLITS
-from esper.experiments.results import of_split, read_results
+from esper.experiments.comparison import Comparison, compare_splits
+from esper.experiments.results import read_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.tasks.suite import Split
-from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
+from esper.telemetry.events import RolledBack, RunStarted
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.growing import REWARDS, SEEDS
-from esper.ui.figures.learning import OPERATIONS
+from esper.ui.figures.health import HEALTH
+from esper.ui.figures.learning import LEARNING, OPERATIONS
 from esper.ui.figures.record import Query
 from esper.ui.figures.rows import Rows, fetch
 
-QUERIES = (OPERATIONS, SEEDS, REWARDS)
-Series = list[tuple[float, float]]
-"""(iteration, value)."""
+QUERIES = (LEARNING, OPERATIONS, SEEDS, REWARDS, HEALTH)
+"""Behind the page's own figures."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,6 @@ class ReportData:
     settings: TrainSettings
     settings_text: str
     summary: Summary
-    series: Mapping[str, Series]
-    """Every scalar by name."""
-    anomalies: list[tuple[int, str]]
-    """(iteration, name), in order."""
     rollbacks: Mapping[str, int]
     """How often the governor stepped in during training, by what the trouble was."""
     comparisons: Mapping[Split, Comparison]
@@ -49,7 +44,7 @@ class ReportData:
     behaviour: Behaviour | None
     """None before the run is evaluated."""
     rows: Mapping[Query, Rows]
-    """What the queries behind the page's own figures give."""
+    """What `QUERIES` give: all that the page draws of them."""
 
 
 def load_report_data(run: RunDirectory) -> ReportData:
@@ -60,10 +55,6 @@ def load_report_data(run: RunDirectory) -> ReportData:
     """
     settings = load_settings(TrainSettings, run.config)
     results = read_results(run.evaluation) if run.evaluation.exists() else []
-    comparisons: dict[Split, Comparison] = {}
-    for split in SPLITS:
-        if found := of_split(results, split):
-            comparisons[split] = compare(found)
     with RunReader.open(run.store) as reader:
         started = reader.events(RunStarted)
         return ReportData(
@@ -72,10 +63,8 @@ def load_report_data(run: RunDirectory) -> ReportData:
             settings,
             settings_text(settings),
             summarise(reader),
-            {name: [(float(step), value) for step, value in reader.series(name)] for name in reader.scalar_names()},
-            [(event.iteration, name) for event in reader.events(PPOUpdated) for name in event.anomalies],
             Counter(event.trouble for event in reader.events(RolledBack)),
-            comparisons,
+            compare_splits(results),
             read_behaviour(run.behaviour) if run.behaviour.exists() else None,
             dict(zip(QUERIES, fetch(run.store, [query.text for query in QUERIES]), strict=True)),
         )

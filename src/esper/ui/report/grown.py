@@ -12,12 +12,11 @@ from esper.experiments.tallies import StageChange
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.result import Result, read_result
 from esper.grower.practice.settings import GrowSettings
-from esper.telemetry.events import LifecycleTransition
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.exhibits import grown_exhibits
-from esper.ui.figures.grown import CONTRIBUTIONS, CURVES, STAGES
+from esper.ui.figures.grown import CHANGES, CONTRIBUTIONS, CURVES
 from esper.ui.figures.record import Exhibit, Table
-from esper.ui.figures.rows import Rows
+from esper.ui.figures.rows import Rows, fetch
 from esper.ui.formats import duration, percent, score
 from esper.ui.report.axes import axis_for, counting_axis
 from esper.ui.report.document import document
@@ -29,7 +28,7 @@ from esper.ui.report.plot import Plot, vertical
 HEIGHT = 200
 HUES = 7
 """Colours of the style sheet that curves use; they come round again."""
-_KINDS = {"train": "objective", "validation": "policy"}
+_KINDS = {"train": "objective", "validation": "policy", "seeds": "policy"}
 """Classes of the curves, by the data that they are measured on."""
 
 
@@ -40,7 +39,8 @@ class GrownData:
     run: str
     settings: GrowSettings
     slots: list[str]
-    changes: list[StageChange]
+    changes: Rows
+    """What `CHANGES` gives."""
     result: Result | None
     """None before the run has ended."""
     exhibits: list[Exhibit]
@@ -59,7 +59,7 @@ def load_grown(run: GrowDirectory) -> GrownData:
     result = read_result(run.result) if run.result.exists() else None
     with RunReader.open(run.store) as reader:
         slots: list[str] = reader.metadata().get("slots", [])
-        changes = [_change(event) for event in reader.events(LifecycleTransition)]
+    (changes,) = fetch(run.store, [CHANGES.text])
     exhibits = grown_exhibits(run.store, result)
     return GrownData(str(run.path), load_settings(GrowSettings, run.config), slots, changes, result, exhibits)
 
@@ -78,9 +78,14 @@ def grown_html(data: GrownData) -> str:
     return document(f"Esper: {Path(data.run).name}", *parts)
 
 
-def _change(event: LifecycleTransition) -> StageChange:
-    where = (event.environment, event.step, event.slot)
-    return StageChange(*where, event.before, event.after, event.blueprint, event.cause, event.reason)
+def _changes(rows: Rows) -> list[StageChange]:
+    """The one network's, in order."""
+    steps, slots, blueprints = rows.numbers("step"), rows.numbers("slot"), rows.column("blueprint")
+    told = zip(*(rows.texts(name) for name in ("before", "after", "cause", "reason")), strict=True)
+    return [
+        StageChange(0, int(step), int(slot), before, after, blueprint if isinstance(blueprint, str) else None, *why)
+        for step, slot, blueprint, (before, after, *why) in zip(steps, slots, blueprints, told, strict=True)
+    ]
 
 
 def _tables(exhibits: Sequence[Exhibit]) -> list[tuple[Table, Rows]]:
@@ -114,17 +119,19 @@ def _figures(data: GrownData) -> list[Element]:
         return [section("How it learned", element("p", "No epoch is done yet.", class_="note"))]
     epochs = round(max(curves["loss"].numbers("epoch")))
     rollbacks = curves["rollback"].numbers("epoch") if "rollback" in curves else []
-    drawn = [
-        figure(_curves(curves[name], epochs, rollbacks, title), f"{title}{_ROLLBACKS}", _BOTH, source=CURVES)
-        for name, title in (("accuracy", "Accuracy by epoch"), ("loss", "Loss by epoch, in nats"))
-        if name in curves
-    ]
-    parts = [section("How it learned", element("div", *drawn, class_="pair")), _stages(data, epochs)]
+    drawn = [_curves(curves[name], epochs, rollbacks, title) for name, title in _MEASURES.items() if name in curves]
+    learned = figure(element("div", *drawn, class_="gauges"), _LEARNED, _SAMPLES, source=CURVES)
+    parts = [section("How it learned", learned), _stages(data, epochs)]
     return [*parts, *_contributions(data.rows("contributions"), epochs)]
 
 
-_ROLLBACKS = "; dashed lines are rollbacks."
-_BOTH = legend([("training data", "swatch objective"), ("validation data", "swatch policy")])
+_MEASURES = {
+    "accuracy": "Accuracy by epoch",
+    "loss": "Loss by epoch, in nats",
+    "added_parameters": "Parameters of all seeds by epoch",
+}
+_LEARNED = "Accuracy, loss in nats, and the parameters of all seeds, by epoch; dashed lines are rollbacks."
+_SAMPLES = legend([("training data", "swatch objective"), ("validation data, seeds", "swatch policy")])
 
 
 def _curves(rows: Rows, epochs: int, rollbacks: Sequence[float], title: str) -> Element:
@@ -133,13 +140,14 @@ def _curves(rows: Rows, epochs: int, rollbacks: Sequence[float], title: str) -> 
     for name, part in rows.by("data").items():
         points = list(zip(part.numbers("epoch"), part.numbers("value"), strict=True))
         marks.append(plot.curve(points, _KINDS[name]))
-    return plot.figure(*marks, title=title, x_title="epoch")
+    drawn = plot.figure(*marks, title=title, x_title="epoch")
+    return element("div", element("h4", title), drawn)
 
 
 def _stages(data: GrownData, epochs: int) -> Element:
     caption = "One lane per slot over the epochs' decisions; a label names the blueprint that germinated there."
-    drawn = lanes(data.changes, epochs, data.slots)
-    return section("What its slots went through", figure(drawn, caption, stage_legend(), source=STAGES))
+    drawn = lanes(_changes(data.changes), epochs, data.slots)
+    return section("What its slots went through", figure(drawn, caption, stage_legend(), source=CHANGES))
 
 
 def _contributions(rows: Rows, epochs: int) -> list[Element]:

@@ -19,7 +19,8 @@ from esper.ui.report.layout import section
 from esper.ui.report.learning import health_section, learning_section
 from esper.ui.report.markup import Element, Node, element
 from esper.ui.report.tried import tried_section
-from esper.ui.verdict import answer
+from esper.ui.standings import basis
+from esper.ui.verdict import PLACES, answer
 
 _PLACES = {"heldout": "new instances of the families trained on", "transfer": "instances of families never trained on"}
 _TITLES = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
@@ -74,8 +75,9 @@ def _answers(data: ReportData) -> list[Node]:
     found = answer(heldout)
     parts: list[Node] = [element("strong", found.short), element("p", found.sentence)]
     if transfer := data.comparisons.get("transfer"):
-        new = answer(transfer, "transfer")
+        new = answer(transfer, PLACES["transfer"])
         parts.append(element("p", element("b", f"Families never trained on: {new.short.lower()}. "), new.sentence))
+    parts.append(element("p", basis(heldout), class_="note"))
     if data.behaviour is not None and data.behaviour.iteration != data.summary.iterations:
         parts.append(element("p", f"The policy of iteration {data.behaviour.iteration} was evaluated.", class_="note"))
     return [element("div", *parts, class_="answer")]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.errors import RunError
 from esper.experiments.compare.finished import is_comparison, read_finished
+from esper.experiments.comparison import Comparison
+from esper.experiments.over_seeds import read_over_seeds
 from esper.experiments.run_directory import RunDirectory
 from esper.grower.practice.directory import GrowDirectory
+from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.contest import contest_exhibits
+from esper.ui.figures.evaluation import PLACES, evaluation_exhibits, over_seeds_source
 from esper.ui.figures.exhibits import training_exhibits
 from esper.ui.figures.record import Exhibit
 from esper.ui.report.contest import contest_html
 from esper.ui.report.data import load_report_data
 from esper.ui.report.grown import grown_html, load_grown
+from esper.ui.report.over_seeds import over_seeds_html
 from esper.ui.report.page import report_html
 
 PAGE = "report.html"
@@ -30,6 +35,8 @@ class Report:
 
     html: str
     exhibits: Callable[[], list[Exhibit]]
+    comparisons: Mapping[str, Comparison]
+    """What it judges, by title."""
 
 
 def report_on(path: Path) -> Report:
@@ -52,15 +59,30 @@ def report_on(path: Path) -> Report:
 
 def _trained(run: RunDirectory) -> Report:
     data = load_report_data(run)
-    return Report(report_html(data), lambda: training_exhibits(run.store, data.comparisons))
+    return Report(report_html(data), lambda: training_exhibits(run.store, data.comparisons), _titled(data.comparisons))
 
 
 def _grown(run: GrowDirectory) -> Report:
     data = load_grown(run)
-    return Report(grown_html(data), lambda: data.exhibits)
+    return Report(grown_html(data), lambda: data.exhibits, {})
 
 
 def _compared(folder: Path) -> Report:
     found = read_finished(folder)
-    exhibits = contest_exhibits(found)
-    return Report(contest_html(folder, found, exhibits), lambda: exhibits)
+    judged = {"configurations": found.configurations, **({} if found.arms is None else {"arms": found.arms})}
+    return Report(contest_html(folder, found), lambda: contest_exhibits(found), judged)
+
+
+def report_over_seeds(paths: Sequence[Path]) -> Report:
+    """The report of several evaluated runs that differ in their training seed alone.
+
+    Raises:
+        RunError, ConfigError: they are something else.
+    """
+    found = read_over_seeds(paths)
+    html = over_seeds_html(paths, found)
+    return Report(html, lambda: evaluation_exhibits(found, over_seeds_source), _titled(found))
+
+
+def _titled(comparisons: Mapping[Split, Comparison]) -> dict[str, Comparison]:
+    return {PLACES[split]: found for split, found in comparisons.items()}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
-import numpy as np
-from scipy import special
-
 from esper.errors import EsperError
-from esper.experiments.statistics import LEVEL
+from esper.experiments.comparison import compare_splits
+from esper.experiments.results import read_results
+from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import plain
+from esper.ui.verdict import evaluation_record
 
 FIGURES = {"train": "objective", "grow": "validation_accuracy"}
 """What is compared, by the command that made the run."""
@@ -22,7 +23,10 @@ LAST_SHARE = 3
 
 
 def comparison(stores: Mapping[str, Path | None]) -> list[dict[str, Any]]:
-    """Each run's curve, its late level with an interval, and its last probe; or its `error`. None: it is not there."""
+    """Each run's curve, its late level, its last probe and what `esper evaluate` says of it; or its `error`.
+
+    None: it is not there.
+    """
     return [
         _compared(name, store)
         if store is not None
@@ -32,18 +36,14 @@ def comparison(stores: Mapping[str, Path | None]) -> list[dict[str, Any]]:
 
 
 def late_level(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean of the last third of ``values`` with Student's interval, as if iterations were independent.
+    """Mean, lowest and highest of the last third of ``values``; None where there is no value.
 
-    None where there is no value; no interval where there is but one.
+    No interval: iterations of one run depend on each other, and other training seeds would do otherwise.
     """
-    late = np.array(values[-math.ceil(len(values) / LAST_SHARE) :] if values else [], float)
-    if not late.size:
+    if not values:
         return None
-    level: dict[str, Any] = {"mean": float(late.mean()), "count": late.size, "low": None, "high": None}
-    if late.size > 1:
-        half = special.stdtrit(late.size - 1, (1 + LEVEL) / 2) * late.std(ddof=1) / math.sqrt(late.size)
-        level |= {"low": level["mean"] - float(half), "high": level["mean"] + float(half)}
-    return plain(level)
+    late = values[-math.ceil(len(values) / LAST_SHARE) :]
+    return plain({"mean": mean(late), "count": len(late), "low": min(late), "high": max(late)})
 
 
 def _compared(name: str, store: Path) -> dict[str, Any]:
@@ -63,6 +63,12 @@ def _compared(name: str, store: Path) -> dict[str, Any]:
                 "late": late_level([value for _, value in series]),
                 "probe": {"iteration": probes[-1][0], "score": probes[-1][1]} if probes else None,
                 "baselines": plain(metadata.get("baseline_levels", {})),
+                "evaluation": _evaluation(RunDirectory(store.parent)),
             }
     except EsperError as error:
         return {"name": name, "error": str(error)}
+
+
+def _evaluation(run: RunDirectory) -> dict[str, Any]:
+    """The record that `esper evaluate --json` prints, by split; empty before the run is evaluated."""
+    return plain(evaluation_record(compare_splits(read_results(run.evaluation)))) if run.evaluation.exists() else {}

@@ -8,6 +8,9 @@ export const score = (value) => (isNumber(value) ? value.toFixed(3) : "–");
 /** With its sign. */
 export const signed = (value) => (isNumber(value) ? `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}` : "–");
 
+/** Never zero. */
+export const pValue = (p) => (p < 0.001 ? "<0.001" : p.toFixed(3));
+
 export const percent = (value) => (isNumber(value) ? `${(100 * value).toFixed(1)}%` : "–");
 
 /** As short as four digits allow. */

@@ -2,7 +2,7 @@
 
 import { Chart } from "../charts.js";
 import { card, element, empty, figure, table } from "../dom.js";
-import { score, whole, words } from "../formats.js";
+import { pValue, score, signed, whole, words } from "../formats.js";
 import { go, here } from "../place.js";
 import { ask } from "../server.js";
 import { colour, onTheme } from "../theme.js";
@@ -70,7 +70,7 @@ class CompareView {
       note: "Mean over the networks of each iteration, on validation data.",
       height: 300,
     });
-    this.body.replaceChildren(...words, element("div", { className: "cards wide" }, this.chart.node, this.levels(sound)));
+    this.body.replaceChildren(...words, element("div", { className: "cards wide" }, this.chart.node, this.levels(sound), ...this.verdicts(sound)));
     const x = [...new Set(sound.flatMap((run) => run.iterations))].sort((one, other) => one - other);
     const lines = sound.map((run) => {
       const values = new Map(run.iterations.map((iteration, index) => [iteration, run.values[index]]));
@@ -99,7 +99,7 @@ class CompareView {
   }
 
   levels(runs) {
-    const bounds = runs.flatMap(({ late }) => [late.low ?? late.mean, late.high ?? late.mean]);
+    const bounds = runs.flatMap(({ late }) => [late.low, late.high]);
     const [low, high] = [Math.min(...bounds), Math.max(...bounds)];
     const rows = runs.map((run) => {
       const { late, probe } = run;
@@ -108,18 +108,37 @@ class CompareView {
       return [
         run.name,
         figure(score(late.mean)),
-        late.low === null ? "one iteration only" : `${score(late.low)} to ${score(late.high)}`,
+        `${score(late.low)} to ${score(late.high)}`,
         this.bar(run, low, high),
         figure(whole(late.count)),
         probe ? `${score(probe.score)} at iteration ${probe.iteration}` : "none",
         name === null ? "none" : `${words(name)} ${score(level)}`,
       ];
     });
-    const heads = ["Run", "Mean", "95% interval", "", "Iterations", "Last probe score", "Best baseline on probes"];
+    const heads = ["Run", "Mean", "Lowest to highest", "", "Iterations", "Last probe score", "Best baseline on probes"];
     const note =
-      "Mean of the last third of each run's iterations, with Student's 95% interval as if iterations were independent: " +
-      "it tells how a run fluctuates, not how another seed would do. Probe instances differ between seeds.";
+      "Mean of the last third of each run's iterations, and how far they reach. It says nothing of which run is better: " +
+      "another seed would do otherwise, and probe instances differ between seeds. `esper compare` answers that.";
     return card("Late level", note, table(heads, rows, "Late level of each run"));
+  }
+
+  /** What `esper evaluate` says of each run that it has played, in its words. */
+  verdicts(runs) {
+    return runs.flatMap((run) =>
+      Object.entries(run.evaluation).map(([split, found]) => {
+        const rows = found.standings.map((one) => [
+          one.name,
+          figure(score(one.score)),
+          one.difference === null ? "" : figure(signed(one.difference)),
+          one.difference_interval ? `${signed(one.difference_interval[0])} to ${signed(one.difference_interval[1])}` : "",
+          one.p === null ? "" : figure(pValue(one.p)),
+          one.verdict ?? "",
+        ]);
+        const heads = ["", "Score", "Ahead", "95% interval", "p", "Verdict"];
+        const title = `${run.name}: ${found.reference} on ${split} instances`;
+        return card(title, `${found.answer}. ${found.basis}`, table(heads, rows, title));
+      }),
+    );
   }
 
   bar(run, low, high) {
@@ -127,10 +146,8 @@ class CompareView {
     const span = element("div", { className: "span" });
     const dot = element("div", { className: "dot" });
     const { late } = run;
-    if (late.low !== null) {
-      span.style.left = place(late.low);
-      span.style.width = `calc(${place(late.high)} - ${place(late.low)})`;
-    }
+    span.style.left = place(late.low);
+    span.style.width = `calc(${place(late.high)} - ${place(late.low)})`;
     dot.style.left = place(late.mean);
     span.style.background = dot.style.background = colour(this.colourOf(run));
     return element("div", { className: "interval", "aria-hidden": "true" }, element("div", { className: "track" }), span, dot);

@@ -7,15 +7,15 @@ import json
 import pytest
 from rich.console import Console
 
-from esper.ui.arms import ABOUT, arms_json, arms_table, sentence, verdict_kind
 from esper.ui.formats import EN_DASH, MINUS
-from ui.arms_cases import STANDINGS
+from esper.ui.standings import ABOUT, comparison_record, sentence, standings_table, verdict_kind
+from ui.arms_cases import ARMS, STANDINGS
 
 
 def test_the_table_fits_eighty_columns_uncut() -> None:
     console = Console(width=80, record=True, file=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(arms_table(STANDINGS))
+        console.print(standings_table(ARMS))
     text = captured.get()
     assert "…" not in text
     assert "static_equal_flops" in text
@@ -24,7 +24,7 @@ def test_the_table_fits_eighty_columns_uncut() -> None:
 
 
 def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
-    words = [sentence(one) for one in STANDINGS]
+    words = [sentence(ARMS, one) for one in STANDINGS]
     assert words[0] == "policy: found with 230,400 environment steps"
     assert words[1] == (
         "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "
@@ -34,16 +34,16 @@ def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
 
 
 def test_verdicts_are_marked_for_and_against_the_policy() -> None:
-    kinds = [verdict_kind(one.against.verdict) for one in STANDINGS if one.against]
+    kinds = [verdict_kind(one.against) for one in STANDINGS if one.against]
     assert kinds == ["above", "other", "below"]
 
 
 def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
-    records = json.loads(json.dumps(arms_json(STANDINGS)))
+    records = json.loads(json.dumps(comparison_record(ARMS)))["standings"]
     assert records[0]["difference"] is records[0]["verdict"] is None
-    assert (records[1]["difference"], records[1]["interval"]) == (0.2, pytest.approx([0.19, 0.21]))
+    assert (records[1]["difference"], records[1]["difference_interval"]) == (0.2, pytest.approx([0.19, 0.21]))
     assert records[3]["verdict"] == "sequence better"
 
 
 def test_every_arm_of_the_standings_is_explained() -> None:
-    assert all(one.arm in ABOUT for one in STANDINGS)
+    assert all(one.name in ABOUT for one in STANDINGS)

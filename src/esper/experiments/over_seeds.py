@@ -1,0 +1,52 @@
+"""What several evaluated runs, which differ in their training seed, say of the way in which they were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from esper.config import load_settings
+from esper.errors import ConfigError, RunError
+from esper.experiments.comparison import Comparison, compare_over_seeds
+from esper.experiments.results import SPLITS, of_split, read_results
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from esper.tasks.suite import Split
+
+_SEED = "seed"
+
+
+def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
+    """By split that every run was evaluated on.
+
+    Raises:
+        RunError: one is no run, is not evaluated, or they were evaluated differently.
+        ConfigError: they differ in more than their seed, or two have the same one.
+    """
+    runs = [RunDirectory.open(path) for path in paths]
+    _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
+    results = [read_results(run.evaluation) for run in runs]
+    found: dict[Split, Comparison] = {}
+    for split in SPLITS:
+        played = [of_split(own, split) for own in results]
+        if all(played):
+            try:
+                found[split] = compare_over_seeds(played)
+            except ValueError as error:
+                raise RunError(f"{error}: evaluate them all with the same --instances and --transfer") from error
+    return found
+
+
+def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) -> None:
+    first, *others = [settings.model_dump() for settings in trained]
+    for path, other in zip(paths[1:], others, strict=True):
+        differ = sorted(name for name in first if name != _SEED and first[name] != other[name])
+        if differ:
+            raise ConfigError(
+                f"{path} was trained with other settings than {paths[0]} ({', '.join(differ)}): give runs that "
+                "differ in their seed alone, or compare ways of training with `esper compare`"
+            )
+    seeds = [settings.seed for settings in trained]
+    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two of the runs have training seed {twice}: give every seed once")
