@@ -48,7 +48,7 @@ def test_no_parameter_breaks_the_server(planted: Path, path: str):
         for value in VALUES:
             answer = asking.get(path, params={**GOOD, name: value})
             assert answer.status_code < 500, (name, value[:40], answer.text)
-        assert asking.get(path, params=[*GOOD.items(), *[(name, "x")] * 5000]).status_code < 500, name
+        assert asking.get(path, params=[*GOOD.items(), *[(name, "x")] * 3000]).status_code < 500, name
 
 
 @pytest.mark.parametrize(
