@@ -119,7 +119,7 @@ def test_a_failed_export_leaves_the_old_file(store: RunStore, tmp_path: Path):
     store._connection.execute("UPDATE events SET payload = '{' WHERE id = 3")
     out = tmp_path / "events"
     out.write_text("old")
-    with RunReader.open(store.path) as reader, pytest.raises(RunError, match="event 3 is damaged"):
+    with RunReader.open(store.path) as reader, pytest.raises(RunError, match="in event 3: export it as csv"):
         export_events(reader, EventFormat.JSONL, out)
     assert out.read_text() == "old"
     assert not list(tmp_path.glob(".events*"))

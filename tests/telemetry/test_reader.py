@@ -3,16 +3,20 @@
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from esper.errors import RunError
+from esper.telemetry import limits, question
+from esper.telemetry import reader as reader_module
 from esper.telemetry.events import CheckpointWritten, PPOUpdated, RunInterrupted, RunStarted
 from esper.telemetry.question import view_columns
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import EventRow, RunStore
 from esper.telemetry.views import VIEWS
+from telemetry.hostile import plant_endless_tree
 
 
 @pytest.fixture
@@ -146,6 +150,36 @@ def test_ctrl_c_stops_a_long_question(reader: RunReader):
             reader.ask(endless)
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("sql", ["SELECT count(*) FROM events NOT INDEXED", "SELECT max(length(payload)) FROM events"])
+def test_a_store_whose_pages_never_end_ends_in_a_sentence(store: RunStore, monkeypatch: pytest.MonkeyPatch, sql: str):
+    store.close()
+    plant_endless_tree(store.path, "events")
+    monkeypatch.setattr(question, "ASKING_SECONDS", 0.2)
+    monkeypatch.setattr(reader_module, "READING_SECONDS", 0.2)
+    with RunReader.open(store.path) as reader:
+        for read in (reader.ask, reader.rows):
+            with pytest.raises(RunError, match=f"{store.path} took more than 0.2 seconds"):
+                read(sql)
+
+
+def test_an_answer_has_a_largest_size(reader: RunReader, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "LARGEST_ANSWER", 2**20)
+    many = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000) SELECT x, 'some text' FROM n"
+    for read in (reader.ask, reader.rows):
+        with pytest.raises(RunError, match="ask of less of it"):
+            read(many)
+
+
+def test_views_that_a_stranger_added_are_not_read(store: RunStore):
+    store.close()
+    with closing(sqlite3.connect(store.path)) as connection:
+        connection.execute("DROP VIEW episodes")
+        connection.execute("CREATE VIEW episodes AS SELECT 'theirs' AS whose")
+        connection.commit()
+    with RunReader.open(store.path) as reader:
+        assert "whose" not in reader.ask("SELECT * FROM episodes").columns
 
 
 def test_after_a_refusal_the_reader_reads_on(reader: RunReader):

@@ -49,14 +49,14 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunStore]
 
 def test_flushed_events_and_scalars_come_back(path: Path):
     with RunStore.create(path) as store:
-        store.set_metadata({"seed": 3, "suite": {"name": "token"}})
+        store.set_metadata({"seed": 3, "origin": {"name": "token"}})
         store.emit(RunStarted(0, "0.1.0", 3))
         store.emit(TRANSITION)
         store.scalars(1, {"return": 0.5, "entropy": 2.0})
         store.scalars(2, {"return": 0.75})
 
     with RunReader.open(path) as reader:
-        assert reader.metadata() == {"seed": 3, "suite": {"name": "token"}}
+        assert reader.metadata() == {"seed": 3, "origin": {"name": "token"}}
         assert [stored.event for stored in reader.stored_events()] == [RunStarted(0, "0.1.0", 3), TRANSITION]
         assert reader.events(LifecycleTransition) == [TRANSITION]
         assert reader.scalar_names() == ["entropy", "return"]

@@ -4,18 +4,20 @@ import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 from esper.errors import RunError
 from esper.files import replacing
 from esper.telemetry.file_system import file_system_of, wal_safe
+from esper.telemetry.limits import LARGEST_VALUE, READING_SECONDS, limited, result_code
 from esper.telemetry.views import definitions
 
 APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 
-_SCHEMA = f"""
+_TABLES = """
 CREATE TABLE metadata (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
@@ -34,6 +36,9 @@ CREATE TABLE scalars (
     PRIMARY KEY (iteration, name)
 ) WITHOUT ROWID;
 CREATE INDEX scalars_by_name ON scalars (name, iteration);
+"""
+_SCHEMA = f"""
+{_TABLES}
 {definitions("VIEW")}
 PRAGMA user_version = {SCHEMA_VERSION};
 PRAGMA application_id = {APPLICATION_ID};
@@ -77,7 +82,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
     connection = _connect(path, "immutable=1" if frozen else "mode=ro")
-    with translated_errors(path):
+    with _closing_at_errors(connection), translated_errors(path), limited(connection, path, READING_SECONDS):
         connection.executescript(definitions("TEMP VIEW"))
         connection.execute("PRAGMA query_only = TRUE")
     return connection
@@ -88,10 +93,10 @@ def translated_errors(path: Path) -> Generator[None]:
     """Turn SQLite's errors into RunError."""
     try:
         yield
-    except sqlite3.OperationalError as error:
-        advice = _ADVICE.get(error.sqlite_errorcode & 0xFF, "check free space, permissions and locks")
-        raise RunError(f"cannot use the run store {path} ({error}): {advice}") from error
     except sqlite3.DatabaseError as error:
+        if (code := result_code(error)) is not None and isinstance(error, sqlite3.OperationalError):
+            advice = _ADVICE.get(code, "check free space, permissions and locks")
+            raise RunError(f"cannot use the run store {path} ({error}): {advice}") from error
         raise RunError(f"the run store {path} is damaged or not a run store ({error})") from error
 
 
@@ -102,12 +107,21 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{options}"
         # Whoever shares a connection between threads locks it.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
+        with _closing_at_errors(connection), limited(connection, path, READING_SECONDS):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+            connection.execute("PRAGMA trusted_schema = FALSE")
             _check_ours(connection, path)
-        except BaseException:
-            connection.close()
-            raise
+            _check_schema(connection, path)
     return connection
+
+
+@contextmanager
+def _closing_at_errors(connection: sqlite3.Connection) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _prepare_writing(connection: sqlite3.Connection, path: Path) -> None:
@@ -125,3 +139,28 @@ def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
         raise RunError(f"{path} is not an Esper run store: give the directory of a run that `esper train` made")
     if version != SCHEMA_VERSION:
         raise RunError(f"{path} has format {version}, this Esper reads {SCHEMA_VERSION}: use the Esper that wrote it")
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """RunError unless our tables and indexes are what they were made as.
+
+    A view of the same name could run without end, a trigger would act on what is written. Views beside the tables do
+    no harm: readers bring their own, which go first.
+    """
+    found = _objects(connection)
+    for kind, name, *_ in sorted(_our_objects() - found):
+        raise RunError(f"the run store {path} is damaged or was changed: it has no {kind} `{name}` as Esper makes it")
+    for kind, name, *_ in found:
+        if kind == "trigger":
+            raise RunError(f"the run store {path} was changed, it has a trigger `{name}`: remove it if you trust it")
+
+
+def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str, str]]:
+    return set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE type != 'view'"))
+
+
+@cache
+def _our_objects() -> set[tuple[str, str, str, str]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_TABLES)
+        return _objects(connection)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from esper.errors import RunError
 from esper.files import replacing
+from esper.telemetry.events import fields
 from esper.telemetry.reader import EventRecord, RunReader
 
 Chunks = Iterable[list[EventRecord]]
@@ -50,7 +51,8 @@ def export_events(reader: RunReader, to: EventFormat, out: Path) -> int:
             yield chunk
 
     with replacing(out) as temporary, temporary.open("wb") as file:
-        _WRITERS[to](counted(), file)
+        with reader.named():
+            _WRITERS[to](counted(), file)
         file.flush()
         os.fsync(file.fileno())
     return count
@@ -63,10 +65,9 @@ def _write_jsonl(chunks: Chunks, file: BinaryIO) -> None:
 
 def _nested(record: EventRecord) -> dict[str, Any]:
     try:
-        payload = json.loads(record.payload)
-    except ValueError as error:
-        raise RunError(f"event {record.id} is damaged, its payload is not JSON: export it as csv") from error
-    return {**record._asdict(), "payload": payload}
+        return {**record._asdict(), "payload": fields(record.type, record.payload)}
+    except RunError as error:
+        raise RunError(f"{error}, in event {record.id}: export it as csv") from error
 
 
 def _write_csv(chunks: Chunks, file: BinaryIO) -> None:

@@ -3,17 +3,17 @@
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from esper.errors import RunError
+from esper.telemetry.limits import ASKING_SECONDS, chunks, limited
 from esper.telemetry.views import VIEWS, definitions
 
 TABLES = ("events", "scalars", "metadata")
 """What the views are made of."""
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_SIGNALS_EVERY = 100_000
-"""Instructions of SQLite between chances for Ctrl-C: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class Answer:
     rows: list[tuple[Any, ...]]
 
 
-def ask(connection: sqlite3.Connection, sql: str) -> Answer:
-    """Answer one SELECT.
+def ask(connection: sqlite3.Connection, path: Path, sql: str) -> Answer:
+    """Answer one SELECT about the store at `path`.
 
     Raises:
-        RunError: it is not SQL, names something unknown, or would change anything or read another file.
+        RunError: it is not SQL, names something unknown, would change anything or read another file, or takes longer
+            or is larger than `esper.telemetry.limits` say.
     """
     refused: list[int] = []
 
@@ -38,20 +39,17 @@ def ask(connection: sqlite3.Connection, sql: str) -> Answer:
         refused.append(action)
         return sqlite3.SQLITE_DENY
 
-    # SQLite makes these two at their first use, which an authorizer sees as a write.
-    connection.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
-    connection.set_authorizer(judge)
-    connection.set_progress_handler(lambda: 0, _SIGNALS_EVERY)
     try:
-        cursor = connection.execute(sql)
-        rows = cursor.fetchall()
+        with limited(connection, path, ASKING_SECONDS):
+            # SQLite makes these two at their first use, which an authorizer sees as a write.
+            connection.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
+            connection.set_authorizer(judge)
+            cursor = connection.execute(sql)
+            rows = [row for chunk in chunks(cursor, path) for row in chunk]
     except sqlite3.Error as error:
-        if "interrupted" in str(error):
-            raise KeyboardInterrupt from error
-        raise RunError(_refusal(error, bool(refused))) from error
+        raise RunError(_refusal(error, bool(refused), path)) from error
     finally:
         connection.set_authorizer(None)
-        connection.set_progress_handler(None, 0)
     if cursor.description is None:
         raise RunError(f"the query is empty: {_advice()}")
     return Answer(tuple(name for name, *_ in cursor.description), rows)
@@ -68,10 +66,10 @@ def view_columns() -> dict[str, tuple[str, ...]]:
         }
 
 
-def _refusal(error: Exception, refused: bool) -> str:
+def _refusal(error: sqlite3.Error, refused: bool, path: Path) -> str:
     if refused:
         return "only SELECT is allowed, a run is not to be changed: " + _advice()
-    return f"the query is wrong ({error}): {_advice()}"
+    return f"the run store {path} cannot answer the query ({error}): {_advice()}"
 
 
 def _advice() -> str:

@@ -3,7 +3,8 @@
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 from esper.errors import RunError
 from esper.telemetry.database import open_for_reading, translated_errors
 from esper.telemetry.events import Event, decode
+from esper.telemetry.expected import checked, trouble_in
+from esper.telemetry.limits import READING_SECONDS, chunks, limited
 from esper.telemetry.question import Answer, ask
 
 E = TypeVar("E", bound=Event)
@@ -70,9 +73,9 @@ class RunReader:
 
     def metadata(self) -> dict[str, Any]:
         """All metadata of the run."""
-        rows = self._query("SELECT key, value FROM metadata")
+        rows = self._query("SELECT key, value AS text FROM metadata")
         try:
-            return {key: json.loads(value) for key, value in rows}
+            return checked({key: json.loads(text) for key, text in rows})
         except (ValueError, RecursionError) as error:
             raise RunError(f"the metadata of the run store {self.path} are damaged ({error})") from error
 
@@ -82,12 +85,13 @@ class RunReader:
             "SELECT id, time, type, version, payload FROM events WHERE id > ? ORDER BY id",
             after_id,
         )
-        return [StoredEvent(row, time, decode(name, version, payload)) for row, time, name, version, payload in rows]
+        with self.named():
+            return [StoredEvent(row, time, decode(name, *record)) for row, time, name, *record in rows]
 
     def events(self, event_type: type[E]) -> list[E]:
         """Events of one type in the order in which they were emitted."""
         rows = self._query("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
-        return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
+        return self._decoded(event_type, rows)
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
         """The first events after an id, in order."""
@@ -103,6 +107,11 @@ class RunReader:
             yield records
             done = records[-1].id
 
+    def decoded(self, record: EventRecord) -> Event:
+        """The event of a record; RunError if it is damaged or of an unknown type or version."""
+        with self.named():
+            return decode(record.type, record.version, record.payload)
+
     def records_at(self, iteration: int, event_types: Sequence[str]) -> list[EventRecord]:
         """Events of some types that belong to an iteration, in order."""
         marks = ", ".join("?" for _ in event_types)
@@ -114,8 +123,8 @@ class RunReader:
 
     def last_id(self) -> int:
         """Of the newest event; 0 if there are none."""
-        ((last,),) = self._query("SELECT max(id) FROM events")
-        return last or 0
+        ((last,),) = self._query("SELECT coalesce(max(id), 0) AS id FROM events")
+        return last
 
     def holds(self, record: EventRecord) -> bool:
         """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""
@@ -127,11 +136,26 @@ class RunReader:
         Raises:
             RunError: it is not one SELECT, or names something that is not there.
         """
-        return ask(self._connection, sql)
+        return ask(self._connection, self.path, sql)
 
     def rows(self, sql: str, *parameters: int | str) -> list[Any]:
-        """All rows, as tuples, that a query of our own finds in tables and views."""
+        """All rows, as tuples, that a query of our own finds in tables and views.
+
+        Raises:
+            RunError: the store is damaged, or reading it takes longer than `READING_SECONDS`. Columns named as those
+                of the tables are checked to hold what those do.
+        """
         return self._query(sql, *parameters)
+
+    @contextmanager
+    def named(self) -> Generator[None]:
+        """Errors within say which store they are about."""
+        try:
+            yield
+        except RunError as error:
+            if str(self.path) in str(error):
+                raise
+            raise RunError(f"the run store {self.path}: {error}") from error
 
     def scalar_names(self) -> list[str]:
         """Names of all scalars, sorted."""
@@ -151,15 +175,27 @@ class RunReader:
 
     def last_iteration(self) -> int:
         """The highest iteration that has scalars; 0 if there are none."""
-        ((last,),) = self._query("SELECT max(iteration) FROM scalars")
-        return last or 0
+        ((last,),) = self._query("SELECT coalesce(max(iteration), 0) AS iteration FROM scalars")
+        return last
 
     def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
         return [EventRecord(*row) for row in self._query(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
 
+    def _decoded(self, event_type: type[E], rows: Sequence[tuple[int, str]]) -> list[E]:
+        """Events of one type from their versions and payloads."""
+        with self.named():
+            return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
+
     def _query(self, sql: str, *parameters: int | str) -> list[Any]:
-        with translated_errors(self.path):
-            return self._connection.execute(sql, parameters).fetchall()
+        found: list[Any] = []
+        with translated_errors(self.path), limited(self._connection, self.path, READING_SECONDS):
+            cursor = self._connection.execute(sql, parameters)
+            names = [name for name, *_ in cursor.description]
+            for chunk in chunks(cursor, self.path):
+                if trouble := trouble_in(names, chunk):
+                    raise RunError(f"the run store {self.path} is damaged: {trouble}")
+                found += chunk
+        return found
 
 
 def _number(value: float | None) -> float:

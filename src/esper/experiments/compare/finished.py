@@ -71,8 +71,8 @@ def _seeds(arm: Path) -> set[int]:
 def _begun(trial: Path) -> float:
     """When the trial began, in seconds since 1970: with its first seed, the first configuration begins first."""
     with RunReader.open(RunDirectory(trial).store) as reader:
-        ((time,),) = reader.rows("SELECT min(time) FROM events")
-    return time or 0.0
+        ((time,),) = reader.rows("SELECT coalesce(min(time), 0.0) AS time FROM events")
+    return time
 
 
 def _outcomes(trial: Path) -> list[Outcome]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from esper.errors import ExportError
-from esper.growth.export.source import source_of, weights_of
+from esper.growth.export.source import WEIGHTS_SUFFIX, source_of, weights_of
 
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
@@ -34,19 +34,29 @@ class Format(StrEnum):
     SAFETENSORS = "safetensors"
     """The state dict alone, for a module of the same structure, and a JSON file that names the classes."""
     PYTHON = "python"
-    """A Python file with the network as plain torch code, and a safetensors file of the same name."""
+    """A Python file with the network as plain torch code, and its weights in a file NAME.weights.safetensors."""
 
 
 @dataclass(frozen=True)
-class Writer:
-    """How to write a format."""
+class ProgramWriter:
+    """How to write a format that holds what the model computes."""
 
     write: Callable[[nn.Module, ExportedProgram, Path], None]
     """Writes the file at the path, and its companion beside it."""
     companion: str | None = None
-    """Suffix of a second file that belongs to it."""
+    """Suffix of a second file that belongs to it; no other format writes one of that name."""
     suffix: str | None = None
     """That the file's own name must have; None: any."""
+
+
+@dataclass(frozen=True)
+class WeightsWriter:
+    """How to write a format that holds the model's tensors alone."""
+
+    write: Callable[[nn.Module, Path], None]
+    """As that of `ProgramWriter`."""
+    companion: str | None = None
+    suffix: str | None = None
 
 
 def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
@@ -81,7 +91,7 @@ def _quiet() -> Generator[None]:
         logger.setLevel(level)
 
 
-def _write_safetensors(model: nn.Module, _: ExportedProgram, path: Path) -> None:
+def _write_safetensors(model: nn.Module, path: Path) -> None:
     state: Mapping[str, object] = model.state_dict()
     strange = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if strange:
@@ -94,14 +104,14 @@ def _write_safetensors(model: nn.Module, _: ExportedProgram, path: Path) -> None
 
 def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> None:
     path.write_text(source_of(program, type(model).__name__), encoding="utf-8")
-    path.with_suffix(".safetensors").write_bytes(encode(_apart(weights_of(program))))
+    path.with_suffix(WEIGHTS_SUFFIX).write_bytes(encode(_apart(weights_of(program))))
 
 
-WRITERS: Mapping[Format, Writer] = {
-    Format.PT2: Writer(_write_pt2),
-    Format.ONNX: Writer(_write_onnx),
-    Format.SAFETENSORS: Writer(_write_safetensors, companion=".json", suffix=".safetensors"),
-    Format.PYTHON: Writer(_write_python, companion=".safetensors", suffix=".py"),
+WRITERS: Mapping[Format, ProgramWriter | WeightsWriter] = {
+    Format.PT2: ProgramWriter(_write_pt2),
+    Format.ONNX: ProgramWriter(_write_onnx),
+    Format.SAFETENSORS: WeightsWriter(_write_safetensors, companion=".json", suffix=".safetensors"),
+    Format.PYTHON: ProgramWriter(_write_python, companion=WEIGHTS_SUFFIX, suffix=".py"),
 }
 
 

@@ -1,7 +1,7 @@
 """Run an exported model where Esper cannot be imported: ``python reloading.py FORMAT FILE INPUTS OUTPUTS``.
 
 The files INPUTS and OUTPUTS are safetensors; inputs are called by their position, then a colon and their keyword, if
-they have one. Of the format ``safetensors``, which is weights alone, the structure is read from ``INPUTS.pt2``.
+they have one.
 
 This is a script of its own, which imports nothing of Esper.
 """
@@ -18,8 +18,6 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-
-STRUCTURE_SUFFIX = ".pt2"
 
 
 class _Refusal:
@@ -58,15 +56,8 @@ def _run(kind: str, file: Path, inputs: Path) -> list[Tensor]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return tensors_in(module.load()(*positional, **keywords))
-    if kind == "pt2":
-        with file.open("rb") as opened:
-            return tensors_in(torch.export.load(opened).module()(*positional, **keywords))
-    with inputs.with_suffix(STRUCTURE_SUFFIX).open("rb") as opened:
-        model = torch.export.load(opened).module()
-    weights = load(file.read_bytes())
-    # It may have more: tensors that the model never uses are not in its graph.
-    model.load_state_dict({name: weights[name] for name in model.state_dict()})
-    return tensors_in(model(*positional, **keywords))
+    with file.open("rb") as opened:
+        return tensors_in(torch.export.load(opened).module()(*positional, **keywords))
 
 
 def main(kind: str, file: str, inputs: str, outputs: str) -> None:

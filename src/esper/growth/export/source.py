@@ -13,8 +13,10 @@ from torch.export import ExportedProgram
 from esper.errors import ExportError
 from esper.growth.fossil_graph import is_assertion
 
+WEIGHTS_SUFFIX = ".weights.safetensors"
+"""Of the file that the module reads; weights alone are a file of another name."""
 _OPERATOR = type(torch.ops.aten.relu.default)
-_HEADER = '''"""{name} in eval mode, as Esper exported it; the weights are in the safetensors file of the same name.
+_HEADER = '''"""{name} in eval mode, as Esper exported it; the weights are in the file beside it that ends in {suffix}.
 
 `load()` returns the model. It needs torch and safetensors only.
 """
@@ -30,7 +32,7 @@ from torch import nn
 aten = torch.ops.aten
 
 
-def load(weights=Path(__file__).with_suffix(".safetensors")):
+def load(weights=Path(__file__).with_suffix("{suffix}")):
     """The model with its weights, ready to use."""
     model = Model()
     model.load_state_dict(load_file(weights))
@@ -49,7 +51,7 @@ def source_of(program: ExportedProgram, name: str) -> str:
     Raises:
         ExportError: the graph holds more than calls of functions, for instance control flow.
     """
-    lines = [_HEADER.format(name=name).rstrip("\n")]
+    lines = [_HEADER.format(name=name, suffix=WEIGHTS_SUFFIX).rstrip("\n")]
     for attribute, tensor in weights_of(program).items():
         made = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
         if isinstance(tensor, nn.Parameter):

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
-from torch.export import ExportedProgram
+from torch import Tensor, nn
 
 from esper.errors import ExportError
 from esper.growth.export import reloading
 from esper.growth.export.formats import Format
 from esper.growth.export.inputs import Inputs
-from esper.growth.export.reloading import STRUCTURE_SUFFIX
 
 TOLERANCE = 1e-5
 """Greatest difference of an output, relative to the largest output or to one, whichever is larger."""
@@ -26,19 +24,13 @@ _INPUTS = "inputs.safetensors"
 _OUTPUTS = "outputs.safetensors"
 
 
-def verify(
-    kind: Format, file: Path, program: ExportedProgram, inputs: Inputs, expected: Sequence[Tensor], folder: Path
-) -> None:
+def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor], folder: Path) -> None:
     """Load ``file`` in a fresh process, run it on ``inputs`` and compare what it returns with ``expected``.
-
-    The format ``safetensors`` holds no structure, so the process gets that of ``program``, whose weights are
-    overwritten by zeros: all that it knows of them comes from the file.
 
     Args:
         kind: Of the file.
         file: Just written.
-        program: What the file was made of; of no use afterwards.
-        inputs: Of another batch size than the program was traced with.
+        inputs: Of another batch size than the model was traced with.
         expected: What the model returns for them.
         folder: For temporary files.
 
@@ -48,15 +40,28 @@ def verify(
     names = ["" for _ in inputs.positional] + [f":{name}" for name in inputs.keywords]
     tensors = {f"{index}{name}": tensor for index, (name, tensor) in enumerate(zip(names, inputs.tensors, strict=True))}
     (folder / _INPUTS).write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
-    if kind is Format.SAFETENSORS:
-        with torch.no_grad():
-            for tensor in program.state_dict.values():
-                tensor.zero_()
-        with (folder / _INPUTS).with_suffix(STRUCTURE_SUFFIX).open("wb") as opened:
-            torch.export.save(program, opened)
     _run(kind, file, folder)
     outputs = load((folder / _OUTPUTS).read_bytes())
     _compare(kind, [outputs[str(index)] for index in range(len(outputs))], expected)
+
+
+def verify_weights(file: Path, model: nn.Module) -> None:
+    """Read ``file``, of the format ``safetensors``, and compare it with the state of ``model``.
+
+    Raises:
+        ExportError: it holds other tensors, or other bits.
+    """
+    found, state = load(file.read_bytes()), model.state_dict()
+    different = found.keys() ^ state.keys() or [name for name in state if not _same(found[name], state[name].cpu())]
+    for name in sorted(different):
+        raise ExportError(f"the safetensors file holds another {name!r} than the model: nothing is written")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """To the bit, so that NaN equals itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(each.detach().contiguous().flatten().view(torch.uint8) for each in (one, other)))
 
 
 def _run(kind: Format, file: Path, folder: Path) -> None:

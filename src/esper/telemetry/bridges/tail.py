@@ -7,14 +7,13 @@ touches; ids of events would not show it, since those of deleted ones may be giv
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from esper.telemetry.database import translated_errors
 from esper.telemetry.events import (
@@ -29,8 +28,8 @@ from esper.telemetry.events import (
     RunResumed,
     RunStarted,
     StepTaken,
-    decode,
     event_types,
+    fields,
 )
 from esper.telemetry.reader import RunReader
 
@@ -81,20 +80,22 @@ class Tail(RunReader):
         rows = self._query(
             f"SELECT time, type, iteration, payload FROM events WHERE type IN ({_marks(names)}) ORDER BY id", *names
         )
-        return [_moment(*row) for row in rows]
+        with self.named():
+            return [_moment(*row) for row in rows]
 
     def figures(self, after: int) -> Figures | None:
         """The first finished iteration after the one of that number; None if there is none yet."""
         with self._snapshot():
             closing = _CLOSING.get(self.metadata().get("command", ""), PPOUpdated.name)
-            ((number,),) = self._query(
-                "SELECT min(iteration) FROM scalars WHERE iteration > ? "
-                "AND iteration <= (SELECT max(iteration) FROM events WHERE type = ?)",
+            found = self._query(
+                "SELECT iteration FROM scalars WHERE iteration > ? "
+                "AND iteration <= (SELECT max(iteration) FROM events WHERE type = ?) ORDER BY iteration LIMIT 1",
                 after,
                 closing,
             )
-            if number is None:
+            if not found:
                 return None
+            ((number,),) = found
             # What precedes the first iteration is closed with it.
             ((time,),) = self._query(
                 "SELECT time FROM events WHERE type = ? AND iteration >= ? ORDER BY iteration LIMIT 1", closing, number
@@ -128,17 +129,15 @@ class Tail(RunReader):
             event_type.name,
             iteration,
         )
-        return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
+        return self._decoded(event_type, rows)
 
     @contextmanager
     def _snapshot(self) -> Generator[None]:
         """What is read within stays the same, also while the run is rewound."""
         with translated_errors(self.path):
             self._connection.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._connection.execute("COMMIT")
+            with self._connection:
+                yield
 
 
 def _marks(names: Sequence[str]) -> str:
@@ -147,7 +146,7 @@ def _marks(names: Sequence[str]) -> str:
 
 def _moment(time: float, name: str, iteration: int, payload: str) -> Moment:
     when = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    details = [f"{key} {value}" for key, value in json.loads(payload).items() if key != "iteration"]
+    details = [f"{key} {value}" for key, value in fields(name, payload).items() if key != "iteration"]
     line = f"{when}: {name.replace('_', ' ')} after iteration {iteration}"
     return Moment(
         iteration,

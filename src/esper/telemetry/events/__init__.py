@@ -11,7 +11,7 @@ from esper.telemetry.events.growing import (
     StepTaken,
 )
 from esper.telemetry.events.learning import AnomalyRaised, PolicyProbed, PPOUpdated
-from esper.telemetry.events.record import Event, decode, encode, event_types, register
+from esper.telemetry.events.record import Event, decode, encode, event_types, fields, register
 from esper.telemetry.events.running import (
     CheckpointWritten,
     RunEnded,
@@ -43,5 +43,6 @@ __all__ = [
     "decode",
     "encode",
     "event_types",
+    "fields",
     "register",
 ]

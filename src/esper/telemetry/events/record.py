@@ -4,10 +4,11 @@ An event is a frozen dataclass of JSON values. `register` files it under a name 
 stored one back; both refuse what they do not know. Change a record's fields only together with its version.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -68,6 +69,17 @@ def decode(name: str, version: int, payload: str) -> Event:
         return _adapter(event_type).validate_json(payload)
     except ValidationError as error:
         raise RunError(f"a stored event {name!r} is damaged: {error.errors()[0]['msg']}") from error
+
+
+def fields(name: str, payload: str) -> dict[str, Any]:
+    """A stored event's payload as it is, whatever its type and version; RunError if it is no JSON object."""
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"a stored event {name!r} is damaged: its payload is not JSON") from error
+    if not isinstance(found, dict):
+        raise RunError(f"a stored event {name!r} is damaged: its payload is not a JSON object")
+    return cast("dict[str, Any]", found)
 
 
 @cache

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from esper.errors import ConfigError, EsperError
 from esper.telemetry.reader import RunReader
-from esper.ui.dash.parameters import number, optional_number
+from esper.ui.dash.parameters import number, optional_number, whole
 from esper.ui.dash.queries.comparison import comparison
 from esper.ui.dash.queries.learning import learning
 from esper.ui.dash.queries.log import log
@@ -30,7 +30,7 @@ from esper.ui.dash.security import Access, SecuredApp
 from esper.ui.dash.stream import Follower, follow
 
 STATIC = Path(__file__).parent / "static"
-LAST_EVENT_ID = "last-event-id"
+LAST_EVENT_ID = "Last-Event-ID"
 
 
 def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
@@ -39,15 +39,17 @@ def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = 
         routes=[
             Route("/", _page),
             Mount("/static", StaticFiles(directory=STATIC)),
-            Route("/api/{view}", _Views(finder, stopping).answer),
+            Route("/api/{view}", Views(finder, stopping).answer),
         ],
         exception_handlers={EsperError: _explained, HTTPException: _not_found, Exception: _broken},
     )
     return SecuredApp(app, access)
 
 
-class _Views:
+class Views:
     """Answers by the last word of the address; the run is given by name."""
+
+    NAMES = ("runs", "compare", "stream", "population", "network", "look", "learning", "events")
 
     def __init__(self, finder: RunFinder, stopping: Callable[[], bool]) -> None:
         self._finder = finder
@@ -88,8 +90,9 @@ class _Views:
         return self._finder.store(request.query_params.get("run", ""))
 
     def _stream(self, request: Request) -> Response:
-        header = request.headers.get(LAST_EVENT_ID, "")
-        known = int(header) if header.isascii() and header.isdigit() else optional_number(request.query_params, "after")
+        known = whole(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
+        if known is None:
+            known = optional_number(request.query_params, "after")
         follower = Follower(self._store(request), request.query_params.getlist("type"), known or 0)
         return StreamingResponse(follow(follower, self._stopping), media_type="text/event-stream")
 

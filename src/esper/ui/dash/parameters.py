@@ -20,8 +20,12 @@ def number(query: QueryParams, name: str) -> int:
 
 def optional_number(query: QueryParams, name: str) -> int | None:
     """A whole number, or None where none is given; ConfigError if it is not one."""
-    text = query.get(name)
-    if text is None or text == "":
+    return whole(query.get(name, ""), name)
+
+
+def whole(text: str, name: str) -> int | None:
+    """What a text that is called ``name`` says, or None if it is empty; ConfigError if that is no whole number."""
+    if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST)) and int(text) <= LARGEST):
         raise ConfigError(f"`{name}` is {text[:40]!r}: give a whole number from 0")

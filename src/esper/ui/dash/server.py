@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import webbrowser
@@ -48,6 +49,8 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, say: Call
             timeout_graceful_shutdown=GOODBYE_SECONDS,
         )
         server = uvicorn.Server(config)
+        # Whoever does not read what was sent is cut off at the end, on purpose: no error, and no traceback.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         address = _address(access, listener.getsockname()[1])
         say(f"dashboard: {address}")
         say("Ctrl-C stops it.")

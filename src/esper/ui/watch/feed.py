@@ -97,7 +97,7 @@ class Feed:
     def _news(self, reader: RunReader, records: list[EventRecord], anew: bool) -> News:
         progress = progress_of(self._run, reader)
         points = new_points(reader, progress.command, self._known)
-        news = News(anew, None, reader.metadata(), progress, records, network_events(records), points)
+        news = News(anew, None, reader.metadata(), progress, records, network_events(reader, records), points)
         self._known.update({name: series[-1][0] for name, series in points.items() if series})
         self._last = records[-1] if records else None if anew else self._last
         return news

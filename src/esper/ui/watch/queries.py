@@ -12,7 +12,6 @@ from esper.telemetry.events import (
     NetworkEvent,
     RolledBack,
     StepTaken,
-    decode,
     event_types,
 )
 from esper.telemetry.reader import EventRecord, RunReader
@@ -48,9 +47,9 @@ def standing(reader: RunReader, grows_alone: bool, up_to: int) -> list[EventReco
     return [found[key] for key in sorted(found) if key <= up_to]
 
 
-def network_events(records: list[EventRecord]) -> list[NetworkEvent]:
+def network_events(reader: RunReader, records: list[EventRecord]) -> list[NetworkEvent]:
     """Those that tell how networks stand; RunError if one of them is damaged or of an unknown version."""
-    events = (decode(record.type, record.version, record.payload) for record in records if record.type in FOLLOWED)
+    events = (reader.decoded(record) for record in records if record.type in FOLLOWED)
     return [event for event in events if isinstance(event, NetworkEvent)]
 
 

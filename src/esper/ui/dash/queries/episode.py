@@ -30,9 +30,13 @@ class Episode:
         Raises:
             RunError: there is no episode of that number.
         """
-        ((first, last),) = reader.rows(f"SELECT min(iteration), max(iteration) FROM events WHERE {_MARKS}")
-        if first is None:
+        found = reader.rows(
+            # Without a group there would be a row of NULLs where there are no events.
+            f"SELECT min(iteration) AS iteration, max(iteration) AS iteration FROM events WHERE {_MARKS} GROUP BY NULL"
+        )
+        if not found:
             return None
+        ((first, last),) = found
         if command == "grow":
             first = last = 1
         if number is not None and not first <= number <= last:
