@@ -30,6 +30,7 @@ NEEDS_AN_EXTRA = (
     "esper.integrations.lightning",
     "esper.integrations.sb3",
     "esper.integrations.transformers",
+    "esper.integrations.unheard",
     "esper.telemetry.bridges.mlflow",
     "esper.telemetry.bridges.tensorboard",
     "esper.telemetry.bridges.wandb",

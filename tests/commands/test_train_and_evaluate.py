@@ -144,9 +144,11 @@ def test_evaluation_prints_a_line_for_machines(run: Path, capsys: Capture):
     record = last_json(captured.out)
     assert (record["run"], record["iteration"], record["heldout"]["instances"]) == (str(run), 2, 4)
     assert "transfer" not in record
-    other = next(one for one in record["heldout"]["controllers"] if one["controller"] == "none")
-    assert {"estimate", "low", "high"} == other["score"].keys() == other["against"]["difference"].keys()
-    assert 0 <= other["against"]["improvement"]["estimate"] <= 1
+    other = next(one for one in record["heldout"]["standings"] if one["name"] == "none")
+    assert other["score_interval"][0] <= other["score"] <= other["score_interval"][1]
+    policy = next(one for one in record["heldout"]["standings"] if one["name"] == "policy")
+    assert other["difference"] == pytest.approx(policy["score"] - other["score"])
+    assert 0 <= other["probability_of_improvement"] <= 1
 
 
 def test_the_report_can_be_written_anew(run: Path, capsys: Capture):

@@ -93,7 +93,7 @@ def _row(masks: ActionMasks, row: int) -> ActionMasks:
 
 
 def test_random_choices_are_uniform_over_what_is_legal() -> None:
-    observation, masks = Situation().observe()
+    observation, masks = Situation(rules=open_rules()).observe()
     count = 6000
     many = ActionMasks(
         **{k: v if k == "grounds" else np.repeat(v, count, axis=0) for k, v in vars(masks).items()}

@@ -81,7 +81,7 @@ def test_the_last_line_is_for_machines(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--device", "nowhere"], "device 'nowhere' cannot be used"),
+        (["--device", "nowhere"], "there is no device 'nowhere' on this machine"),
         (["--suites", "token"], "tokens"),
         (["--environments", "0"], "at least 1"),
         (["--repeats", "0"], "at least 1"),

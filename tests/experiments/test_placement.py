@@ -87,8 +87,8 @@ def test_a_device_may_be_named_with_its_number_and_without(
 
 def test_a_run_asks_for_its_devices_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    settings = tiny("environments=12", "shards=3", "devices=[cpu, cpu, nonsense]")
-    with pytest.raises(ConfigError, match="'nonsense'"), started(tmp_path / "run", settings):
+    settings = tiny("environments=12", "shards=3", "devices=[cpu, cpu, 'cuda:77']")
+    with pytest.raises(ConfigError, match="'cuda:77'"), started(tmp_path / "run", settings):
         pass
     assert list(RunDirectory.open(tmp_path / "run").checkpoints.iterdir()) == []
 

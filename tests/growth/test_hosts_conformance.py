@@ -143,7 +143,12 @@ def test_autocast_keeps_the_types_that_the_host_makes(host: Host) -> None:
         for name in host.slots:
             network.get_submodule(name).register_forward_hook(lambda *called: seen.append(called[2].dtype))
     with torch.autocast("cpu", torch.bfloat16):
-        outputs(alone, host.arguments())
+        try:
+            outputs(alone, host.arguments())
+        except RuntimeError as error:
+            if "primitive" not in str(error):
+                raise
+            pytest.skip(f"oneDNN has no bfloat16 for {host.name} on this processor")
         found = loss(model, host.arguments())
     found.backward()
     assert seen[len(host.slots) :] == seen[: len(host.slots)]

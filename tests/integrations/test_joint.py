@@ -26,9 +26,9 @@ __all__ = ["short_episodes"]
 E = 4
 RULES: dict[str, dict[str, Any]] = {
     "training": Rules().model_dump(),
-    "shadow": {"isolation": "shadow", "cooldown": (1, 1, 1), "min_training_steps": 1},
-    "every blend": {"cooldown": (1, 1, 1), "blends": ("add", "gate", "multiply"), "alpha_speeds": (0, 8)},
-    "unsorted": {"cooldown": (1, 1, 1), "operations": ("prune", "wait", "germinate"), "tempos": (8, 3)},
+    "shadow": open_rules(isolation="shadow", cooldown=(1, 1, 1), min_training_steps=1).model_dump(),
+    "every blend": open_rules(cooldown=(1, 1, 1), blends=("add", "gate", "multiply"), alpha_speeds=(0, 8)).model_dump(),
+    "unsorted": open_rules(cooldown=(1, 1, 1), operations=("prune", "wait", "germinate"), tempos=(8, 3)).model_dump(),
 }
 
 

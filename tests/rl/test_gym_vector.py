@@ -21,6 +21,7 @@ from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, canonical, head_sizes, wait
 from esper.rl.gym.spaces import Arrays
 from esper.rl.gym.vector import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
+from open_rules import open_rules
 from rl.gym_support import RULES, STEPS, assert_same, legal_actions, short_episodes
 from rl.short import SUITE
 
@@ -75,7 +76,7 @@ def test_spaces_are_finite_and_hold_what_is_observed() -> None:
 
 
 def test_masks_say_exactly_what_is_legal() -> None:
-    env = make(rules={"cooldown": (1, 1, 1), "isolation": "shadow", "min_training_steps": 1})
+    env = make(rules=open_rules(cooldown=(1, 1, 1), isolation="shadow", min_training_steps=1))
     rng = np.random.default_rng(0)
     observation, info = env.reset(seed=0)
     ops: set[int] = set()
@@ -138,7 +139,7 @@ def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() 
     ],
 )
 def test_any_integers_are_made_legal_and_told(given: np.ndarray, effective: np.ndarray) -> None:
-    env = make()
+    env = make(rules=open_rules())
     env.reset(seed=0)
     legal = action(Op.GERMINATE, 0, 1)
     *_, info = env.step(np.stack([legal, given, wait(1)[0]]))
