@@ -134,7 +134,7 @@ def assert_obeyed(before: SeedTable, actions: Int64s, after: SeedTable) -> None:
     demands = {
         "germinate": (chosen[:, Head.OP] == Op.GERMINATE, seed),
         "advance": (chosen[:, Head.OP] == Op.ADVANCE, {"stage": Stage.BLENDING, "alpha_elapsed": 1}),
-        "set alpha": (chosen[:, Head.OP] == Op.SET_ALPHA, {**ramp, "blend": blend, "alpha_target": target}),
+        "set alpha": (chosen[:, Head.OP] == Op.SET_ALPHA, {**ramp, "blend": before.blend[at], "alpha_target": target}),
         "fossilize": (chosen[:, Head.OP] == Op.FOSSILIZE, {"stage": Stage.FOSSILIZED, "alpha": before.alpha[at]}),
         "prune at once": (pruned & at_once, {"stage": Stage.PRUNED}),
         "prune by a ramp": (pruned & ~at_once, {**ramp, "alpha_target": 0, "pruning": True}),
