@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from esper.commands import evaluate
 from esper.config import load_settings
 from esper.errors import ConfigError
 from esper.experiments.compare.trials import Contest
 from esper.experiments.play import terms_of
 from esper.experiments.settings import TrainSettings
+from esper.grower.grower import Grower
 from esper.grower.practice.settings import GrowSettings
 from esper.rl.gym.growth import Growth, GrowthSettings
 from esper.settings import Settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
-COLUMNS: dict[str, type[Settings]] = {
-    "train, sweep": TrainSettings,
-    "gym environment": GrowthSettings,
-    "grow": GrowSettings,
+COLUMNS: dict[str, Collection[str]] = {
+    "train, sweep": TrainSettings.model_fields,
+    "compare": TrainSettings.model_fields,
+    "evaluate": signature(evaluate.command).parameters,
+    "gym environment": GrowthSettings.model_fields,
+    "grow": GrowSettings.model_fields,
+    "Grower": signature(Grower).parameters,
 }
+"""What is taken there."""
+NOT_TAKEN = {"-", "own", "own, the first", "not used", "of `reset`", "where the model is"}
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -34,13 +44,46 @@ def table() -> dict[str, dict[str, str]]:
     return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
+def test_every_column_of_the_page_is_looked_at() -> None:
+    assert all(cells.keys() == COLUMNS.keys() for cells in table().values())
+
+
 @pytest.mark.parametrize("column", COLUMNS)
 def test_the_page_says_who_takes_what(column: str) -> None:
-    fields = COLUMNS[column].model_fields
     for setting, cells in table().items():
-        names = re.findall(r"`(\w+)`", cells[column]) or [setting]
-        elsewhere = cells[column] == "of `reset`"
-        assert (cells[column] != "-" and not elsewhere) == all(name in fields for name in names), setting
+        names = [setting] if cells[column] in NOT_TAKEN else re.findall(r"`(\w+)`", cells[column]) or [setting]
+        assert all((name in COLUMNS[column]) == (cells[column] not in NOT_TAKEN) for name in names), setting
+
+
+@pytest.mark.parametrize("column", ["train, sweep", "compare", "gym environment"])
+def test_the_page_says_which_strategies_are_taken(column: str) -> None:
+    root = GrowthSettings if column == "gym environment" else TrainSettings
+    taken = {strategy for strategy in ("stacked", "looped", "auto") if _loads(root, f"strategy={strategy}")}
+    assert set(table()["strategy"][column].split(", ")) == taken
+
+
+def _loads(root: type[Settings], override: str) -> bool:
+    try:
+        load_settings(root, None, [override])
+    except ConfigError:
+        return False
+    return True
+
+
+def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
+    settings = load_settings(
+        TrainSettings,
+        None,
+        [
+            *("suite=digits", "rules.harm_tolerance=0.1", "conduct.plateau=4", "strategy=looped"),
+            *("networks_per_pass=3", "devices=[cuda:1, cpu]", "seed=7", "reward=sparse"),
+        ],
+    )
+    terms = asdict(terms_of(settings))
+    own = [setting for setting, cells in table().items() if cells["evaluate"] == "own" and setting != "seed"]
+    assert {setting: terms[setting] for setting in own} == {setting: vars(settings)[setting] for setting in own}
+    assert terms["device"] == settings.devices[0]
+    assert terms.keys() == {*own, "device"}  # and what the page says is not used, or is drawn from, is not there
 
 
 def test_auto_is_refused_by_training_and_says_why() -> None:
@@ -71,7 +114,12 @@ def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> No
         Contest(tmp_path, {"one": TrainSettings(seed=3)}, 5, 2)
 
 
-def test_who_plays_for_a_run_runs_networks_as_it_does() -> None:
-    settings = load_settings(TrainSettings, None, ["strategy=looped", "networks_per_pass=3", "conduct.plateau=4"])
-    terms = terms_of(settings)
-    assert (terms.strategy, terms.networks_per_pass, terms.conduct) == ("looped", 3, settings.conduct)
+@pytest.mark.parametrize(
+    ("root", "overrides"),
+    [(TrainSettings, ()), (GrowthSettings, ()), (GrowSettings, ("epochs=30",))],
+)
+def test_measurements_that_never_come_are_refused(root: type[Settings], overrides: tuple[str, ...]) -> None:
+    """A slot's counterfactual within every so many decisions, where there are not so many."""
+    with pytest.raises(ConfigError, match="counterfactual_every is 31, but there are 30 decisions"):
+        load_settings(root, None, [*overrides, "conduct.counterfactual_every=31"])
+    load_settings(root, None, [*overrides, "conduct.counterfactual_every=30"])

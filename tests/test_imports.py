@@ -28,6 +28,7 @@ EXTRAS = (
 NEEDS_AN_EXTRA = (
     "esper.experiments.ray_workers",
     "esper.integrations.lightning",
+    "esper.integrations.unheard",
     "esper.integrations.sb3",
     "esper.integrations.transformers",
     "esper.integrations.unheard",

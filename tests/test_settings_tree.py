@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from esper.config import load_settings
+from esper.config import load_settings, merge, put
 from esper.control.rules.heuristic import HeuristicSettings
 from esper.control.rules.periodic import PeriodicSettings
 from esper.differences import differences
@@ -22,6 +22,7 @@ from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.rl.gym.growth import GrowthSettings
+from esper.rl.rewards.modes import MODES
 from esper.settings import Settings, models_in
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 
@@ -52,6 +53,8 @@ NAMED = {
     "rules.alpha_targets": Named([0.5, 1.0]),
     "rules.alpha_speeds": Named([3]),
     "reward.mode": Named("sparse"),
+    **{f"reward.{weight}": Named(0.3, ("reward.mode=shaped",)) for weight in MODES["shaped"].weights},
+    "reward.early_age": Named(6, ("reward.mode=shaped",)),
     "cloning.controller": Named("periodic"),
     "controller": Named("periodic"),
     "slots": Named({"stem": "auto"}),
@@ -104,10 +107,11 @@ def _by_base(leaf: Leaf, folder: Path) -> Settings:
 
 
 def _by_keyword(leaf: Leaf, _: Path) -> Settings:
-    given: dict[str, Any] = nested(leaf.key, leaf.value)
-    if leaf.given:
-        given["rules"]["operations"] = leaf.before["rules"]["operations"]
-    return GrowthSettings.of(given)
+    keywords: dict[str, Any] = {}
+    for override in leaf.given:
+        merge(GrowthSettings, keywords, override)
+    put(GrowthSettings, keywords, leaf.key, leaf.value, leaf.key)
+    return GrowthSettings.of(keywords)
 
 
 ROUTES: dict[str, tuple[type[Settings], Route]] = {
@@ -230,7 +234,7 @@ def test_what_entry_points_share_has_one_default() -> None:
     assert shared == {"suite", "rules", "conduct", "reward", "strategy"}
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
     assert grow.rules == train.rules == Rules()
-    assert (grow.governor, grow.budget) == (Conduct().governor, Conduct().budget)
+    assert grow.conduct == train.conduct == Conduct()
     assert grow.seed == train.seed
 
 

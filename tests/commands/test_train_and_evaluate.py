@@ -17,6 +17,7 @@ from esper.cli import main
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.iteration import Iteration
 from esper.experiments.run_directory import RunDirectory
+from esper.experiments.trainer import Trainer
 from esper.ui.live import LineView
 from experiments.runs import TINY
 from experiments.short_suite import short_suite
@@ -75,6 +76,26 @@ def test_training_prints_a_line_for_machines(tmp_path: Path, capsys: Capture):
     assert {"objective", "probe_score", "seconds", "environment_steps_per_second"} <= record.keys()
     assert {"none", "heuristic"} <= record["baselines"].keys()
     assert record["environment_steps"] == 2 * 8 * 8
+
+
+def test_training_says_in_what_it_differs_from_the_defaults(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
+    """`--set ppo.clip=0.1` changes one line of the configuration, and is one line of what is said."""
+    path = tmp_path / "clipped"
+    assert main(["train", "--run-dir", str(path), *options("iterations=2", "ppo.clip=0.1")]) == 0
+    first, *said = capsys.readouterr().out.split("finding the baselines' level")[0].splitlines()
+    assert first == "settings: different from the defaults in"
+    expected = {*(override.split("=")[0] for override in TINY), "iterations", "ppo.clip"}
+    assert {line.split(":")[0].strip() for line in said} == expected
+    assert "  ppo.clip: 0.1 (default 0.2)" in said
+    lines = [Path(run, "config.yaml").read_text().splitlines() for run in (trained, path)]
+    assert [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]] == [("  clip: 0.2", "  clip: 0.1")]
+
+    monkeypatch.setattr(Trainer, "train", lambda *_: None)
+    monkeypatch.setattr(Trainer, "baseline_levels", lambda _: {})
+    assert main(["train", "--run-dir", str(tmp_path / "usual")]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "settings: the defaults"
 
 
 def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path):

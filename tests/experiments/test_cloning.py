@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.config import load_settings
 from esper.control.learned import Learned
 from esper.errors import ConfigError
 from esper.experiments.checkpoints import Checkpoints
@@ -122,6 +123,6 @@ def test_a_run_begins_with_the_clone_and_goes_on_exactly(tmp_path: Path, setting
     assert all(torch.equal(newest[0][name], newest[1][name]) for name in newest[0])
 
 
-def test_who_is_not_known_cannot_be_imitated(settings: TrainSettings) -> None:
-    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="no baseline is called 'nobody'"):
-        demonstrations(settings, CloningSettings(controller="nobody"), workers)
+def test_who_is_not_known_cannot_be_imitated() -> None:
+    with pytest.raises(ConfigError, match="no baseline is called 'nobody'"):
+        load_settings(TrainSettings, None, ["cloning.controller=nobody"])

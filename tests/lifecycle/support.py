@@ -31,7 +31,12 @@ NARROW = {
     "alpha_speeds": (3, 8),
     "alpha_curves": (Curve.COSINE, Curve.SIGMOID),
 }
-ONE_TARGET = {"alpha_targets": (0.7,), "alpha_speeds": (0,), "tempos": (8, 3)}
+ONE_TARGET = {
+    "operations": tuple(op for op in Op if op is not Op.SET_ALPHA),
+    "alpha_targets": (0.7,),
+    "alpha_speeds": (0,),
+    "tempos": (8, 3),
+}
 RULE_SETS = {
     f"{name}-{isolation}": open_rules(isolation=isolation, **choices)
     for name, choices in {"default": {}, "wide": WIDE, "narrow": NARROW, "one_target": ONE_TARGET}.items()

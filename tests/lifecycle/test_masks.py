@@ -89,12 +89,6 @@ def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
         assert [target for target, legal in zip(ALPHA_TARGETS, allowed, strict=True) if legal] == [0.5, 1.0]
 
 
-def test_with_one_target_nothing_can_be_retargeted() -> None:
-    rules = open_rules(alpha_targets=(1.0,))
-    held = play(SeedTable.dormant(1, 1), rules, action(Op.GERMINATE), *[WAIT] * 4).table
-    assert not masks_of(held, rules).op[0, Op.SET_ALPHA]
-
-
 def test_fossilizing_needs_evidence() -> None:
     held = play(SeedTable.dormant(1, 1), DEFAULT, action(Op.GERMINATE), *[WAIT] * 4).table
     assert masks_of(held).op[0, Op.FOSSILIZE]

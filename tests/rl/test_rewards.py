@@ -16,6 +16,7 @@ from esper.rl.rewards import MODES, Facts, Moment, RewardSettings, RewardSpec, S
 from esper.rl.rewards import total as sum_of
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rewards.terms import PROGRESS
+from esper.rl.rewards.weights import Weights
 
 RENT = 0.1
 BASE = 0.4
@@ -78,7 +79,13 @@ def total(settings: RewardSettings, course: Sequence[Tick]) -> float:
 
 def free(mode: str, family: str = "accuracy") -> RewardSettings:
     """The mode without costs of what a controller does."""
-    return RewardSettings(mode=mode, family=family, intervention=0, shock=0, early_prune=0)
+    return priced(mode, family, intervention=0, shock=0, early_prune=0)
+
+
+def priced(mode: str, family: str, **weights: float) -> RewardSettings:
+    """With those of the weights that the mode reads."""
+    read = {name: weight for name, weight in weights.items() if name in MODES[mode].weights}
+    return RewardSettings.model_validate({"mode": mode, "family": family, **read})
 
 
 WAYS = [(mode, family) for mode, kind in MODES.items() for family in kind.families]
@@ -101,7 +108,7 @@ def test_what_is_advanced_is_taken_back(mode: str, family: str, course: list[Tic
 @pytest.mark.parametrize(("mode", "family"), WAYS)
 @given(course=courses)
 def test_costs_are_for_what_was_done_and_nothing_else(mode: str, family: str, course: list[Tick]) -> None:
-    settings = RewardSettings(mode=mode, family=family, intervention=0.01, shock=0.02, early_prune=0.03, early_age=4)
+    settings = priced(mode, family, intervention=0.01, shock=0.02, early_prune=0.03, early_age=4)
     interventions = sum(tick.acted for tick in course)
     early = sum(0 <= tick.pruned_age <= 4 for tick in course)
     alphas = np.array([[0.0, 0.0], *[[seed.alpha for seed in tick.slots] for tick in course]])
@@ -226,3 +233,25 @@ def test_a_specification_is_a_name_a_mode_or_several(given: object, expected: li
 def test_a_specification_that_makes_no_sense_is_refused(given: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SPEC.validate_python(given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("weight", Weights.model_fields.keys() - {"rent_on"})
+def test_a_weight_acts_or_is_refused(mode: str, weight: str) -> None:
+    """At the whole cost of interventions in the end, and before."""
+    held, ramped = Seed(Stage.HOLDING, 1.0, 0.2), Seed(Stage.BLENDING, 0.5, 0.2)
+    course = [
+        Tick((EMPTY, ramped), acted=True),
+        Tick((held, held), pruned_age=2),
+        Tick((EMPTY, EMPTY), acted=True, pruned_age=6),
+    ]
+    usual = RewardSettings(mode=mode)
+    other = usual.model_copy(update={weight: 9 if weight == "early_age" else 0.4})  # which checks nothing
+    acts = any(rewards_of(usual.at(now), course) != rewards_of(other.at(now), course) for now in (0.2, 1.0))
+    assert acts == (weight in MODES[mode].weights)
+    changed = {"mode": mode, weight: getattr(other, weight)}
+    if acts:
+        assert RewardSettings.model_validate(changed) == other
+    else:
+        with pytest.raises(ValidationError, match=f"'{mode}' does not read {weight}: leave it out, or choose .*shaped"):
+            RewardSettings.model_validate(changed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Judgement, Monitor, Trouble, Vitals, skill
@@ -109,3 +110,9 @@ def test_networks_are_judged_each_for_itself(checks: list[list[tuple[float, floa
             own = look(alone[network], [loss], [known])
             assert (own.trouble[0], own.good[0]) == (found.trouble[network], found.good[network])
             assert own.trouble[0] == Trouble.NONE or not own.good[0]
+
+
+def test_losses_that_can_never_be_known_are_refused() -> None:
+    with pytest.raises(ValidationError, match="9 must be known, but a window holds 8; lower fewest or raise window"):
+        GovernorSettings(fewest=9)
+    assert GovernorSettings(window=9, fewest=9).fewest == 9

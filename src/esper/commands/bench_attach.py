@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from esper.commands.seeds import require_seed
 from esper.devices import usable_device
 from esper.errors import ConfigError
 from esper.grower.overhead import PLACES, Overhead, OverheadResult, OverheadTask, measure_overhead
@@ -30,6 +31,7 @@ def command(
         seed: Draws the images.
         json: Print a machine-readable last line.
     """
+    require_seed(seed)
     _check(repeats, steps, batch_size, device)
     console = console_beside(json)
     say(console, f"a small ResNet with slots behind {', '.join(PLACES)}, beside the same without, in turns ...")

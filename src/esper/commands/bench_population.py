@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from esper.commands.seeds import require_seed
 from esper.devices import usable_device
 from esper.errors import ConfigError
 from esper.experiments.bench_population import BenchResult, BenchTask, bench_population
@@ -39,6 +40,7 @@ def command(
         seed: Draws instances and actions.
         json: Print a machine-readable last line.
     """
+    require_seed(seed)
     _check(suites, environments, repeats, device)
     console = console_beside(json)
     results: list[BenchResult] = []

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from esper.commands.seeds import require_seed
 from esper.experiments.bench_suite import Choice, SuiteReport, bench_suite
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
@@ -35,6 +36,7 @@ def command(
         seed: Draws the instances.
         json: Print a machine-readable last line.
     """
+    require_seed(seed)
     began = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from esper.commands.seeds import require_seed
 from esper.config import Overrides
 from esper.differences import differences, shared
 from esper.errors import ConfigError
@@ -56,6 +57,7 @@ def command(
     """
     if instances < 1:
         raise ConfigError(f"{instances} instances give no score: ask for at least 1")
+    require_seed(seed)
     console = console_beside(json)
     computing = Backend(backend, workers)
     known = load_space(space, overrides)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from esper.commands.seeds import require_seed
 from esper.config import settings_text
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tuning import tune
@@ -35,6 +36,7 @@ def command(
         seed: Draws candidates and instances.
         out: Also write the winner's settings to this YAML file.
     """
+    require_seed(seed)
     began = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers:

@@ -11,7 +11,6 @@ import torch
 from esper.control.controller import Controller
 from esper.control.policy import PolicyStep
 from esper.control.spaces import mask_tensors
-from esper.errors import ConfigError
 from esper.experiments.baselines import baselines
 from esper.experiments.collect import joined, new_policy
 from esper.experiments.placement import Placed
@@ -43,15 +42,9 @@ class DemonstrationTask(Placed):
 
 
 def demonstrations(settings: TrainSettings, cloning: CloningSettings, workers: Workers) -> Rollout:
-    """Whole episodes of the baseline, paid as the policy will be.
-
-    Raises:
-        ConfigError: there is no baseline of that name.
-    """
+    """Whole episodes of the baseline, paid as the policy will be."""
     suite = get_suite(settings.suite)
     known = {controller.name: controller for controller in baselines(suite)}
-    if cloning.controller not in known:
-        raise ConfigError(f"no baseline is called '{cloning.controller}' (known: {', '.join(known)})")
     instances = suite.sample(cloning.episodes, "train", np.random.default_rng((settings.seed, _STREAM)))
     parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
     tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]

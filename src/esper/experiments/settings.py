@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from esper.control.policy import PolicySettings
 from esper.devices import CPU, DeviceName
+from esper.experiments.baselines import baselines
 from esper.experiments.telemetry_settings import TelemetrySettings
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
@@ -70,6 +71,19 @@ class TrainSettings(Settings):
     @classmethod
     def _suite_exists(cls, name: str) -> str:
         return get_suite(name).name
+
+    @model_validator(mode="after")
+    def _who_is_imitated_exists(self) -> Self:
+        if self.cloning is not None:
+            known = [controller.name for controller in baselines(get_suite(self.suite))]
+            if self.cloning.controller not in known:
+                raise ValueError(f"no baseline is called '{self.cloning.controller}' (known: {', '.join(known)})")
+        return self
+
+    @model_validator(mode="after")
+    def _slots_are_measured(self) -> Self:
+        self.conduct.require_measurements(get_suite(self.suite).steps)
+        return self
 
     @field_validator("strategy", mode="before")
     @classmethod

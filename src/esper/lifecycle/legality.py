@@ -119,10 +119,8 @@ def _broken_slot_rule(op: Op, environment: int, slot: int, masks: ActionMasks) -
     if op in _GATED:
         reason = Reason(grounds.verdicts.reason[environment, slot])
         return f"gate {_GATED[op]} is closed, {reason.name}"
-    if op is Op.GERMINATE:
-        unaffordable = not grounds.affordable[environment, slot].all()
-        return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
-    return "the seed already has the only alpha target that the rules allow"
+    unaffordable = not grounds.affordable[environment, slot].all()  # which only germinating asks
+    return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
 
 
 def _broken_head_rule(head: Head, op: Op, value: int, masks: ActionMasks) -> str:

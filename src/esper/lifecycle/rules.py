@@ -70,7 +70,8 @@ class Rules(Settings):
     harm_tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Accuracy points that a seed may cost and still be fossilized (gate G5)."""
     operations: tuple[OpName, ...] = (Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE)
-    """Operations that the masks allow; wait must be among them, and advance where seeds learn in isolation."""
+    """Operations that the masks allow; wait must be among them, and advance where seeds learn in isolation. set_alpha
+    needs several alpha targets."""
     blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
     """Ways to blend that the masks allow. A seed gets one when it germinates, and keeps it: set_alpha reads none."""
     tempos: tuple[int, ...] = Field(default=(3,), min_length=1)
@@ -120,6 +121,15 @@ class Rules(Settings):
             raise ValueError(
                 f"under isolation {self.isolation} a seed leaves TRAINING only by operation advance: "
                 f"add advance to operations ({', '.join(map(_name, self.operations))})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _alpha_has_somewhere_to_go(self) -> Self:
+        if Op.SET_ALPHA in self.operations and len(set(self.alpha_targets)) == 1:
+            raise ValueError(
+                f"operation set_alpha never becomes legal, as {self.alpha_targets[0]:g} is the only alpha target: "
+                "name another in alpha_targets, or leave set_alpha out of operations"
             )
         return self
 

@@ -26,6 +26,14 @@ class Conduct(Settings):
     """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
     stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
 
+    def require_measurements(self, horizon: int) -> None:
+        """Raise ValueError unless every slot is measured within an episode of that many decisions."""
+        if self.counterfactual_every > horizon:
+            raise ValueError(
+                f"conduct.counterfactual_every is {self.counterfactual_every}, but there are {horizon} decisions: "
+                "some slots would never be measured, nor their seeds be kept; lower it"
+            )
+
     def counterfactuals_due(self, decision: NDArray[np.int64], slots: int) -> NDArray[np.bool_]:
         """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
 

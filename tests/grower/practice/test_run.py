@@ -16,6 +16,7 @@ from esper.grower.practice.growth import Epoch
 from esper.grower.practice.learning import measure
 from esper.grower.practice.result import Result
 from esper.growth.persist import load
+from esper.lifecycle.actions import Blend
 from esper.tasks.practice.registry import get_host
 from esper.telemetry.events import LifecycleTransition, RunEnded, RunInterrupted, RunResumed, StepTaken
 from esper.telemetry.reader import RunReader
@@ -129,6 +130,12 @@ def test_everything_from_the_start_is_there_from_the_first_step(tmp_path: Path) 
     result = grow(tmp_path / "run", "controller=all_from_start")
     assert result.added_parameters == sum(one.parameters for one in result.kept) > 0
     assert result.choices == ()
+
+
+@pytest.mark.parametrize("blend", Blend)
+def test_everything_from_the_start_joins_as_the_rules_say(blend: Blend) -> None:
+    grown = growth("controller=all_from_start", f"rules.blends=[{blend.name.lower()}]")
+    assert {seed.blend for seed in grown.model.seeds.values()} == {blend}
 
 
 def test_rent_is_taken_off_the_score(tmp_path: Path) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from esper.config import dump_settings, load_settings
+from esper.differences import differences
 from esper.errors import ConfigError, TaskError
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
 from esper.grower.practice.settings import GrowSettings
+from esper.lifecycle.rules import Rules
 from esper.tasks.practice.registry import get_host, get_task, task_names
+from esper.telemetry.store import RunStore
 
 
 def load(*overrides: str) -> GrowSettings:
@@ -53,7 +59,31 @@ def test_settings_that_cannot_be(override: str, sentence: str) -> None:
         load(override)
 
 
+def test_a_budget_that_is_not_kept_is_refused() -> None:
+    with pytest.raises(ConfigError, match="all_from_start fills every slot whatever it costs: leave the budget out"):
+        load("controller=all_from_start", "conduct.budget.flops=9")
+
+
 @pytest.mark.parametrize("override", ["task=digitz", "host=gpt"])
 def test_tasks_and_hosts_that_cannot_be(override: str) -> None:
     with pytest.raises(TaskError):
         load(override)
+
+
+def test_some_rules_leave_a_policys_own_others(tmp_path: Path) -> None:
+    """By override and by file; nothing of a resumed run depends on whether the policy is still there."""
+    trained = load_settings(TrainSettings, None, ["rules.tempos=[5, 8]", "rules.harm_tolerance=0.2"])
+    run = tmp_path / "trained"
+    with RunStore.create(RunDirectory.create(run).store):
+        dump_settings(trained, run / "config.yaml")
+    whose = f"controller={run}"
+    assert load(whose).rules == trained.rules
+    changed = trained.rules.model_copy(update={"harm_tolerance": 0.3})
+    (tmp_path / "mine.yaml").write_text(f"controller: {run}\nrules: {{harm_tolerance: 0.3}}\n")
+    for found in (load(whose, "rules.harm_tolerance=0.3"), load_settings(GrowSettings, tmp_path / "mine.yaml")):
+        assert found.rules == changed
+        assert [str(one) for one in differences(found, found.usual())] == ["rules.harm_tolerance: 0.3 (default 0.2)"]
+    dump_settings(load(whose, "rules.harm_tolerance=0.3"), tmp_path / "config.yaml")
+    shutil.rmtree(run)
+    assert load_settings(GrowSettings, tmp_path / "config.yaml").rules == changed
+    assert load("rules.harm_tolerance=0.3").rules == Rules(harm_tolerance=0.3)

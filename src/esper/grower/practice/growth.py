@@ -57,7 +57,7 @@ class Growth:
         self.model = growing_host(settings, self.splits)
         self._forward_flops = forward_flops(self.model, first_inputs(self.splits.train))
         if settings.controller == ALL_FROM_START:
-            fill(self.model, settings.seed)
+            fill(self.model, settings.seed, min(settings.rules.blends))  # the one that rules take
         self.optimizer = torch.optim.AdamW(
             self.model.parameter_groups(lr=settings.learning_rate, weight_decay=settings.weight_decay)
         )

@@ -11,6 +11,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
+from esper.lifecycle.actions import Blend
 from esper.tasks.practice.examples import Examples, Splits
 from esper.tasks.practice.registry import get_host
 from esper.tasks.streams import stream
@@ -29,10 +30,10 @@ def growing_host(settings: GrowSettings, splits: Splits) -> GrowingModel:
     return attach(host.to(settings.device), settings.slots, inputs)
 
 
-def fill(model: GrowingModel, seed: int) -> None:
+def fill(model: GrowingModel, seed: int, blend: Blend) -> None:
     """Plant in every slot, for good and at full weight, the dearest blueprint that it offers."""
     for place, slot in enumerate(model.slots.values()):
-        slot.germinate(_dearest(slot), _generator(seed, SEEDS, place), alpha=1.0)
+        slot.germinate(_dearest(slot), _generator(seed, SEEDS, place), blend=blend, alpha=1.0)
         slot.fossilize()
 
 

@@ -14,6 +14,7 @@ from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.settings import Settings
 from esper.tasks.practice.registry import get_host, get_task, host_for
+from esper.training.budget import Budget
 
 ALL_FROM_START = "all_from_start"
 """Instead of a controller: every slot is filled for good before the first step."""
@@ -71,6 +72,17 @@ class GrowSettings(Settings):
         """What follows from task, host and controller alone: the defaults of these settings."""
         chosen = {"task": self.task, "host": self.host, "controller": self.controller}
         return GrowSettings.model_validate(chosen)
+
+    @model_validator(mode="after")
+    def _slots_are_measured(self) -> Self:
+        self.conduct.require_measurements(self.epochs)
+        return self
+
+    @model_validator(mode="after")
+    def _budget_is_kept(self) -> Self:
+        if self.controller == ALL_FROM_START and self.conduct.budget != Budget():
+            raise ValueError(f"controller {ALL_FROM_START} fills every slot whatever it costs: leave the budget out")
+        return self
 
     @model_validator(mode="after")
     def _text_is_read(self) -> Self:

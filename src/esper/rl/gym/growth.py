@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
@@ -61,6 +61,11 @@ class GrowthSettings(Settings):
     """How networks are run: stacked, looped, or auto for the faster of the two; the results are the same."""
     device: DeviceName = CPU
     """Where the networks live, as torch names it."""
+
+    @model_validator(mode="after")
+    def _slots_are_measured(self) -> Self:
+        self.conduct.require_measurements(get_suite(self.suite).steps)
+        return self
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> GrowthSettings:

@@ -27,18 +27,23 @@ Pay = Callable[[Step, Weights], Terms]
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to pay, and the families of scores it can pay in."""
+    """A way to pay, the families of scores it can pay in, and the weights that it reads."""
 
     pay: Pay
     families: tuple[str, ...]
+    weights: tuple[str, ...]
 
 
 MODES: dict[str, Mode] = {}
 
 
-def _register(*families: str) -> Callable[[Pay], Pay]:
+_INTERVENTION = ("intervention", "intervention_after")
+_EARLY_PRUNE = ("early_prune", "early_age")
+
+
+def _register(*families: str, weights: tuple[str, ...] = ()) -> Callable[[Pay], Pay]:
     def registered(pay: Pay) -> Pay:
-        MODES[pay.__name__] = Mode(pay, families)
+        MODES[pay.__name__] = Mode(pay, families, weights)
         return pay
 
     return registered
@@ -72,7 +77,7 @@ def sparse(step: Step, _weights: Weights) -> Terms:
     return {"objective": np.where(step.finished, terms.objective(step.after), 0.0)}
 
 
-@_register("accuracy")
+@_register("accuracy", weights=_EARLY_PRUNE)
 def minimal(step: Step, weights: Weights) -> Terms:
     """`sparse` less the cost of pruning before its time.
 
@@ -81,7 +86,7 @@ def minimal(step: Step, weights: Weights) -> Terms:
     return {**sparse(step, weights), "early_prune": -weights.early_prune * terms.early_prune(step, weights)}
 
 
-@_register("accuracy")
+@_register("accuracy", weights=("progress", *_INTERVENTION))
 def simplified(step: Step, weights: Weights) -> Terms:
     """`sparse`, plus shaping by the progress of all slots, less the cost of interventions.
 
@@ -95,7 +100,7 @@ def simplified(step: Step, weights: Weights) -> Terms:
     }
 
 
-@_register("accuracy", "loss")
+@_register("accuracy", "loss", weights=("attribution", "progress", *_INTERVENTION, "shock", *_EARLY_PRUNE))
 def shaped(step: Step, weights: Weights) -> Terms:
     """`outcome`, plus shaping by attribution and progress, less costs of interventions, alpha shocks, early pruning.
 

@@ -40,6 +40,17 @@ class RewardSettings(Weights):
             )
         return self
 
+    @model_validator(mode="after")
+    def _weights_are_read(self) -> Self:
+        read = MODES[self.mode].weights
+        for name, field in Weights.model_fields.items():
+            if name not in (*read, "rent_on") and getattr(self, name) != field.default:
+                able = [mode for mode in MODES if name in MODES[mode].weights]
+                raise ValueError(
+                    f"reward mode '{self.mode}' does not read {name}: leave it out, or choose {' or '.join(able)}"
+                )
+        return self
+
     def at(self, progress: float) -> RewardSettings:
         """The settings at that share of the training, 0 to 1: the cost of interventions may not be whole yet."""
         if self.intervention_after == 0:

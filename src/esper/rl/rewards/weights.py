@@ -9,7 +9,8 @@ from esper.settings import Settings
 
 
 class Weights(Settings):
-    """In units of the score, that is, 0.01 is worth a point of accuracy. A mode uses those of its own terms."""
+    """In units of the score, that is, 0.01 is worth a point of accuracy. A mode reads those of its own terms,
+    and others are refused beside it."""
 
     rent_on: RentBasis = "parameters"
     """What rent is paid on."""

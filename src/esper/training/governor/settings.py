@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from esper.settings import Settings
 
@@ -16,7 +18,7 @@ class GovernorSettings(Settings):
     window: int = Field(default=8, ge=2, le=1000)
     """Checks whose losses make up what is usual."""
     fewest: int = Field(default=3, ge=2, le=1000)
-    """Losses that must be known before one can be unusual."""
+    """Losses that must be known before one can be unusual; at most the window."""
     sigmas: float = Field(default=4.0, gt=0)
     """A loss is unusual beyond the mean plus this many standard deviations of the window ..."""
     multiple: float = Field(default=2.0, gt=1)
@@ -34,3 +36,12 @@ class GovernorSettings(Settings):
     """Rollbacks in one episode. Trouble after the last one ends the episode, in the state of the last snapshot."""
     penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     """What each trouble costs in reward, in units of the objective."""
+
+    @model_validator(mode="after")
+    def _losses_become_known(self) -> Self:
+        if self.fewest > self.window:
+            raise ValueError(
+                f"no loss can ever be unusual: {self.fewest} must be known, but a window holds {self.window}; "
+                "lower fewest or raise window"
+            )
+        return self
