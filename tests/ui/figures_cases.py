@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from esper.config import dump_settings
+from esper.experiments.behaviour import Behaviour, Usage, write_behaviour
 from esper.experiments.iteration import record
+from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import LEVELS
@@ -31,6 +34,18 @@ def trained(path: Path, *, steps: bool = True, name: str = "norm", family: str =
                         store.emit(event)
             probe = 0.6 if number == ITERATIONS else None
             record(store, planted.iteration(number, ITERATIONS, probe=probe, kl=0.001 * number), planted.LEVELS)
+    return run
+
+
+BEHAVIOUR = Behaviour(ITERATIONS, ("norm", "layer1"), ("norm",), (Usage("order", "heldout", 3, {"wait": 1.0}, ()),), ())
+
+
+def evaluated(path: Path, results: Sequence[Result], *, seed: int = 0) -> RunDirectory:
+    """A run of `esper train` with this training seed and what `esper evaluate` left of these results."""
+    run = trained(path, steps=False)
+    dump_settings(TrainSettings(iterations=ITERATIONS, seed=seed), run.config)
+    write_results(run.evaluation, results)
+    write_behaviour(run.behaviour, BEHAVIOUR)
     return run
 
 
