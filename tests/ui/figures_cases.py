@@ -65,7 +65,7 @@ def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
 def _episode(number: int, environment: int, name: str, family: str) -> list[Event]:
     place = (number, number, environment)
     stages, residents = ("blending", "dormant"), (name, None)
-    contribution = 0.01 * (environment + 1)
+    contribution = 0.01 * (environment + 1) + 0.001 * number
     return [
         EpisodeStarted(*place, 0, f"{family}/far/1", family, "far", 0.1, 1e-3, 128, (10,), 400),
         LifecycleTransition(*place, 0, 0, "dormant", "germinated", name, "germinate", "passed"),
