@@ -1,7 +1,7 @@
 """Does it matter how a seed learns before it counts? Three hosts, grown by the same rule under each isolation.
 
 `python benchmarks/isolations.py FOLDER --seeds 0 1 2 3 4` trains every host without growth and under each isolation,
-and prints test accuracies, means over seeds and differences to no growth, paired by seed, with 95% t-intervals.
+and prints test accuracies, means over seeds and differences to no growth, paired by seed, with 95% intervals.
 Stopped, it goes on: runs that are done are only read. It computes in one thread.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from esper.config import load_settings
 from esper.errors import EsperError
+from esper.experiments.analysis import mean_interval
 from esper.experiments.process import prepare_process
 from esper.grower.practice.result import Result
 from esper.grower.practice.run import result_at
@@ -28,7 +28,6 @@ from esper.tasks.practice.task import Access
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
 NOTHING = "no growth"
-LEVEL = 0.95
 
 
 def main(folder: tyro.conf.Positional[Path], seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
@@ -49,11 +48,10 @@ def main(folder: tyro.conf.Positional[Path], seeds: tuple[int, ...] = (0, 1, 2, 
 
 
 def _gain(differences: np.ndarray) -> str:
-    mean = differences.mean()
     if len(differences) < 2:
-        return f"{mean:+.3f}"
-    half = stats.t.ppf((1 + LEVEL) / 2, len(differences) - 1) * stats.sem(differences)
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+        return f"{differences.mean():+.3f}"
+    found = mean_interval(differences[:, None], None)
+    return f"{found.estimate:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
 def _result(folder: Path, task: str, host: str, way: str, seed: int) -> Result:

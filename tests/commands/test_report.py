@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from esper.cli import main
-from ui.figures_cases import trained
+from esper.config import dump_settings
+from esper.experiments.analysis import FEWEST_SEEDS
+from esper.experiments.behaviour import write_behaviour
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.settings import TrainSettings
+from experiments.results_cases import planted
+from ui.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained
 
 
 def test_the_page_lies_in_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +62,98 @@ def test_a_file_in_the_way_is_one_sentence(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "file").touch()
     assert main(["report", str(run.path), "--out", str(tmp_path / "file")]) == 2
     assert "choose another place" in capsys.readouterr().err
+
+
+def of_seed(folder: Path, seed: int, count: int = 60) -> RunDirectory:
+    """An evaluated run whose policy is above the baseline, by more with every seed."""
+    results = planted({"policy": 0.6 + 0.01 * seed, "none": 0.5}, count=count, stream=seed)
+    return evaluated(folder / f"seed{seed}", results, seed=seed)
+
+
+def reported(*words: object) -> int:
+    return main(["report", *map(str, words)])
+
+
+@pytest.mark.parametrize("seeds", [2, FEWEST_SEEDS])
+def test_runs_of_several_seeds_speak_of_the_way_of_training(
+    seeds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    runs, out = [of_seed(tmp_path, seed).path for seed in range(seeds)], tmp_path / "out"
+    assert reported(*runs, "--out", out) == 0
+    words, page = capsys.readouterr().out, (out / "report.html").read_text()
+    said = "none: policy better" if seeds == FEWEST_SEEDS else "none: too few seeds to say"
+    assert said in words
+    assert said.removeprefix("none: ") in page
+    assert "this way of training" in words
+    assert {path.name for path in (out / "tables").iterdir()} >= {"evaluation_heldout.csv", "evaluation_heldout.tex"}
+    assert not any((run / "report.html").exists() for run in runs)
+
+
+def without_evaluation(run: RunDirectory) -> None:
+    run.evaluation.unlink()
+
+
+def of_another_suite(run: RunDirectory) -> None:
+    dump_settings(TrainSettings(iterations=ITERATIONS, seed=1, suite="digits"), run.config)
+
+
+def with_another_clip(run: RunDirectory) -> None:
+    ppo = TrainSettings().ppo.model_copy(update={"clip": 0.1})
+    dump_settings(TrainSettings(iterations=ITERATIONS, seed=1, ppo=ppo), run.config)
+
+
+def of_the_same_seed(run: RunDirectory) -> None:
+    dump_settings(TrainSettings(iterations=ITERATIONS, seed=0), run.config)
+
+
+def evaluated_before_its_end(run: RunDirectory) -> None:
+    write_behaviour(run.behaviour, replace(BEHAVIOUR, iteration=1))
+
+
+def no_run(run: RunDirectory) -> None:
+    run.config.unlink()
+
+
+def on_fewer_instances(run: RunDirectory) -> None:
+    evaluated(run.path.parent / "fewer", planted({"policy": 0.6, "none": 0.5}, count=30)).evaluation.replace(
+        run.evaluation
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_evaluation, "seed1/evaluation.json (No such file or directory): make it with `esper evaluate"),
+        (of_another_suite, "(suite): give runs that differ in their seed alone, or compare ways of training with"),
+        (with_another_clip, "(ppo.clip): give runs that differ in their seed alone"),
+        (of_the_same_seed, "two of the runs have training seed 0: give every seed once"),
+        (
+            evaluated_before_its_end,
+            f"seed1 was evaluated after iteration 1, {{}} after {ITERATIONS}: train them equally",
+        ),
+        (no_run, "seed1 is not a run"),
+        (on_fewer_instances, "different numbers of instances: evaluate them all with the same --instances"),
+    ],
+    ids=lambda part: getattr(part, "__name__", None),
+)
+def test_runs_that_do_not_belong_together_are_one_sentence(
+    spoil: Callable[[RunDirectory], None], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    first, second = of_seed(tmp_path, 0), of_seed(tmp_path, 1)
+    spoil(second)
+    assert reported(first.path, second.path, "--out", tmp_path / "out") == 2
+    words = capsys.readouterr().err
+    assert message.format(first.path) in words
+    assert words.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_runs_need_a_place_and_one_is_not_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = of_seed(tmp_path, 0), of_seed(tmp_path, 1)
+    for words in ((first.path, second.path), ("--out", tmp_path / "out")):
+        assert reported(*words) == 2
+        assert "or those of several runs and --out FOLDER" in capsys.readouterr().err
+    assert reported(first.path) == 0
+    assert "this policy" in capsys.readouterr().out, "one run is judged as one policy"

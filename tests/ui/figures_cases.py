@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from esper.config import dump_settings
+from esper.experiments.behaviour import Behaviour, Usage, write_behaviour
 from esper.experiments.iteration import record
+from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import LEVELS
@@ -34,6 +37,18 @@ def trained(path: Path, *, steps: bool = True, name: str = "norm", family: str =
     return run
 
 
+BEHAVIOUR = Behaviour(ITERATIONS, ("norm", "layer1"), ("norm",), (Usage("order", "heldout", 3, {"wait": 1.0}, ()),), ())
+
+
+def evaluated(path: Path, results: Sequence[Result], *, seed: int = 0) -> RunDirectory:
+    """A run of `esper train` with this training seed and what `esper evaluate` left of these results."""
+    run = trained(path, steps=False)
+    dump_settings(TrainSettings(iterations=ITERATIONS, seed=seed), run.config)
+    write_results(run.evaluation, results)
+    write_behaviour(run.behaviour, BEHAVIOUR)
+    return run
+
+
 def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
     """A run of `esper grow` that has not ended; ``name`` is a blueprint's and a slot's."""
     run = GrowDirectory.create(path)
@@ -50,7 +65,7 @@ def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
 def _episode(number: int, environment: int, name: str, family: str) -> list[Event]:
     place = (number, number, environment)
     stages, residents = ("blending", "dormant"), (name, None)
-    contribution = 0.01 * (environment + 1)
+    contribution = 0.01 * (environment + 1) + 0.001 * number
     return [
         EpisodeStarted(*place, 0, f"{family}/far/1", family, "far", 0.1, 1e-3, 128, (10,), 400),
         LifecycleTransition(*place, 0, 0, "dormant", "germinated", name, "germinate", "passed"),

@@ -230,6 +230,9 @@ def counted(calls: Calls, found: list[Record]) -> None:
 
 
 def quantiles(calls: Calls, found: list[Record]) -> None:
+    for one in found:
+        names = ("tenth", "quarter", "median", "three_quarters", "nine_tenths")
+        assert len({one[name] for name in names}) == len(names), "figures that are equal could stand for each other"
     ranges = [pair for _, low, high in calls["hlines"] for pair in zip(low, high, strict=True)]
     assert Counter(ranges) == Counter(
         (one[low], one[high])

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.config import load_settings
+from esper.differences import differences
 from esper.errors import ConfigError, RunError
+from esper.experiments.behaviour import read_behaviour
 from esper.experiments.comparison import Comparison, compare_over_seeds
 from esper.experiments.results import SPLITS, of_split, read_results
 from esper.experiments.run_directory import RunDirectory
@@ -20,12 +22,13 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
     """By split that every run was evaluated on.
 
     Raises:
-        RunError: one is no run, is not evaluated, or they were evaluated differently.
+        RunError: one is no run, is not evaluated, or they were evaluated differently or after other iterations.
         ConfigError: they differ in more than their seed, or two have the same one.
     """
     runs = [RunDirectory.open(path) for path in paths]
     _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
     results = [read_results(run.evaluation) for run in runs]
+    _require_one_length(runs)
     found: dict[Split, Comparison] = {}
     for split in SPLITS:
         played = [of_split(own, split) for own in results]
@@ -38,9 +41,8 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
 
 
 def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) -> None:
-    first, *others = [settings.model_dump() for settings in trained]
-    for path, other in zip(paths[1:], others, strict=True):
-        differ = sorted(name for name in first if name != _SEED and first[name] != other[name])
+    for path, settings in zip(paths[1:], trained[1:], strict=True):
+        differ = [one.key for one in differences(settings, trained[0]) if one.key != _SEED]
         if differ:
             raise ConfigError(
                 f"{path} was trained with other settings than {paths[0]} ({', '.join(differ)}): give runs that "
@@ -50,3 +52,13 @@ def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) ->
     twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
     if twice is not None:
         raise ConfigError(f"two of the runs have training seed {twice}: give every seed once")
+
+
+def _require_one_length(runs: Sequence[RunDirectory]) -> None:
+    played = [read_behaviour(run.behaviour).iteration for run in runs]
+    for run, iteration in zip(runs, played, strict=True):
+        if iteration != played[0]:
+            raise RunError(
+                f"{run.path} was evaluated after iteration {iteration}, {runs[0].path} after {played[0]}: train them "
+                "equally long and evaluate them again"
+            )

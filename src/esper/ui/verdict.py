@@ -57,7 +57,7 @@ def answer(comparison: Comparison, place: str = "held-out") -> Answer:
 def evaluation_record(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
     """By split, all figures and the answer, for JSON."""
     return {
-        split: {**comparison_record(found), "answer": answer(found, PLACES[split]).short}
+        split: {"place": PLACES[split], **comparison_record(found), "answer": answer(found, PLACES[split]).short}
         for split, found in comparisons.items()
     }
 

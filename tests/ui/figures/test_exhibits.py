@@ -97,7 +97,9 @@ def test_rewards_are_means_over_networks(run: RunDirectory) -> None:
 
 def test_contributions_are_quantiles_of_kept_seeds(run: RunDirectory) -> None:
     (row,) = numbers_of(run.store, "contributions").values
-    assert row == ("norm", "norm", 4 * NETWORKS, 0.01, 0.01, 0.02, 0.03, 0.03)
+    # Of 12 values .011 .012 .013 .014, .021 ... .034, by nearest rank: the 2nd, 3rd, 6th, 9th and 11th.
+    assert row[:3] == ("norm", "norm", 4 * NETWORKS)
+    assert row[3:] == pytest.approx((0.012, 0.013, 0.022, 0.031, 0.033))
 
 
 def test_only_the_last_quarter_is_in_the_figure_of_growth(run: RunDirectory) -> None:

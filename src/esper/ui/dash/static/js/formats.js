@@ -3,10 +3,14 @@
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** With three decimals, or "–" where nothing was measured. */
-export const score = (value) => (isNumber(value) ? value.toFixed(3) : "–");
+export const score = (value) => (isNumber(value) ? value.toFixed(3).replace("-", "−") : "–");
 
-/** With its sign. */
-export const signed = (value) => (isNumber(value) ? `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}` : "–");
+/** With its sign; what rounds to zero has none. */
+export function signed(value) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value).toFixed(3);
+  return Number(size) === 0 ? size : `${value < 0 ? "−" : "+"}${size}`;
+}
 
 /** Never zero. */
 export const pValue = (p) => (p < 0.001 ? "<0.001" : p.toFixed(3));

@@ -125,7 +125,7 @@ class CompareView {
   /** What `esper evaluate` says of each run that it has played, in its words. */
   verdicts(runs) {
     return runs.flatMap((run) =>
-      Object.entries(run.evaluation).map(([split, found]) => {
+      Object.values(run.evaluation).map((found) => {
         const rows = found.standings.map((one) => [
           one.name,
           figure(score(one.score)),
@@ -135,7 +135,7 @@ class CompareView {
           one.verdict ?? "",
         ]);
         const heads = ["", "Score", "Ahead", "95% interval", "p", "Verdict"];
-        const title = `${run.name}: ${found.reference} on ${split} instances`;
+        const title = `${run.name}: ${found.reference} on ${found.instances} ${found.place} instances`;
         return card(title, `${found.answer}. ${found.basis}`, table(heads, rows, title));
       }),
     );
