@@ -70,7 +70,7 @@ def test_the_lock_vanishes_with_a_killed_process(tmp_path: Path):
     path = tmp_path / "run"
     with launch(train_words(path, "iterations=12")) as process:
         assert process.stdout is not None
-        assert any("iteration" in line for line in process.stdout)  # it is under way
+        assert any("iteration 1" in line for line in process.stdout)  # it is under way
         in_use = rf"in use by `esper train` \(process {process.pid}\)"
         with pytest.raises(RunError, match=in_use), RunDirectory.open(path).locked("esper evaluate"):
             pass
