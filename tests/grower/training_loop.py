@@ -36,7 +36,7 @@ def host(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
 
 
-APART = Rules(isolation=Isolation.SHADOW, operations=(Op.WAIT, Op.GERMINATE), blends=(Blend.ADD,))
+APART = Rules(isolation=Isolation.SHADOW, operations=(Op.WAIT, Op.GERMINATE, Op.ADVANCE), blends=(Blend.ADD,))
 """What germinates learns in isolation for good."""
 
 
