@@ -26,7 +26,12 @@ __all__ = ["short_episodes"]
 E = 4
 RULES: dict[str, dict[str, Any]] = {
     "training": Rules().model_dump(),
-    "shadow": {"isolation": "shadow", "cooldown": (1, 1, 1), "min_training_steps": 1},
+    "shadow": {
+        "isolation": "shadow",
+        "operations": tuple(op.name.lower() for op in Op),
+        "cooldown": (1, 1, 1),
+        "min_training_steps": 1,
+    },
     "every blend": {"cooldown": (1, 1, 1), "blends": ("add", "gate", "multiply"), "alpha_speeds": (0, 8)},
     "unsorted": {"cooldown": (1, 1, 1), "operations": ("prune", "wait", "germinate"), "tempos": (8, 3)},
 }

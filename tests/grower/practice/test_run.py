@@ -21,7 +21,7 @@ from esper.telemetry.events import LifecycleTransition, RunEnded, RunInterrupted
 from esper.telemetry.reader import RunReader
 from grower.practice.runs import digits, grow, growth
 
-LONG = ("epochs=12", "slots.layer2=[lowrank, mlp]")
+LONG = ("epochs=12", "slots={layer2: [lowrank, mlp]}")
 """Long enough for the heuristic to keep or prune a seed."""
 
 
