@@ -185,12 +185,13 @@ def test_a_seed_that_may_not_be_kept_yet_is_left_alone(judge) -> None:
     assert decide(judge(), unmeasured)[0] == Op.WAIT
 
 
-def test_the_heuristic_advances_isolated_seeds_first() -> None:
+@pytest.mark.parametrize("rule", [heuristic, periodic, lambda: Schedule([], HORIZON)])
+def test_every_rule_that_plants_advances_isolated_seeds_first(rule) -> None:
     training = {**holding("mlp"), "stage": Stage.TRAINING, "alpha": 0.0}
     situation = Situation(
         {0: holding("mlp"), 2: training}, accuracy_contribution=(0.2, NAN, 0.1), rules=RULE_SETS["shadow"]
     )
-    assert decide(heuristic(), situation)[:2] == [Op.ADVANCE, 2]
+    assert decide(rule(), situation)[:2] == [Op.ADVANCE, 2]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from grower.training_loop import Loop, growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)
 CAP = 1000
+CAPPED = Conduct(budget=Budget(parameters=CAP))
 
 
 def rules(blend: Blend) -> Rules:
@@ -43,7 +44,7 @@ def assert_counted(loop: Loop) -> None:
 @every_blend
 def test_budget_and_rent_count_what_the_model_really_has(blend: Blend) -> None:
     planting = Schedule([Planting(0, 0, 0), Planting(1, 1, 2)], 20)
-    loop = Loop(planting, rules=rules(blend), conduct=Conduct(budget=Budget(parameters=CAP)))
+    loop = Loop(planting, rules=rules(blend), conduct=CAPPED)
     for _ in range(4):
         loop.epoch()
         assert_counted(loop)
@@ -56,7 +57,7 @@ def test_fossils_from_before_are_counted_with_their_blend(blend: Blend) -> None:
     model = growing()
     model.slots["0"].germinate("mlp", blend=blend, alpha=1.0)
     model.slots["0"].fossilize()
-    loop = Loop("none", model, conduct=Conduct(budget=Budget(parameters=CAP)))
+    loop = Loop("none", model, conduct=CAPPED)
     assert_counted(loop)
     loop.epoch()
     assert_counted(loop)
@@ -84,7 +85,7 @@ class Retargeting:
 
 @every_blend
 def test_a_new_alpha_leaves_a_seed_its_blend_its_parameters_and_their_moments(blend: Blend) -> None:
-    loop = Loop(Retargeting(), rules=rules(blend), conduct=Conduct(budget=Budget(parameters=CAP)))
+    loop = Loop(Retargeting(), rules=rules(blend), conduct=CAPPED)
     loop.epoch()
     seed = loop.model.seeds["0"]
     parameters = list(seed.parameters())

@@ -36,8 +36,13 @@ def host(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
 
 
-APART = Rules(isolation=Isolation.SHADOW, operations=(Op.WAIT, Op.GERMINATE, Op.ADVANCE), blends=(Blend.ADD,))
-"""What germinates learns in isolation for good."""
+APART = Rules(
+    isolation=Isolation.SHADOW,
+    operations=(Op.WAIT, Op.GERMINATE, Op.ADVANCE),
+    blends=(Blend.ADD,),
+    min_training_steps=1000,
+)
+"""What germinates learns in isolation, for longer than any test."""
 
 
 def last_layer_moved(seed: Seed) -> bool:

@@ -127,7 +127,7 @@ class Grower:
         self._seed = seed
         kinds = self.subject.roster.kinds
         self._history = History(1, len(model.slots), len(kinds), classes)
-        self._gradients = Gradients(model, optimizer, scaler)
+        self._gradients = Gradients(model, optimizer, scaler, averaged=self._processes.several)
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
         self._shadow = Shadow(model, optimizer, loss, scale, received)

@@ -13,6 +13,7 @@ from esper.control.reading import Reading
 from esper.control.rules.decisions import Decisions
 from esper.control.rules.judging import judge
 from esper.control.spaces import Observation
+from esper.lifecycle.actions import Op
 from esper.lifecycle.masks import ActionMasks
 from esper.settings import Settings
 
@@ -48,8 +49,9 @@ class Periodic:
     def act(
         self, observation: Observation, masks: ActionMasks, state: NDArray[np.int64]
     ) -> tuple[Actions, NDArray[np.int64]]:
-        """Judge what is due, else plant if the clock says so, else wait."""
+        """Advance what may be, else judge what is due, else plant if the clock says so, else wait."""
         settings, reading, decisions = self._settings, Reading(observation), Decisions(masks)
+        decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         judge(decisions, reading, settings.trial / self._horizon, settings.margin)
         progress = reading.network("progress")
         step = np.rint(progress * self._horizon).astype(np.int64)

@@ -26,7 +26,7 @@ class Planting:
 
 
 class Schedule:
-    """Carries out a list of plantings and keeps whatever may be kept: it fossilizes as soon as the gates allow.
+    """Carries out a list of plantings and keeps whatever may be kept: it advances and fossilizes as the gates allow.
 
     ``keep_after``: decisions a seed is held before it is fossilized.
     """
@@ -46,7 +46,7 @@ class Schedule:
     def act(
         self, observation: Observation, masks: ActionMasks, state: NDArray[np.bool_]
     ) -> tuple[Actions, NDArray[np.bool_]]:
-        """The first planting that is due, else fossilize, else wait."""
+        """The first planting that is due, else advance, else fossilize, else wait."""
         reading, decisions, done = Reading(observation), Decisions(masks), state.copy()
         step = np.rint(reading.network("progress") * self._horizon)
         everyone = np.ones(len(step), np.int64)
@@ -55,6 +55,7 @@ class Schedule:
             if due.any():
                 decisions.germinate(everyone * planting.slot, everyone * planting.blueprint, due)
                 done[:, index] |= due & ~decisions.open
+        decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         held = reading.slot("stage_holding") > 0
         decisions.act_on(Op.FOSSILIZE, held & (reading.slot("stage_age") >= self._keep_age - 1e-6))
         return decisions.actions, done

@@ -1,0 +1,94 @@
+"""What a grower sees of gradients is what backward passes left, whatever a loop does to them before it steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+import esper
+from esper.grower.gradients import Gradients
+from grower.training_loop import SLOTS, WIDTH, data, host
+
+CLIPPED = 1e-3
+
+
+class Branching(nn.Sequential):
+    """Of its two ends a forward pass uses one, and it can begin late."""
+
+    def __init__(self) -> None:
+        super().__init__(*host())
+        self.other = nn.Linear(WIDTH, 3)
+        self.elsewhere = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs
+        for layer in list(self)[:4]:
+            hidden = layer(hidden)
+        return self.other(hidden) if self.elsewhere else self[4](hidden)
+
+
+class Loop:
+    """A model with two seeds, whose gradients are clipped, and what they were before."""
+
+    def __init__(self) -> None:
+        self.model = esper.attach(Branching(), SLOTS, torch.zeros(2, 4))
+        self.seeds = [slot.germinate("mlp", alpha=0.5) for slot in self.model.slots.values()]
+        self.optimizer = torch.optim.SGD(self.model.parameter_groups(lr=0.1))
+        self.gradients = Gradients(self.model, self.optimizer, None, averaged=False)
+        self.gradients.watch(self.seeds)
+        self.expected: list[Tensor] = []
+
+    def step(self, passes: int = 1) -> None:
+        inputs, labels = data()
+        self.optimizer.zero_grad()
+        for part in range(passes):
+            F.cross_entropy(self.model(inputs[part::passes]), labels[part::passes]).backward()
+        parts = [self.model.host, *self.seeds]
+        self.expected.append(torch.stack([get_total_norm(list(gradients(part))) for part in parts]))
+        assert clip_grad_norm_(self.model.parameters(), CLIPPED) > CLIPPED
+        self.optimizer.step()
+
+
+def gradients(part: nn.Module) -> Iterator[Tensor]:
+    return (parameter.grad for parameter in part.parameters() if parameter.grad is not None)
+
+
+def halve(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad *= 0.5
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_norms_are_those_before_clipping_with_parameters_in_use_or_not(passes: int) -> None:
+    loop = Loop()
+    for number in range(6):
+        loop.model.host.elsewhere = number % 2 == 1
+        loop.step(passes)
+    torch.testing.assert_close(torch.stack(loop.gradients._norms), torch.stack(loop.expected))
+
+
+def test_a_step_that_ends_elsewhere_is_left_out_once_rather_than_seen_after_clipping() -> None:
+    loop = Loop()
+    for number in range(6):
+        if number == 3:
+            loop.model.host[0].requires_grad_(False)
+            loop.model.slots["0"].seed.requires_grad_(False)
+        loop.step()
+    del loop.expected[3]
+    torch.testing.assert_close(torch.stack(loop.gradients._norms), torch.stack(loop.expected))
+
+
+def test_where_gradients_will_be_averaged_each_is_seen_as_it_arrives() -> None:
+    loop = Loop()
+    loop.gradients = Gradients(loop.model, loop.optimizer, None, averaged=True)
+    loop.gradients.watch(loop.seeds)
+    for parameter in loop.model.parameters():
+        parameter.register_post_accumulate_grad_hook(halve)
+    for _ in range(3):
+        loop.step()
+    torch.testing.assert_close(torch.stack(loop.gradients._norms), 2 * torch.stack(loop.expected))
