@@ -15,7 +15,8 @@ from esper import Grower
 from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.grower.packing import pack
-from grower.training_loop import data, growing, validate
+from esper.lifecycle.rules import Rules
+from grower.training_loop import APART, data, growing, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -27,10 +28,11 @@ SAVED_AFTER = 6
 SEED = 7
 
 
-def main(folder: Path, rank: int, resume: bool) -> None:
+def main(folder: Path, rank: int, how: str) -> None:
     """Train, and leave behind what each process held at the end."""
     torch.set_num_threads(1)
-    store = distributed.FileStore(str(folder / f"store-{resume}"), RANKS)
+    resume, rules = how == "resume", APART if how == "shadow" else Rules()
+    store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     model = growing()
     carrier = GrowthInStateDict(model)
@@ -40,7 +42,16 @@ def main(folder: Path, rank: int, resume: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     network = DistributedDataParallel(model, find_unused_parameters=resume)
     # Only the first process's controller and seed matter.
-    grower = Grower(model, optimizer, "random", evaluate=_only_first(rank), horizon=20, seed=SEED + rank)
+    grower = Grower(
+        model,
+        optimizer,
+        "random",
+        evaluate=_only_first(rank),
+        horizon=20,
+        seed=SEED + rank,
+        rules=rules,
+        loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
+    )
     carrier.carry("grower", grower)
     if saved is not None:
         optimizer.load_state_dict(saved["optimizer"])
@@ -56,7 +67,7 @@ def main(folder: Path, rank: int, resume: bool) -> None:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    torch.save(state, folder / f"rank-{rank}-{resume}.pt")
+    torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 
 
@@ -66,6 +77,7 @@ def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) ->
     network.train()
     grower.optimizer.zero_grad()
     loss = F.cross_entropy(network(inputs[part]), labels[part])
+    grower.learn_apart(loss, inputs[part], labels[part])
     loss.backward()
     gradient = float(nn.utils.clip_grad_norm_(network.parameters(), 0.5))
     grower.optimizer.step()
@@ -81,4 +93,4 @@ def _only_first(rank: int) -> Evaluate:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "resume")
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

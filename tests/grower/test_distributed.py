@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from esper import Grower
 from esper.grower.distributed import Processes
 from grower.processes import BLOWN_UP, DECISIONS, RANKS, SAVED_AFTER, SEED, train
-from grower.training_loop import growing, validate
+from grower.training_loop import APART, growing, validate
 
 TESTS = Path(__file__).parent.parent
 
@@ -33,8 +34,7 @@ def run(folder: Path, how: str) -> list[dict[str, Any]]:
     ]
     errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors)
-    resumed = how == "resume"
-    return [torch.load(folder / f"rank-{rank}-{resumed}.pt", weights_only=True) for rank in range(RANKS)]
+    return [torch.load(folder / f"rank-{rank}-{how}.pt", weights_only=True) for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,28 @@ def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, li
     alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
     assert trained[1][0]["told"] == [decision for _, decision in alone]
     assert trained[1][0]["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_isolated_seeds_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
+    first, second = run(tmp_path, "shadow")
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(
+        model,
+        optimizer,
+        "random",
+        evaluate=validate,
+        horizon=20,
+        seed=SEED,
+        rules=APART,
+        loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
+    )
+    alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
+    assert first["told"] == second["told"] == [decision for _, decision in alone]
+    assert first["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
+    assert any("germinate" in told for told in first["told"][:BLOWN_UP])
 
 
 def test_alone_nothing_is_sent():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import Blend, Op, action, wait
-from esper.lifecycle.rules import Isolation
+from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
@@ -234,9 +234,9 @@ class NormedHost(nn.Module):
         return self.last(self.norm(self.first(inputs)))
 
 
-def normed(seeds: Sequence[int], strategy: Strategy) -> Population:
+def normed(seeds: Sequence[int], strategy: Strategy, rules: Rules = QUICK) -> Population:
     shared = PopulationPlan(
-        NormedHost(0), ("first",), ("mlp",), torch.randn(4, 6), OptimizerSettings(), QUICK, strategy
+        NormedHost(0), ("first",), ("mlp",), torch.randn(4, 6), OptimizerSettings(), rules, strategy
     )
     return Population(shared, [Network(NormedHost(seed), (5,), 0.01, seed) for seed in seeds])
 
@@ -278,6 +278,27 @@ def test_resting_networks_keep_their_running_statistics() -> None:
     train(population, [some(11), some(12)], resting=np.array([True, False, True]))
     for name, buffer in population.host_buffers.items():
         assert [torch.equal(buffer[row], before[name][row]) for row in range(3)] == [True, False, True], name
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "looped"])
+def test_running_statistics_do_not_notice_a_seed_that_trains_apart(strategy: Strategy) -> None:
+    rules = open_rules(isolation="shadow", min_training_steps=1)
+    pair: list[Population] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        pair.append(normed((1, 2, 3), strategy, rules))
+    for population, first in zip(pair, (action(Op.GERMINATE, 0, 0), wait(1)[0]), strict=True):
+        for chosen in (first, wait(1)[0]):
+            population.evidence = good_evidence(population)
+            population.decide(np.stack([chosen] * 3))
+    assert (pair[0].table.stage == Stage.TRAINING).all()
+    for population in pair:
+        train(population, [some(10), some(11)])
+    (bank,) = pair[0].banks.values()
+    assert bank.block.steps.tolist() == [2] * 3, "the test means the seeds to learn"
+    assert pair[0].host_buffers
+    for name, buffer in pair[0].host_buffers.items():
+        assert torch.equal(buffer, pair[1].host_buffers[name]), name
 
 
 def test_rollbacks_are_counted_and_bounded() -> None:

@@ -106,8 +106,8 @@ class Gradients:
         return torch.stack([nothing if part is None else self._norm(part, device) for part in parts])
 
     def _norm(self, part: nn.Module, device: torch.device) -> Tensor:
-        learned = [parameter for parameter in part.parameters() if parameter.grad is not None]
-        found = [self._single.get(parameter, parameter.grad) for parameter in learned]
+        learned = [(parameter, parameter.grad) for parameter in part.parameters()]
+        found = [self._single.get(parameter, gradient) for parameter, gradient in learned if gradient is not None]
         return get_total_norm(found).to(device)
 
     def state_dict(self) -> dict[str, Any]:
