@@ -139,7 +139,7 @@ def test_two_processes_on_one_run(tmp_path: Path, capsys: Capture):
     path = tmp_path / "run"
     with launch(train_words(path, "iterations=12")) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert any(line.startswith("iteration 1/") for line in process.stdout)  # it is under way
         for words in (resume_words(path), ["evaluate", str(path)]):
             found = refused(words, capsys)
             in_use = f"run {path} is in use by `esper train` (process {process.pid}): wait until it ends, or stop it"
