@@ -279,7 +279,7 @@ for iteration in range(1, 10**6):
 """
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
         assert process.stdout is not None
-        assert any(line.startswith("iteration 1/") for line in process.stdout)  # it is under way
+        process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait()
         latest = checkpoints.latest()
