@@ -135,6 +135,12 @@ def test_a_price_in_reward_is_refused_where_nobody_is_paid() -> None:
         Loop("none", conduct=Conduct(governor=GovernorSettings(penalty=0.2)))
 
 
+def test_measurements_that_never_come_are_refused() -> None:
+    with pytest.raises(ConfigError, match="counterfactual_every is 21, but there are 20 decisions"):
+        Loop("none", conduct=Conduct(counterfactual_every=21))
+    Loop("none", conduct=Conduct(counterfactual_every=20))
+
+
 CAPS = {"parameters": 120, "flops": 240, "memory": 2000}
 
 

@@ -29,12 +29,16 @@ def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float,
     return classes
 
 
-def require_conduct(conduct: Conduct) -> None:
-    """Refuse what could not act.
+def require_conduct(conduct: Conduct, horizon: int) -> None:
+    """Refuse what could not act in so many decisions.
 
     Raises:
-        ConfigError: the governor's penalty was changed.
+        ConfigError: the governor's penalty was changed, or some slots would never be measured.
     """
+    try:
+        conduct.require_measurements(horizon)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     usual = GovernorSettings().penalty
     if conduct.governor is not None and conduct.governor.penalty != usual:
         raise ConfigError(

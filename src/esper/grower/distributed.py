@@ -38,11 +38,6 @@ class Processes:
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
         self._averaged: WeakSet[nn.Module] = WeakSet()
 
-    @property
-    def several(self) -> bool:
-        """Whether there are others."""
-        return self._group is not None
-
     def agreed(self, compute: Callable[[], T]) -> T:
         """What ``compute`` returns in the first process, in all of them; it is called only there.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
@@ -25,11 +24,6 @@ Bools = NDArray[np.bool_]
 class Gradients:
     """Looks at the gradients of every step of the optimizer, without waiting for a device.
 
-    Where each process has gradients of its own that will be averaged, and in the first step after every `watch`, the
-    norm of each gradient is taken as it arrives. Otherwise those of all are taken together, which is much cheaper, once
-    a gradient arrives that was the last of a backward pass before. A step whose last gradient never was that since the
-    last `watch` is left out.
-
     What a step is said to have had are the gradients that its last backward pass left: added up over the passes since
     they were zeroed, before they are clipped or averaged over processes. A gradient that was put there by another hand
     is seen as it is after the step.
@@ -38,30 +32,15 @@ class Gradients:
         model: Its host is watched; seeds are to be given to `watch` as they come.
         optimizer: Each of its steps counts as a minibatch.
         scaler: Where losses are scaled: norms are those of the losses themselves.
-        averaged: Whether gradients will be averaged over several processes.
     """
 
     def __init__(
-        self,
-        model: GrowingModel,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler | None,
-        *,
-        averaged: bool,
+        self, model: GrowingModel, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
     ) -> None:
         self._model = model
         self._scaler = scaler
-        self._averaged = averaged
-        self._singly = True
-        """Whether norms are taken as gradients arrive."""
-        self._single: dict[Tensor, Tensor] = {}
-        """The norms of gradients since the last step that were taken so, by parameter."""
-        self._latest: Tensor | None = None
-        """The parameter whose gradient arrived latest since the last step."""
-        self._together: Tensor | None = None
-        """Norms taken together when that arrived, as in ``_norms``."""
-        self._last: set[Tensor] = set()
-        """Parameters whose gradient was a step's last."""
+        self._arrived: dict[Tensor, Tensor] = {}
+        """The norms of gradients since the last step, by parameter."""
         self._norms: list[Tensor] = []
         """Of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
         self._watched: WeakSet[nn.Module] = WeakSet()
@@ -72,43 +51,26 @@ class Gradients:
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """See the gradients of all parameters in ``modules`` from now on."""
         on_gradients(modules, self.take_in, self._watched)
-        self._singly = True
-        self._last.clear()
 
-    @torch.no_grad()
     def take_in(self, parameter: Tensor) -> None:
         """See the gradient that ``parameter`` has now."""
         assert parameter.grad is not None
-        self._latest, self._together = parameter, None
-        if self._singly:
-            self._single[parameter] = _norm(parameter.grad)
-        elif parameter in self._last:
-            self._together = self._taken()
+        self._arrived[parameter] = _norm(parameter.grad)
 
     @torch.no_grad()
     def _observe(self, *_: Any) -> None:
-        complete = self._singly or self._latest is None
-        norms = self._taken() if complete else self._together
-        if norms is not None:
-            self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
-        if self._latest is not None:
-            self._last.add(self._latest)
-            self._singly = self._averaged
-        self._single.clear()
-        self._latest = self._together = None
-
-    def _taken(self) -> Tensor:
-        """The norms of the host and of the seed in each slot, ``[1 + S]``, of what arrived singly as it was then."""
         slots = self._model.slots.values()
-        device = slots[0].anchor.device
-        parts = [self._model.host, *(slot.seed for slot in slots)]
-        nothing = torch.zeros((), device=device)
-        return torch.stack([nothing if part is None else self._norm(part, device) for part in parts])
+        norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
+        for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
+            learned = [] if part is None else [(own, own.grad) for own in part.parameters()]
+            found = [self._seen(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None]
+            if found:
+                norms[place] = torch.linalg.vector_norm(torch.stack(found))
+        self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
+        self._arrived.clear()
 
-    def _norm(self, part: nn.Module, device: torch.device) -> Tensor:
-        learned = [(parameter, parameter.grad) for parameter in part.parameters()]
-        found = [self._single.get(parameter, gradient) for parameter, gradient in learned if gradient is not None]
-        return get_total_norm(found).to(device)
+    def _seen(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        return self._arrived[parameter] if parameter in self._arrived else _norm(gradient)
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen since the last report, as plain values."""
@@ -146,4 +108,6 @@ def _size(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    return cast(Tensor, gradient.norm())
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    # Detached, as gradients that are differentiated again have a graph of their own.
+    return torch.linalg.vector_norm(values.detach())

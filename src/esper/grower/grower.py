@@ -105,7 +105,7 @@ class Grower:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         classes = checked(model, classes, horizon, rent, train_size)
-        require_conduct(conduct)
+        require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
         self.controller, own_rules = chosen(controller, self.subject.roster, horizon)
         self.rules = own_rules if rules is None else rules
@@ -127,7 +127,7 @@ class Grower:
         self._seed = seed
         kinds = self.subject.roster.kinds
         self._history = History(1, len(model.slots), len(kinds), classes)
-        self._gradients = Gradients(model, optimizer, scaler, averaged=self._processes.several)
+        self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
         self._shadow = Shadow(model, optimizer, loss, scale, received)
