@@ -164,7 +164,7 @@ class TestMistakes:
         [
             ("ppo.epoch=3", "--set ppo.epoch=3: unknown key `ppo.epoch`, did you mean `ppo.epochs`?"),
             ("ppo.epochs=0", "--set ppo.epochs=0: `ppo.epochs` is 0, but must be at least 1 and at most 100"),
-            ("seed.x=1", "--set seed.x=1: `seed` is a value, it has no keys below it"),
+            ("seed.x=1", "--set seed.x=1: `seed` is a value, it has no keys below it; give it whole"),
             ("seed", "--set seed: write it as dotted.key=value"),
             ("=3", "--set =3: write it as dotted.key=value"),
             ("ppo..epochs=3", "--set ppo..epochs=3: write it as dotted.key=value"),

@@ -105,7 +105,8 @@ def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, sou
         raise ConfigError(f"{source}: write it as dotted.key=value")
     place = _Place([model], values)
     for depth, part in enumerate(parts[:-1], start=1):
-        place = place.below(part, f"{source}: `{'.'.join(parts[:depth])}` is a value, it has no keys below it")
+        above = ".".join(parts[:depth])
+        place = place.below(part, f"{source}: `{above}` is a value, it has no keys below it; give it whole")
     place.put(parts[-1], value)
 
 

@@ -88,6 +88,9 @@ def _suggestion(place: _Place) -> str:
 def _demand(place: _Place, detail: ErrorDetails) -> str:
     if detail["type"] in _BOUNDS and place.field is not None and (bounds := _bounds(place.field)):
         return f"must be {bounds}"
+    if detail["type"] == "model_type" and place.field is not None:
+        names = dict.fromkeys(name for model in models_in(place.field.annotation) for name in model.model_fields)
+        return f"must be a mapping of {', '.join(names)}"
     message = detail["msg"].replace("Input should", "must", 1)
     return message[:1].lower() + message[1:]
 

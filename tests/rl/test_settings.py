@@ -64,7 +64,7 @@ def test_one_operations_prior_is_set_alone(op: str) -> None:
         ("ppo.entropy_floor=-1", r"`ppo\.entropy_floor\.op` is -1, but must be at least 0"),
         ("ppo.entropy_floor.slots=1", r"unknown key `ppo\.entropy_floor\.slots`, did you mean .*slot"),
         ("policy.probability_floor.slot=0.7", r"`policy\.probability_floor`: 0\.7 for slot leaves nothing to choose"),
-        ("policy.op_prior=[1.5, 0, 0, 0, 1, -2]", r"`policy\.op_prior` is \[1\.5.*must be a valid dictionary"),
+        ("policy.op_prior=[1.5, 0, 0, 0, 1, -2]", r"`policy\.op_prior` is \[1\.5.*must be a mapping of wait"),
         ("policy.op_prior.trim=1", r"unknown key `policy\.op_prior\.trim`"),
         ("ppo.surrogate=choices", r"`ppo\.surrogate` is 'choices', but must be 'joint' or 'factored'"),
     ],

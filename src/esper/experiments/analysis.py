@@ -17,8 +17,9 @@ training share instances only: a seed's number fixes where a training begins, bu
 difference until nothing is left that would pair the two. Their seeds are independent, each way adds its own S / N
 (Welch 1947), and B and R are those of the difference.
 
-With fewer than `FEWEST_SEEDS` nothing is said of a way of training: no interval, no p, no verdict. With one seed
-something can be said all the same, of that policy alone: where would it stand on other instances?
+With fewer than `FEWEST_SEEDS` nothing is said of which way of training is better: no interval of the difference, no p,
+no verdict. With one seed something can be said all the same, of that policy alone: where would it stand on other
+instances?
 
 Why not permute: of 5 seeds against 5 the smallest two-sided p is 2/252, of the signs of 5 it is 2/32; after Holm's
 correction for eleven arms, nothing could be shown. Why not bootstrap: five values resampled know no degrees of freedom.
