@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -110,4 +110,4 @@ def _size(parameters: Iterable[nn.Parameter]) -> int:
 def _norm(gradient: Tensor) -> Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     # Detached, as gradients that are differentiated again have a graph of their own.
-    return torch.linalg.vector_norm(values.detach())
+    return cast(Tensor, torch.linalg.vector_norm(values.detach()))
