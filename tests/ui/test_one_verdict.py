@@ -28,6 +28,7 @@ from esper.ui.dash.app import dashboard
 from esper.ui.dash.runs import RunFinder
 from esper.ui.dash.security import Access
 from esper.ui.formats import p_value, signed
+from esper.ui.standings import RULE
 from experiments.results_cases import planted
 from ui.figures_cases import BEHAVIOUR, evaluated
 
@@ -70,16 +71,18 @@ def _written(found: Difference) -> tuple[str, str, str]:
 
 def of_record(record: dict[str, Any]) -> Said:
     """As machines read it."""
-    return {
+    said = {
         one["name"]: (one["verdict"], signed(one["difference"]), "" if one["p"] is None else p_value(one["p"]))
         for one in record["standings"]
         if one["name"] != record["reference"]
     }
+    return with_rule(said, record["basis"])
 
 
 def of_terminal(text: str) -> Said:
     pattern = rf"^(\w+): ([\w ]+), {FIRST} less \1 (\S+?)(?: \([^)]*\), p (\S+?))?[;,] {FIRST} better in"
-    return {name: (words, ahead, p) for name, words, ahead, p in re.findall(pattern, text, re.MULTILINE)}
+    said = {name: (words, ahead, p) for name, words, ahead, p in re.findall(pattern, text, re.MULTILINE)}
+    return with_rule(said, text)
 
 
 def of_page(page: str) -> Said:
@@ -91,6 +94,12 @@ def of_page(page: str) -> Said:
             ahead, _, p = (re.sub(r"<small>.*?</small>|<[^>]*>", "", cell).strip() for cell in cells[-4:-1])
             assert name is not None
             said[name[1]] = (verdict[1], ahead, html.unescape(p))
+    return with_rule(said, html.unescape(page))
+
+
+def with_rule(said: Said, text: str) -> Said:
+    """What was said in ``text``, which tells by what rule if it says any p."""
+    assert (RULE in " ".join(text.split())) == any(p for _, _, p in said.values())
     return said
 
 

@@ -36,13 +36,20 @@ ABOUT = {
 """What each arm is."""
 
 
+RULE = (
+    "Verdicts follow from p, which is adjusted for the number of comparisons (Holm); each interval is taken by "
+    "itself, so that one without zero in it need not be a difference shown."
+)
+"""How verdicts come about, in the words of every table."""
+
+
 def basis(comparison: Comparison) -> str:
-    """What the verdicts hold for, and what they say nothing of."""
+    """What the verdicts hold for, what they say nothing of, and the rule that they follow."""
     played = f"{comparison.instances} instances"
     if comparison.claim is Claim.POLICY:
         return (
             f"One training seed on {played}: intervals and verdicts hold for {comparison.claim} on other instances and "
-            "say nothing of other training seeds."
+            f"say nothing of other training seeds. {RULE}"
         )
     if comparison.seeds < FEWEST_SEEDS:
         seeds = "training seed is" if comparison.seeds == 1 else "training seeds are"
@@ -52,7 +59,7 @@ def basis(comparison: Comparison) -> str:
         )
     return (
         f"{comparison.seeds} training seeds on {played}: intervals and verdicts hold for {comparison.claim}, as both "
-        "seeds and instances count as drawn at random."
+        f"seeds and instances count as drawn at random. {RULE}"
     )
 
 

@@ -51,8 +51,7 @@ def standing_exhibits(name: str, about: str, source: Files, comparison: Comparis
     )
     caption = (
         f"Mean figures of {about}. Ahead: mean score of {reference} less that of the other, with its 95% interval; "
-        f"better: how often {reference} scores higher on an instance; p is adjusted for the number of comparisons "
-        f"(Holm). {basis(comparison)}"
+        f"better: how often {reference} scores higher on an instance. {basis(comparison)}"
     )
     table = Table(name, caption, source, _table_columns(lines), _NOBODY)
     return [(scores, rows), (growth, rows), (table, rows)]

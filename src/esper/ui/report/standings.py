@@ -12,10 +12,7 @@ from esper.ui.report.layout import figure, table
 from esper.ui.report.markup import Element, Node, element
 from esper.ui.standings import added, basis, verdict_kind, verdict_words
 
-METHOD = (
-    "Ahead: mean score of {reference} less that of the other, its interval taken by itself. p: analysis of seeds and "
-    "instances crossed, both at random, adjusted for the number of comparisons (Holm); the verdict follows from it."
-)
+METHOD = "Ahead: mean score of {reference} less that of the other. p: seeds and instances crossed, both at random."
 _COLUMNS = (
     "Means with 95% intervals in brackets. Score is test accuracy minus the rent on added parameters; middle half: "
     "interquartile mean of the score; added are parameters over the host's. Better: how often {reference} scores "
