@@ -38,10 +38,14 @@ class Verdict(NamedTuple):
     """What a governor thinks of the present state."""
 
     trouble: Trouble
+    usual: bool
+    """Whether there is neither trouble nor what becomes trouble if it lasts."""
     good: bool
     """Whether the state is worth a snapshot."""
     loss: float
-    """The loss that it was told."""
+    """What it was told."""
+    skill: float
+    """What it was told."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class _Snapshot:
     buffers: list[tuple[nn.Module, str, Tensor]]
     generators: list[tuple[torch.Generator, Tensor]]
     loss: float
+    skill: float
+    """-inf where unknown."""
 
 
 class Governor:
@@ -95,7 +101,7 @@ class Governor:
         self._classes = classes
         self._generators = list(global_generators(model) if generators is None else generators)
         self._monitor = Monitor(self.settings, networks=1)
-        self._trouble, self._loss = Trouble.NONE, math.nan
+        self._trouble, self._loss, self._skill = Trouble.NONE, math.nan, math.nan
         self.snapshot()
 
     @torch.no_grad()
@@ -106,6 +112,7 @@ class Governor:
             [(module, name, buffer.clone()) for module, name, buffer in _buffers(self.model)],
             [(generator, generator.get_state()) for generator in self._generators],
             self._loss,
+            -math.inf if math.isnan(self._skill) else self._skill,
         )
 
     def check(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Trouble:
@@ -115,27 +122,37 @@ class Governor:
             loss: Training loss since the last check, in any unit.
             accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
         """
-        return self.accept(self.judge(loss, accuracy))
-
-    def judge(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Verdict:
-        """The first half of `check`: look, and do nothing about it. Arguments as there."""
-        number = _number(loss)
         known = math.nan if accuracy is None or self._classes is None else _number(accuracy)
-        finite = math.isfinite(number) and all(bool(tensor.isfinite().all()) for tensor in self._tensors())
-        vitals = Vitals(np.array([number]), skill(np.array([known]), self._classes or 2), np.array([finite]))
-        judgement = self._monitor.judge(vitals)
-        return Verdict(Trouble(judgement.trouble[0]), bool(judgement.good[0]), number)
+        return self.accept(self.judge(_number(loss), float(skill(np.array(known), self._classes or 2)), self.finite()))
+
+    def finite(self, *, gradients: bool = True) -> bool:
+        """Whether all parameters and the optimizer's moments are, and the ``gradients`` too."""
+        return all(bool(tensor.isfinite().all()) for tensor in self._tensors(gradients))
+
+    def judge(self, loss: float, skill: float, finite: bool, *, hopeless: bool = False) -> Verdict:
+        """The first half of `check`: look, and do nothing about it.
+
+        Args:
+            loss: Of training.
+            skill: 0 for guessing, 1 for perfection; NaN where unknown.
+            finite: Whether everything is that should be, but for ``loss``.
+            hopeless: Whether the loss is unusual whatever it was before.
+        """
+        vitals = Vitals(np.array([loss]), np.array([skill]), np.array([finite and math.isfinite(loss)]))
+        judgement = self._monitor.judge(vitals, np.array([hopeless]))
+        trouble, usual, good = Trouble(judgement.trouble[0]), bool(judgement.usual[0]), bool(judgement.good[0])
+        return Verdict(trouble, usual, good, loss, skill)
 
     def accept(self, verdict: Verdict) -> Trouble:
         """The second half of `check`, which may follow a verdict of the same model's governor in another process."""
-        self._trouble, self._loss = verdict.trouble, verdict.loss
+        self._trouble, self._loss, self._skill = verdict.trouble, verdict.loss, verdict.skill
         if verdict.good:
             self.snapshot()
         return self._trouble
 
     def expect_change(self) -> None:
-        """The model was changed on purpose: forget what was usual for it, it may well do worse now."""
-        self._monitor.restart(np.array([True]))
+        """The model was changed on purpose: forget what was usual for it, it may well do worse now, if not guess."""
+        self._monitor.forget_usual(np.array([True]))
 
     @torch.no_grad()
     def rollback(self) -> Rollback:
@@ -156,7 +173,7 @@ class Governor:
             generator.set_state(state)
         self.optimizer.zero_grad()
         self.optimizer.state.clear()
-        self._monitor.restart(np.array([True]))
+        self._monitor.restart(np.array([True]), self._snapshot.skill)
         self.rollbacks += 1
         if self.rollbacks > self.settings.max_rollbacks:
             raise DivergedError(
@@ -181,6 +198,7 @@ class Governor:
                 },
                 "generators": [state for _, state in snapshot.generators],
                 "loss": snapshot.loss,
+                "skill": snapshot.skill,
             }
         )
 
@@ -203,6 +221,7 @@ class Governor:
             "buffers": {name: tensors[name] for name in state["buffers"]},
             "generators": [generator.get_state() for generator in self._generators],
             "loss": self._loss,
+            "skill": self._skill,
         }
         saved = from_plain(like, state, "the governor's state")
         self.rollbacks = saved["rollbacks"]
@@ -211,6 +230,7 @@ class Governor:
             [(*buffers[path], value) for path, value in saved["buffers"].items()],
             list(zip(self._generators, saved["generators"], strict=True)),
             saved["loss"],
+            saved["skill"],
         )
 
     def _prune(self, known: set[nn.Parameter]) -> tuple[str, ...]:
@@ -229,11 +249,11 @@ class Governor:
             group["params"][:] = [parameter for parameter in group["params"] if parameter not in gone]
         return tuple(doomed)
 
-    def _tensors(self) -> Iterable[Tensor]:
+    def _tensors(self, gradients: bool) -> Iterable[Tensor]:
         """All that must be finite."""
         for parameter in self.model.parameters():
             yield parameter
-            if parameter.grad is not None:
+            if gradients and parameter.grad is not None:
                 yield parameter.grad
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
