@@ -77,7 +77,7 @@ def heard(
     if val_loss is None:
         raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
     given = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
-    others: object = {} if metrics is None else metrics
+    others = cast(object, {} if metrics is None else metrics)
     if not isinstance(others, Mapping) or given.keys() & set(cast("Mapping[Any, Any]", others)):
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
     return Heard(loss, known, figures({**given, **cast("Mapping[Any, Any]", others)}))

@@ -29,9 +29,9 @@ from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
-from esper.grower.watch import Look, Watch
+from esper.grower.watch import Watch
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -39,7 +39,7 @@ from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
 from esper.training.evaluation import Evaluation, remembered
-from esper.training.governor.model import Governor, Rollback
+from esper.training.governor.model import Governor, Rollback, Verdict
 from esper.training.learning import TrainingReport
 
 HORIZON = 100
@@ -181,13 +181,14 @@ class Grower:
         now = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        now, found, look = self._processes.agreed(lambda: self._look(now, due))
-        rollback, undone = self._undo(look)
+        now, found, verdict = self._processes.agreed(lambda: self._look(now, due))
+        rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:  # what was known of its fossils is of a model that is no more
             found = self._processes.agreed(lambda: self._measured(now, None, np.ones_like(due)))
-        evaluation = self._take_in(now, found)
+        training, evaluation = self._take_in(now, found)
+        barred = self._barred(verdict, found, training)
         finished = self.finished
-        actions, changes = self._decide(look)
+        actions, changes = self._decide(barred)
         self.decisions += 1
         names = list(self.model.slots)
         kinds = [kind.name for kind in self.subject.roster.kinds]
@@ -215,13 +216,13 @@ class Grower:
         """
         self._shadow.follow(loss, minibatch, named)
 
-    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Look | None]:
+    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Verdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
             return now, None, watch.broken(loss)
         found = self._measured(now, now.whole, due)
-        return now, found, None if watch is None else watch.check(loss, found.usual)
+        return now, found, None if watch is None else watch.judge(loss, found.usual)
 
     def _measured(self, now: Heard, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
         """The model and the seeds in slots that are ``due`` ``[1, S]``."""
@@ -229,10 +230,10 @@ class Grower:
         self.scores.begin(found.usual, now.train_loss)
         return found
 
-    def _undo(self, look: Look | None) -> tuple[Rollback | None, Transitions]:
+    def _undo(self, verdict: Verdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
         governor = self.governor
-        if governor is None or look is None or not governor.accept(look.verdict):
+        if governor is None or verdict is None or not governor.accept(verdict):
             return None, Transitions.none()
         try:
             rollback = governor.rollback()
@@ -242,7 +243,7 @@ class Grower:
             self.subject.evidence = self.subject.evidence.without(gone)
         return rollback, changes
 
-    def _take_in(self, now: Heard, found: Measurement) -> Evaluation:
+    def _take_in(self, now: Heard, found: Measurement) -> tuple[TrainingReport, Evaluation]:
         """Make what was measured what controllers see and gates know."""
         subject, scores = self.subject, self.scores
         scores.begin(found.usual, now.train_loss)
@@ -257,9 +258,16 @@ class Grower:
         note(self.model, evaluation)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
-        return evaluation
+        return training, evaluation
 
-    def _decide(self, look: Look | None) -> tuple[NDArray[np.int64], Transitions]:
+    def _barred(self, verdict: Verdict | None, found: Measurement, training: TrainingReport) -> tuple[Op, ...]:
+        """Operations for which there are no grounds now."""
+        if self._watch is None or verdict is None:
+            return ()
+        gradient = float(training.host_gradient[0] + training.seed_gradient.sum())
+        return self._watch.barred(verdict, found.usual, gradient)
+
+    def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Transitions]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.
 
         A failure leaves model, optimizer and table as they were.
@@ -275,7 +283,6 @@ class Grower:
             self._rollbacks_used(),
         )
         affordable = subject.affordable(self.rules.blends)
-        barred = () if look is None else look.barred
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
         masks = legal_actions(subject.table, subject.evidence, rules, subject.roster.compatible, affordable)

@@ -107,23 +107,25 @@ class Scores:
         """Whether the loss and the score of guessing are, so that a network can be said to do no better."""
         return self._begun and self._classes > 0
 
-    def skill(self, found: Figures, train_loss: float) -> float:
-        """0 for a network that has learned nothing, 1 for a perfect one: by accuracy, or else by both losses.
+    def skills(self, found: Figures, train_loss: float) -> tuple[float, float]:
+        """By accuracy, and by the losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN: unknown.
 
-        Where there is no accuracy, it is the greater of the shares that are gone of validation and training loss: a
-        network that overfits has not forgotten anything.
+        By the losses it is the greater of the shares that are gone of those of training and of validation: a network
+        that overfits has not forgotten anything.
         """
         if not self._begun:
-            return UNKNOWN
-        if ACCURACY in found:
-            return float(skill(np.array(found[ACCURACY]), self._classes))
+            return UNKNOWN, UNKNOWN
         first = self.chance_loss if self._classes else self._first_train_loss
-        return max(_share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss))
+        losses = _share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss)
+        return self._by_accuracy(found), max(losses)
 
     def beats_chance(self, found: Figures, least: float) -> bool:
-        """Whether skill by accuracy exceeds ``least``, or the loss is below that of `chance_loss` for good measure."""
-        by_accuracy = ACCURACY in found and float(skill(np.array(found[ACCURACY]), self._classes)) > least
-        return by_accuracy or _share_gone(found[LOSS], self.chance_loss) > PLATEAU_IMPROVEMENT
+        """Whether skill by accuracy is more than ``least``, or the loss below that of chance (by a trifle)."""
+        trifle = PLATEAU_IMPROVEMENT if self.guessing_is_known else 0.0
+        return self._by_accuracy(found) > least or _share_gone(found[LOSS], self.chance_loss) > trifle
+
+    def _by_accuracy(self, found: Figures) -> float:
+        return float(skill(np.array(found[ACCURACY]), self._classes)) if ACCURACY in found else UNKNOWN
 
     def state_dict(self) -> dict[str, Any]:
         """What is known by now."""

@@ -71,10 +71,10 @@ class Monitor:
         """Checks in a row in which a network guessed that had done better."""
         self._best_skill: Floats = np.full(networks, -np.inf)
 
-    def restart(self, rows: Bools, skill: float = -np.inf) -> None:
-        """Forget what was usual for the networks ``rows``, bool ``[E]``, whose best skill was that."""
+    def restart(self, rows: Bools) -> None:
+        """Forget what was usual for the networks ``rows``, bool ``[E]``, and how well they did."""
         self.forget_usual(rows)
-        self._best_skill[rows] = skill
+        self._best_skill[rows] = -np.inf
 
     def forget_usual(self, rows: Bools) -> None:
         """Forget what was usual for the networks ``rows``, bool ``[E]``, but not how well they did."""
