@@ -185,8 +185,12 @@ class Grower:
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:  # what was known of its fossils is of a model that is no more
             found = self._processes.agreed(lambda: self._measured(now, None, np.ones_like(due)))
+        stepped = self._gradients.stepped
         training, evaluation = self._take_in(now, found)
-        barred = self._barred(verdict, found, training)
+        barred: tuple[Op, ...] = ()
+        if self._watch is not None and verdict is not None:
+            idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
+            barred = self._watch.barred(verdict, found.usual, idle=idle)
         finished = self.finished
         actions, changes = self._decide(barred)
         self.decisions += 1
@@ -259,13 +263,6 @@ class Grower:
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
         return training, evaluation
-
-    def _barred(self, verdict: Verdict | None, found: Measurement, training: TrainingReport) -> tuple[Op, ...]:
-        """Operations for which there are no grounds now."""
-        if self._watch is None or verdict is None:
-            return ()
-        gradient = float(training.host_gradient[0] + training.seed_gradient.sum())
-        return self._watch.barred(verdict, found.usual, gradient)
 
     def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Transitions]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.

@@ -56,9 +56,8 @@ class Watch:
         hopeless = self._hopeless(found, *skills)
         return self._governor.judge(train_loss, skills, finite=True, hopeless=hopeless)
 
-    def barred(self, verdict: Verdict, found: Figures, gradient: float) -> tuple[Op, ...]:
-        """Operations for which there are no grounds now; ``gradient`` is the norm of all. Warns as told above."""
-        idle = gradient == 0
+    def barred(self, verdict: Verdict, found: Figures, *, idle: bool) -> tuple[Op, ...]:
+        """Operations for which there are no grounds now; ``idle`` if all gradients are zero. Warns as told above."""
         self._learned |= not idle and self._scores.beats_chance(found, self._settings.lead)
         self._changed |= self._checks > 0 and found[LOSS] != self._last_loss
         self._checks, self._last_loss = self._checks + 1, found[LOSS]
