@@ -232,8 +232,8 @@ def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> No
 @pytest.mark.parametrize("about", ABOUT)
 def test_what_was_measured_first_is_remembered(about: str) -> None:
     training, found = trained(about)
-    options, evaluate = ABOUT[about]
-    options = {**options, "conduct": found.conduct}
+    given, evaluate = ABOUT[about]
+    options: dict[str, Any] = {**given, "conduct": found.conduct}
     again = Grower(training.model, training.optimizer, "all_at_start", evaluate=evaluate, horizon=30, **options)
     again.load_state_dict(found.state_dict())
     own, other = found.step(train_loss=0.5), again.step(train_loss=0.5)

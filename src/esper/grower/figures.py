@@ -42,7 +42,7 @@ def number(value: object, what: str) -> float:
     try:
         return float(plain)
     except OverflowError:
-        return math.inf if plain > 0 else -math.inf
+        return math.inf if cast(int, plain) > 0 else -math.inf
 
 
 def figures(returned: object) -> Figures:

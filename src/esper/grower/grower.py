@@ -178,10 +178,10 @@ class Grower:
                 hand.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
         """
-        now = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
+        given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        now, found, verdict = self._processes.agreed(lambda: self._look(now, due))
+        now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:  # what was known of its fossils is of a model that is no more
             found = self._processes.agreed(lambda: self._measured(now, None, np.ones_like(due)))
