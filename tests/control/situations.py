@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -67,15 +68,13 @@ class Situation:
         measured = np.array([self.accuracy_contribution if self.evidence is None else self.evidence], np.float32)
         everywhere = np.ones(shape, np.bool_)
         held.evidence = Evidence(everywhere, everywhere, measured, np.zeros(shape, np.int16))
-        past = History(1, SLOTS, BLUEPRINTS, SUITE.classes)
+        past = History(1, SLOTS, BLUEPRINTS, math.log(SUITE.classes), 1 / SUITE.classes)
         past.accuracy_contribution = np.array([self.accuracy_contribution])
         for name, value in self.history.items():
             assert name in vars(past), name
             setattr(past, name, value if name == "training" else np.array([value]))
         rent, size = np.array([self.rent]), np.array([self.train_size])
-        return View(
-            held, past, np.array([self.progress]), HORIZON, rent, size, SUITE.classes, np.array([self.rollbacks])
-        )
+        return View(held, past, np.array([self.progress]), HORIZON, rent, size, np.array([self.rollbacks]))
 
     def _table(self) -> SeedTable:
         table = SeedTable.dormant(1, SLOTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from esper.control.history import LOOKBACK, PLATEAU_IMPROVEMENT, History
@@ -17,7 +19,7 @@ HEALTH = HealthTable(np.full((E, S), 8), *(np.full((E, S), figure) for figure in
 
 
 def history() -> History:
-    return History(E, S, K, CLASSES)
+    return History(E, S, K, math.log(CLASSES), 1 / CLASSES)
 
 
 def evaluation(

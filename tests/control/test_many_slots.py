@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -88,13 +89,13 @@ def view(arranged: Arrange) -> View:
     offered = Offered(KINDS, Costs(cost, cost, cost), arranged(compatible), arranged(widths), networks())
     host = (1000 + 1000 * networks()).astype(np.int64)
     held = Held(offered, table, evidence, host, networks(), arranged(layouts))
-    past = History(*table.stage.shape, len(KINDS), classes=10)
+    past = History(*table.stage.shape, len(KINDS), math.log(10), 0.1)
     health = HealthTable.none(*table.stage.shape)
     past.training = TrainingReport(networks(), networks(), networks(), np.abs(slots()), health)
     past.accuracy_contribution, past.loss_contribution_before = slots(), slots()
     past.loss_contribution = np.where(table.owning, slots(), np.nan)
     past.tries, past.outcomes = np.abs(slots(len(KINDS))), slots(len(KINDS))
-    return View(held, past, networks(), 30, networks(), networks(), 10, networks())
+    return View(held, past, networks(), 30, networks(), networks(), networks())
 
 
 def seen(arranged: Arrange) -> Observation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.errors import ConfigError, SlotError
+from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
@@ -94,7 +96,42 @@ def test_decisions_are_logged(tmp_path: Path):
     assert trainer.logged_metrics["growth/live"] + trainer.logged_metrics["growth/fossils"] == len(module.model.seeds)
     assert trainer.logged_metrics["growth/added_parameters"] > 0
     assert "growth/contribution/0" in trainer.logged_metrics
+    assert trainer.logged_metrics["growth/loss"] > 0
+    assert 0 <= trainer.logged_metrics["growth/score"] <= 1
     assert "growth/op" in (next(tmp_path.rglob("metrics.csv"))).read_text()
+
+
+class Spoiled(Classifier):
+    """Something is wrong with it, from the start or from the fourth epoch on."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self._way = way
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        late = self.current_epoch >= 3
+        if late and self._way == "weights":
+            with torch.no_grad():
+                self.model.host[2].weight.mul_(1e30)
+        loss = super().training_step(batch, index)
+        return loss * math.nan if late and self._way == "loss" else loss
+
+    def configure_optimizers(self) -> Any:
+        groups = self.model.parameter_groups(lr=1e3)
+        return torch.optim.Adam(groups) if self._way == "rate" else super().configure_optimizers()
+
+
+@pytest.mark.parametrize("measure", [validate, lambda model: validate(model)[0]], ids=["accuracy", "loss"])
+@pytest.mark.parametrize("way", ["loss", "weights", "rate"])
+def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any):
+    growth = GrowerCallback(measure, controller="all_at_start", horizon=20, classes=3)
+    with contextlib.suppress(DivergedError):
+        fit(tmp_path, Spoiled(way), growth, 20)
+    assert growth.grower is not None
+    assert growth.grower.governor is not None
+    assert growth.grower.governor.rollbacks
+    assert all(bool(parameter.isfinite().all()) for parameter in growth.grower.model.parameters())
+    assert not any(seed.fossilized for seed in growth.grower.model.seeds.values())
 
 
 class Clipping(Classifier):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.errors import ConfigError, SlotError
+from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
@@ -98,6 +100,37 @@ def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, loggin
     for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert resumed.optimizer.param_groups[1]["lr"] == trainer.optimizer.param_groups[0]["lr"]
+
+
+class Spoil(transformers.TrainerCallback):
+    """Something is wrong from the fourth epoch on, or with the optimizer."""
+
+    def __init__(self, model: esper.GrowingModel, way: str) -> None:
+        self._weight, self._way = model.host.net[2].weight, way
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.epoch >= 3 and self._way != "rate":
+            with torch.no_grad():
+                self._weight.mul_(math.nan if self._way == "nan" else 1e30)
+
+
+@pytest.mark.parametrize("measure", [validate, lambda model: validate(model)[0]], ids=["accuracy", "loss"])
+@pytest.mark.parametrize("way", ["nan", "weights", "rate"])
+def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any):
+    model = classifier()
+    optimizer = torch.optim.Adam(model.parameter_groups(lr=1e3 if way == "rate" else 1e-2))
+    trainer = trainer_for(
+        model, tmp_path, optimizer, num_train_epochs=20, lr_scheduler_type="constant", save_strategy="no"
+    )
+    trainer.add_callback(Spoil(model, way))
+    growth = GrowerCallback(trainer, measure, controller="all_at_start", horizon=20, classes=3)
+    trainer.add_callback(growth)
+    with contextlib.suppress(DivergedError):
+        trainer.train()
+    assert growth.grower.governor is not None
+    assert growth.grower.governor.rollbacks
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert not any(seed.fossilized for seed in model.seeds.values())
 
 
 @pytest.mark.parametrize("logging_steps", [1, 3])

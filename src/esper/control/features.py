@@ -44,9 +44,13 @@ class View:
     """``[E]``."""
     train_size: Floats
     """``[E]``."""
-    classes: int
     rollbacks: Floats
     """Share of the allowed rollbacks that the episode has had, ``[E]``."""
+
+    @property
+    def chance_loss(self) -> np.float64:
+        """The size of a loss that tells nothing: that of guessing."""
+        return np.float64(max(abs(self.history.chance_loss), TINY))
 
     @property
     def added(self) -> Floats:
@@ -75,7 +79,7 @@ class Feature:
 
 
 def _log_loss(view: View, losses: Floats) -> Floats:
-    return np.log(np.maximum(_diverged(losses), TINY) / np.log(view.classes))
+    return np.log(np.maximum(_diverged(losses), TINY) / view.chance_loss)
 
 
 def _diverged(measured: Floats) -> Floats:
@@ -144,7 +148,7 @@ def _contribution_velocity(view: View) -> Floats:
 
 
 def _outcome(view: View, contribution: Floats) -> Floats:
-    return np.arcsinh(contribution * (OUTCOME_GAIN / np.log(view.classes)))
+    return np.arcsinh(contribution * (OUTCOME_GAIN / view.chance_loss))
 
 
 def _gradient_ratio(view: View) -> Floats:

@@ -23,11 +23,16 @@ PLATEAU_IMPROVEMENT = 0.01
 
 
 class History:
-    """The record of E episodes; `record` adds a step, `restart` forgets some episodes."""
+    """The record of E episodes; `record` adds a step, `restart` forgets some episodes.
 
-    def __init__(self, environments: int, slots: int, blueprints: int, classes: int) -> None:
+    ``chance_loss`` and ``chance_accuracy`` are those of networks that guess.
+    """
+
+    def __init__(
+        self, environments: int, slots: int, blueprints: int, chance_loss: float, chance_accuracy: float
+    ) -> None:
         self._shape = (environments, slots, blueprints)
-        self._chance_loss, self._chance_accuracy = float(np.log(classes)), 1 / classes
+        self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
         everyone = np.ones(environments, bool)
         self.training = self._untrained()
         self.losses: Floats = np.zeros((environments, LOOKBACK + 1))
@@ -46,6 +51,17 @@ class History:
         """The loss contribution each blueprint last had in each slot, 0 if never measured, ``[E, S, K]``."""
         self.last_op: NDArray[np.int64] = np.zeros(environments, np.int64)
         self.restart(everyone)
+
+    @property
+    def chance_loss(self) -> float:
+        """Of networks that guess."""
+        return self._chance_loss
+
+    def expect(self, chance_loss: float, chance_accuracy: float) -> None:
+        """Begin anew where those of networks that guess are others than was thought."""
+        if (self._chance_loss, self._chance_accuracy) != (chance_loss, chance_accuracy):
+            self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
+            self.restart(np.ones(len(self.losses), np.bool_))
 
     def restart(self, rows: NDArray[np.bool_]) -> None:
         """Forget the episodes ``rows``, bool ``[E]``."""
@@ -104,7 +120,8 @@ class History:
         self.training = training
         self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
         self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
-        improved = evaluation.loss < self.best_loss * (1 - PLATEAU_IMPROVEMENT)
+        # Losses may be negative, as those of densities are.
+        improved = evaluation.loss < self.best_loss * (1 - np.sign(self.best_loss) * PLATEAU_IMPROVEMENT)
         self.best_loss = np.where(improved, evaluation.loss, self.best_loss)
         self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution

@@ -45,18 +45,27 @@ class Decision:
     changes: tuple[Change, ...]
     """Also those that time brought, and rollbacks."""
     contributions: dict[str, float]
-    """By slot: accuracy with the seed less accuracy without it, as last measured."""
+    """By slot: the score with the seed less the score without it, as last measured."""
+    loss: float
+    """Of validation, before the decision, and after a rollback if there was one."""
+    score: float
+    """What growth is about, likewise: accuracy, or as `esper.grower.scores` tells."""
     rollback: Rollback | None
     """What the governor did before the decision, if anything."""
     finished: bool
     """Whether there was nothing more to decide, as `esper.Grower.finished` tells: stop training."""
 
     def __str__(self) -> str:
+        return f"decision {self.number}: {self.what}; loss {self.loss:.4g}, score {self.score:.4g}"
+
+    @property
+    def what(self) -> str:
+        """The decision in words, without figures."""
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
         over = ": finished, on a plateau" if self.finished else ""
-        return f"decision {self.number}: {what}{where}{undone}{over}"
+        return f"{what}{where}{undone}{over}"
 
 
 def told(
@@ -89,6 +98,8 @@ def told(
             for index in range(len(changes))
         ),
         {name: value for name, value in found if math.isfinite(value)},
+        float(evaluation.loss[0]),
+        float(evaluation.accuracy[0]),
         rollback,
         finished,
     )

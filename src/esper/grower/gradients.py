@@ -81,6 +81,11 @@ class Gradients:
         device = self._model.slots.values()[0].anchor.device
         self._norms = [norms.to(device) for norms in state["norms"]]
 
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer has made a step since the last report."""
+        return bool(self._norms)
+
     def report(self) -> tuple[Floats, Floats, HealthTable]:
         """Norms in the last minibatch of the host ``[1]`` and of the seeds ``[1, S]``, and the seeds' health."""
         slots = len(self._model.slots)

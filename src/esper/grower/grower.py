@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,22 @@ from esper.control.features import View
 from esper.control.history import History
 from esper.control.observation import observe
 from esper.errors import CheckpointError
-from esper.grower.arguments import checked, require_conduct, whole_score
+from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
 from esper.grower.choosing import chosen
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
+from esper.grower.figures import Figures
 from esper.grower.gradients import Gradients
-from esper.grower.measuring import Evaluate, Score, measured, note
+from esper.grower.measuring import Evaluate, Measurement, Number, compared, measured, note
 from esper.grower.passes import Passes
+from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
+from esper.grower.watch import Watch
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -35,11 +39,11 @@ from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
 from esper.training.evaluation import Evaluation, remembered
-from esper.training.governor.model import Governor, Rollback
+from esper.training.governor.model import Governor, Rollback, Verdict
 from esper.training.learning import TrainingReport
 
 HORIZON = 100
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Of what `Grower.state_dict` returns."""
 
 
@@ -65,17 +69,22 @@ class Grower:
         optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`.
         controller: ``none``, ``random``, ``all_at_start``, ``periodic``, ``heuristic``, the directory of a run of
             `esper train`, or a `esper.control.controller.Controller`.
-        evaluate: Measures a model on validation data: ``(loss, accuracy)``, the same for the same model. It is called
-            once per decision and for each seed whose turn it is (without the former call, where `step` is told the
-            figures of the whole, unless that call lets the others share passes, as `esper.grower.passes` tells); of
-            several processes, only in the first.
-        classes: How many there are to choose from (the vocabulary of a language model): controllers see losses
-            relative to that of guessing. None: as many as the model has outputs.
+        evaluate: Measures a model on validation data, the same for the same model: a loss, ``(loss, accuracy)``, or a
+            mapping of names to numbers that has ``loss``. It is called once per decision and for each seed whose turn
+            it is (without the former call, where `step` is told the figures of the whole, unless that call lets the
+            others share passes, as `esper.grower.passes` tells), and anew after a rollback; of several processes, only
+            in the first.
+        metric: Name of the figure that growth is about, as `esper.grower.scores` tells; None: accuracy where `evaluate`
+            gives one, otherwise the loss.
+        higher_is_better: Whether that figure is; to be said of all but loss and accuracy.
+        classes: How many there are to choose from (the vocabulary of a language model): losses are cross-entropies in
+            nats, and controllers see them relative to that of guessing. None: as many as the model has outputs, if
+            `evaluate` gives an accuracy; otherwise losses are relative to the first that is measured.
         horizon: Decisions that are planned. Controllers see what share of them is over.
         rules: What may happen to seeds; None: the rules that the controller was trained with, or the default ones.
         conduct: When training that blows up is rolled back, what growth may cost, how often seeds are measured, and
             when there is nothing more to decide. The governor's penalty stays as it is: nobody is paid a reward here.
-        rent: What growth costs, as in the score ``accuracy - rent * log1p(added / host parameters)``.
+        rent: What growth costs, in units of the score, of which ``rent * log1p(added / host parameters)`` is taken off.
         train_size: Number of training examples; policies see it.
         seed: All that is random about seeds and controllers follows from it.
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
@@ -94,6 +103,8 @@ class Grower:
         controller: str | Path | Controller = "heuristic",
         *,
         evaluate: Evaluate,
+        metric: str | None = None,
+        higher_is_better: bool | None = None,
         classes: int | None = None,
         horizon: int = HORIZON,
         rules: Rules | None = None,
@@ -104,7 +115,9 @@ class Grower:
         loss: Loss | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        classes = checked(model, classes, horizon, rent, train_size)
+        require_sizes(classes, horizon, rent, train_size, seed)
+        self.scores = Scores(metric, higher_is_better, classes, model.outputs)
+        """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
         self.controller, own_rules = chosen(controller, self.subject.roster, horizon)
@@ -117,16 +130,18 @@ class Grower:
         self.optimizer = optimizer
         self.conduct = conduct
         watch = conduct.governor
-        self.governor = None if watch is None else Governor(model, optimizer, watch, classes)
+        self.governor = None if watch is None else Governor(model, optimizer, watch)
+        self._watch = None if self.governor is None else Watch(self.governor, self.scores, scaled=scaler is not None)
         self.decisions = 0
         """Decisions taken."""
         self.passes = Passes(model)
         """How seeds are measured: in shared passes, or why not."""
         self._evaluate = evaluate
-        self._classes, self._horizon, self._rent, self._train_size = classes, horizon, rent, train_size
+        self._asked_for = metric
+        self._horizon, self._rent, self._train_size = horizon, rent, train_size
         self._seed = seed
         kinds = self.subject.roster.kinds
-        self._history = History(1, len(model.slots), len(kinds), classes)
+        self._history = History(1, len(model.slots), len(kinds), self.scores.chance_loss, self.scores.chance_score)
         self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
@@ -140,10 +155,11 @@ class Grower:
     def step(
         self,
         *,
-        train_loss: float | Tensor,
-        val_loss: float | None = None,
-        accuracy: float | None = None,
-        train_accuracy: float | None = None,
+        train_loss: Number,
+        val_loss: Number | None = None,
+        accuracy: Number | None = None,
+        metrics: Mapping[str, Number] | None = None,
+        train_accuracy: Number | None = None,
     ) -> Decision:
         """Measure the model, let the governor judge and the controller decide, and carry it out.
 
@@ -151,25 +167,32 @@ class Grower:
 
         Args:
             train_loss: Mean training loss since the last call.
-            val_loss: Validation loss, as `evaluate` would measure it now; together with ``accuracy`` it spares a call.
+            val_loss: Validation loss, as `evaluate` would measure it now; with all it gives, a call is spared.
             accuracy: Validation accuracy, in [0, 1].
-            train_accuracy: Training accuracy since the last call; None: not known, taken to equal that of validation.
+            metrics: Whatever else `evaluate` gives, by name.
+            train_accuracy: Training accuracy since the last call, if growth is about accuracy; None: not known, taken
+                to equal that of validation.
 
         Raises:
-            ConfigError: of ``val_loss`` and ``accuracy`` only one is given, or a seed came or went by another hand.
+            ConfigError: one of the figures is none, or the metric is not among them, or a seed came or went by another
+                hand.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
         """
-        loss = float(train_loss.detach()) if isinstance(train_loss, Tensor) else float(train_loss)
-        whole = whole_score(val_loss, accuracy)
+        given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
-        rollback, undone = self._govern(loss, accuracy)
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        if rollback is None:
-            evaluation = self._measure(loss, train_accuracy, whole, due)
-        else:  # what was known of its fossils is of a model that is no more
-            evaluation = self._measure(loss, train_accuracy, None, np.ones_like(due))
+        now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
+        rollback, undone = self._undo(verdict)
+        if found is None or rollback is not None:  # what was known of its fossils is of a model that is no more
+            found = self._processes.agreed(lambda: self._measured(now, None, np.ones_like(due)))
+        stepped = self._gradients.stepped
+        training, evaluation = self._take_in(now, found)
+        barred: tuple[Op, ...] = ()
+        if self._watch is not None and verdict is not None:
+            idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
+            barred = self._watch.barred(verdict, found.usual, idle=idle)
         finished = self.finished
-        actions, changes = self._decide()
+        actions, changes = self._decide(barred)
         self.decisions += 1
         names = list(self.model.slots)
         kinds = [kind.name for kind in self.subject.roster.kinds]
@@ -197,10 +220,24 @@ class Grower:
         """
         self._shadow.follow(loss, minibatch, named)
 
-    def _govern(self, loss: float, accuracy: float | None) -> tuple[Rollback | None, Transitions]:
+    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Verdict | None]:
+        """Measure the model, if it can be, and judge it; to be done in the first process."""
+        watch, loss = self._watch, now.train_loss
+        if watch is not None and not watch.finite(loss):
+            return now, None, watch.broken(loss)
+        found = self._measured(now, now.whole, due)
+        return now, found, None if watch is None else watch.judge(loss, found.usual)
+
+    def _measured(self, now: Heard, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
+        """The model and the seeds in slots that are ``due`` ``[1, S]``."""
+        found = measured(self.passes, self.subject.table, self._evaluate, whole, due)
+        self.scores.begin(found.usual, now.train_loss)
+        return found
+
+    def _undo(self, verdict: Verdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
         governor = self.governor
-        if governor is None or not governor.accept(self._processes.agreed(lambda: governor.judge(loss, accuracy))):
+        if governor is None or verdict is None or not governor.accept(verdict):
             return None, Transitions.none()
         try:
             rollback = governor.rollback()
@@ -210,26 +247,24 @@ class Grower:
             self.subject.evidence = self.subject.evidence.without(gone)
         return rollback, changes
 
-    def _measure(
-        self, loss: float, train_accuracy: float | None, whole: Score | None, due: NDArray[np.bool_]
-    ) -> Evaluation:
-        """Measure the model and the seeds in slots that are ``due`` ``[1, S]``, for controllers to see."""
-        subject = self.subject
+    def _take_in(self, now: Heard, found: Measurement) -> tuple[TrainingReport, Evaluation]:
+        """Make what was measured what controllers see and gates know."""
+        subject, scores = self.subject, self.scores
+        scores.begin(found.usual, now.train_loss)
+        self._history.expect(scores.chance_loss, scores.chance_score)
+        newest = compared(found, self.model, subject.table, scores.score)
+        known = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
-
-        def measurements() -> tuple[TrainingReport, Evaluation]:
-            evaluation = measured(self.passes, subject.table, self._evaluate, whole, due)
-            known = evaluation.accuracy if train_accuracy is None else np.array([train_accuracy])
-            return TrainingReport(np.array([loss]), known, host, seeds, health), evaluation
-
-        training, found = self._processes.agreed(measurements)
-        evaluation = self._history.completed(found, subject.evidence)
+        training = TrainingReport(
+            np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
+        )
+        evaluation = self._history.completed(newest, subject.evidence)
         note(self.model, evaluation)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
-        return evaluation
+        return training, evaluation
 
-    def _decide(self) -> tuple[NDArray[np.int64], Transitions]:
+    def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Transitions]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.
 
         A failure leaves model, optimizer and table as they were.
@@ -242,11 +277,12 @@ class Grower:
             self._horizon,
             np.array([self._rent]),
             np.array([float(self._train_size)]),
-            self._classes,
             self._rollbacks_used(),
         )
         affordable = subject.affordable(self.rules.blends)
-        masks = legal_actions(subject.table, subject.evidence, self.rules, subject.roster.compatible, affordable)
+        allowed = tuple(op for op in self.rules.operations if op not in barred)
+        rules = self.rules.model_copy(update={"operations": allowed})
+        masks = legal_actions(subject.table, subject.evidence, rules, subject.roster.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
             actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
@@ -311,6 +347,7 @@ class Grower:
             "slots": list(self.model.slots),
             "blueprints": [kind.name for kind in self.subject.roster.kinds],
             "controller": self.controller.name,
+            "metric": self._asked_for,
         }
 
     def _memory(self) -> dict[str, Any]:
@@ -321,11 +358,13 @@ class Grower:
             "table": subject.table,
             "evidence": subject.evidence,
             "germinations": subject.germinations,
+            "scores": self.scores,
             "history": self._history,
             "gradients": self._gradients,
             "controller": self._state,
             "actions": self._actions,
             "governor": self.governor,
+            "watch": self._watch,
         }
 
     def _rollbacks_used(self) -> NDArray[np.float64]:

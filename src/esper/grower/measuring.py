@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from esper.grower.figures import LOSS, Figures, figures
 from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
 from esper.growth.modes import modes_kept
@@ -18,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 
 class Score(NamedTuple):
-    """How a model does on validation data."""
+    """How a classifier does on validation data."""
 
     loss: float
     """Mean cross-entropy in nats."""
@@ -26,33 +28,56 @@ class Score(NamedTuple):
     """Fraction that is right, in [0, 1]."""
 
 
-Evaluate: TypeAlias = Callable[[GrowingModel], "Score | tuple[float, float]"]
-"""Measures a model on validation data: loss and accuracy. The data and the device are its business; the same model must
-give the same figures. It may leave the model in `eval` mode."""
+Number: TypeAlias = float | Tensor
+"""A tensor holds a single one."""
+Evaluate: TypeAlias = Callable[[GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number]]
+"""Measures a model on validation data: a loss, a pair of loss and accuracy, or figures by name with ``loss`` among
+them. The data and the device are its business; the same model must give the same figures. It may leave the model in
+`eval` mode."""
 
 
-def measured(passes: Passes, table: SeedTable, evaluate: Evaluate, whole: Score | None, due: Bools) -> Evaluation:
-    """The model as it is, and leave-one-out counterfactuals of the seeds in slots that are ``due``, bool ``[1, S]``.
+class Measurement(NamedTuple):
+    """What was measured of a model."""
 
-    A seed that counts is compared with its absence; one that does not count yet is put in at full weight and compared
-    with the model as it is. ``whole`` is the former figure, if it is known already.
+    usual: Figures
+    """As it is."""
+    others: dict[str, Figures]
+    """By slot: with its seed switched off, or on where it does not count yet."""
+    due: Bools
+    """``[1, S]``: the slots that were to be measured."""
+
+
+def measured(passes: Passes, table: SeedTable, evaluate: Evaluate, whole: Figures | None, due: Bools) -> Measurement:
+    """Measure the model as it is, and with each seed that is ``due``, bool ``[1, S]``, at another weight.
+
+    A seed that counts is to be compared with its absence; one that does not count yet is put in at full weight, to be
+    compared with the model as it is. ``whole`` is the former figure, if it is known already.
+
+    Raises:
+        ConfigError: ``evaluate`` returns what is none of its figures.
     """
-    slots = passes.model.slots.values()
     changes = {
         slot.name: 0.0 if table.blended[0, place] else 1.0
-        for place, slot in enumerate(slots)
+        for place, slot in enumerate(passes.model.slots.values())
         if slot.seed is not None and due[0, place]
     }
     with modes_kept(passes.model):
-        usual, others = passes.measure(lambda model: Score(*evaluate(model)), changes, whole)
-    by_accuracy = np.full(table.stage.shape, np.nan)
-    by_loss = np.full(table.stage.shape, np.nan)
-    for place, slot in enumerate(slots):
-        if slot.name in others:
-            other, sign = others[slot.name], 1.0 if table.blended[0, place] else -1.0
-            by_accuracy[0, place] = sign * (usual.accuracy - other.accuracy)
-            by_loss[0, place] = sign * (other.loss - usual.loss)
-    return Evaluation(np.array([usual.loss]), np.array([usual.accuracy]), by_accuracy, by_loss, due)
+        usual, others = passes.measure(lambda model: figures(evaluate(model)), changes, whole)
+    return Measurement(usual, others, due)
+
+
+def compared(
+    measurement: Measurement, model: GrowingModel, table: SeedTable, score: Callable[[Figures], float]
+) -> Evaluation:
+    """What each seed contributes; the score takes the place of accuracy."""
+    by_score, by_loss = np.full(table.stage.shape, np.nan), np.full(table.stage.shape, np.nan)
+    usual, usual_score = measurement.usual, score(measurement.usual)
+    for place, slot in enumerate(model.slots.values()):
+        if slot.name in measurement.others:
+            other, sign = measurement.others[slot.name], 1.0 if table.blended[0, place] else -1.0
+            by_score[0, place] = sign * (usual_score - score(other))
+            by_loss[0, place] = sign * (other[LOSS] - usual[LOSS])
+    return Evaluation(np.array([usual[LOSS]]), np.array([usual_score]), by_score, by_loss, measurement.due)
 
 
 def note(model: GrowingModel, evaluation: Evaluation) -> None:

@@ -10,11 +10,13 @@ from esper.grower import Decision, Grower
 
 
 def figures(decision: Decision, grower: Grower) -> dict[str, float]:
-    """Numbers for a logger: the operation (an `esper.lifecycle.actions.Op`), what has grown, what each seed earns."""
+    """Numbers for a logger: the operation (an `esper.lifecycle.actions.Op`), what was measured, what has grown."""
     seeds = grower.model.seeds.values()
     fossils = sum(seed.fossilized for seed in seeds)
     return {
         "growth/op": float(decision.op),
+        "growth/loss": decision.loss,
+        "growth/score": decision.score,
         "growth/live": float(len(seeds) - fossils),
         "growth/fossils": float(fossils),
         "growth/added_parameters": float(sum(part.numel() for seed in seeds for part in seed.parameters())),

@@ -130,7 +130,8 @@ class Episodes:
         self._scheme = Scheme(rewards or [OUTCOME] * self.size)
         self._ledger = Ledger(suite, self.population)
         self._ledger.restart(np.ones(self.size, np.bool_), self.instances)
-        self.history = History(self.size, len(suite.sites), len(suite.blueprints), suite.classes)
+        chance = float(np.log(suite.classes)), 1 / suite.classes
+        self.history = History(self.size, len(suite.sites), len(suite.blueprints), *chance)
         self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
         self.finished: Bools = np.zeros(self.size, np.bool_)
@@ -159,7 +160,6 @@ class Episodes:
             self.suite.steps,
             self._problems.rent,
             self._problems.train_size,
-            self.suite.classes,
             self.governor.rollbacks_used,
         )
         return observe(view)

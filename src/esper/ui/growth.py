@@ -48,6 +48,5 @@ class GrowthView:
         self._bar.update(self._task, completed=epoch.number, description=figures)
         decision = epoch.decision
         if not self._console.is_terminal or decision.op is not Op.WAIT or decision.rollback is not None:
-            what = str(decision).removeprefix(f"decision {decision.number}: ")
-            line = f"epoch {epoch.number}/{epoch.total}: {figures}, added {epoch.added_parameters}: {what}"
+            line = f"epoch {epoch.number}/{epoch.total}: {figures}, added {epoch.added_parameters}: {decision.what}"
             say(self._console, line)

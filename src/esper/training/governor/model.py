@@ -19,6 +19,9 @@ from esper.plain_state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
 
+SKILLS = 2
+"""Measures of how well a network does; each is watched like a network of its own."""
+
 
 @dataclass(frozen=True)
 class Rollback:
@@ -38,10 +41,12 @@ class Verdict(NamedTuple):
     """What a governor thinks of the present state."""
 
     trouble: Trouble
+    usual: bool
+    """Whether there is neither trouble nor what becomes trouble if it lasts."""
     good: bool
     """Whether the state is worth a snapshot."""
     loss: float
-    """The loss that it was told."""
+    """What it was told."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class _Snapshot:
     buffers: list[tuple[nn.Module, str, Tensor]]
     generators: list[tuple[torch.Generator, Tensor]]
     loss: float
+    memory: dict[str, Any]
+    """The monitor's: what was usual then."""
 
 
 class Governor:
@@ -94,7 +101,7 @@ class Governor:
         self.rollbacks = 0
         self._classes = classes
         self._generators = list(global_generators(model) if generators is None else generators)
-        self._monitor = Monitor(self.settings, networks=1)
+        self._monitor = Monitor(self.settings, networks=SKILLS)
         self._trouble, self._loss = Trouble.NONE, math.nan
         self.snapshot()
 
@@ -106,6 +113,7 @@ class Governor:
             [(module, name, buffer.clone()) for module, name, buffer in _buffers(self.model)],
             [(generator, generator.get_state()) for generator in self._generators],
             self._loss,
+            self._monitor.state_dict(),
         )
 
     def check(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Trouble:
@@ -115,16 +123,30 @@ class Governor:
             loss: Training loss since the last check, in any unit.
             accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
         """
-        return self.accept(self.judge(loss, accuracy))
-
-    def judge(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Verdict:
-        """The first half of `check`: look, and do nothing about it. Arguments as there."""
-        number = _number(loss)
         known = math.nan if accuracy is None or self._classes is None else _number(accuracy)
-        finite = math.isfinite(number) and all(bool(tensor.isfinite().all()) for tensor in self._tensors())
-        vitals = Vitals(np.array([number]), skill(np.array([known]), self._classes or 2), np.array([finite]))
-        judgement = self._monitor.judge(vitals)
-        return Verdict(Trouble(judgement.trouble[0]), bool(judgement.good[0]), number)
+        by_accuracy = float(skill(np.array(known), self._classes or 2))
+        return self.accept(self.judge(_number(loss), (by_accuracy, math.nan), self.finite()))
+
+    def finite(self, *, gradients: bool = True) -> bool:
+        """Whether all parameters and the optimizer's moments are, and the ``gradients`` too."""
+        return all(bool(tensor.isfinite().all()) for tensor in self._tensors(gradients))
+
+    def judge(self, loss: float, skills: Sequence[float], finite: bool, *, hopeless: bool = False) -> Verdict:
+        """The first half of `check`: look, and do nothing about it.
+
+        Args:
+            loss: Of training.
+            skills: By one measure and by another (`SKILLS` in all), 0 for guessing and 1 for perfection, NaN where
+                unknown: a network that guesses by any of them, and did better by it before, has collapsed.
+            finite: Whether everything is that should be, but for ``loss``.
+            hopeless: Whether the loss is unusual whatever it was before.
+        """
+        everywhere = np.ones(SKILLS)
+        vitals = Vitals(everywhere * loss, np.array(skills), everywhere * (finite and math.isfinite(loss)) > 0)
+        judgement = self._monitor.judge(vitals, np.full(SKILLS, hopeless))
+        troubles = judgement.trouble[judgement.trouble != Trouble.NONE]
+        trouble = Trouble(troubles[0]) if len(troubles) else Trouble.NONE
+        return Verdict(trouble, bool(judgement.usual.all()), bool(judgement.good.all()), loss)
 
     def accept(self, verdict: Verdict) -> Trouble:
         """The second half of `check`, which may follow a verdict of the same model's governor in another process."""
@@ -134,8 +156,8 @@ class Governor:
         return self._trouble
 
     def expect_change(self) -> None:
-        """The model was changed on purpose: forget what was usual for it, it may well do worse now."""
-        self._monitor.restart(np.array([True]))
+        """The model was changed on purpose: forget what was usual for it, it may well do worse now, if not guess."""
+        self._monitor.forget_usual(np.ones(SKILLS, np.bool_))
 
     @torch.no_grad()
     def rollback(self) -> Rollback:
@@ -156,7 +178,9 @@ class Governor:
             generator.set_state(state)
         self.optimizer.zero_grad()
         self.optimizer.state.clear()
-        self._monitor.restart(np.array([True]))
+        self._monitor.load_state_dict(self._snapshot.memory)
+        if pruned:
+            self.expect_change()
         self.rollbacks += 1
         if self.rollbacks > self.settings.max_rollbacks:
             raise DivergedError(
@@ -181,6 +205,7 @@ class Governor:
                 },
                 "generators": [state for _, state in snapshot.generators],
                 "loss": snapshot.loss,
+                "memory": snapshot.memory,
             }
         )
 
@@ -203,6 +228,7 @@ class Governor:
             "buffers": {name: tensors[name] for name in state["buffers"]},
             "generators": [generator.get_state() for generator in self._generators],
             "loss": self._loss,
+            "memory": self._snapshot.memory,
         }
         saved = from_plain(like, state, "the governor's state")
         self.rollbacks = saved["rollbacks"]
@@ -211,6 +237,7 @@ class Governor:
             [(*buffers[path], value) for path, value in saved["buffers"].items()],
             list(zip(self._generators, saved["generators"], strict=True)),
             saved["loss"],
+            saved["memory"],
         )
 
     def _prune(self, known: set[nn.Parameter]) -> tuple[str, ...]:
@@ -229,11 +256,11 @@ class Governor:
             group["params"][:] = [parameter for parameter in group["params"] if parameter not in gone]
         return tuple(doomed)
 
-    def _tensors(self) -> Iterable[Tensor]:
+    def _tensors(self, gradients: bool) -> Iterable[Tensor]:
         """All that must be finite."""
         for parameter in self.model.parameters():
             yield parameter
-            if parameter.grad is not None:
+            if gradients and parameter.grad is not None:
                 yield parameter.grad
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))

@@ -42,10 +42,12 @@ class Vitals:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a check says of E networks; both ``[E]``."""
+    """What a check says of E networks; all ``[E]``."""
 
     trouble: NDArray[np.int8]
     """A `Trouble`."""
+    usual: Bools
+    """Whether there is neither trouble nor what becomes trouble if it lasts."""
     good: Bools
     """Whether the state is worth a snapshot."""
 
@@ -70,11 +72,15 @@ class Monitor:
         self._best_skill: Floats = np.full(networks, -np.inf)
 
     def restart(self, rows: Bools) -> None:
-        """Forget what was usual for the networks ``rows``, bool ``[E]``."""
+        """Forget what was usual for the networks ``rows``, bool ``[E]``, and how well they did."""
+        self.forget_usual(rows)
+        self._best_skill[rows] = -np.inf
+
+    def forget_usual(self, rows: Bools) -> None:
+        """Forget what was usual for the networks ``rows``, bool ``[E]``, but not how well they did."""
         self._losses[rows] = np.nan
         self._unusual[rows] = 0
         self._guessing[rows] = 0
-        self._best_skill[rows] = -np.inf
 
     def state_dict(self) -> dict[str, Any]:
         """What was usual so far, as plain values."""
@@ -98,11 +104,16 @@ class Monitor:
             "best_skill": self._best_skill,
         }
 
-    def judge(self, vitals: Vitals) -> Judgement:
-        """Look at all networks once; of those in trouble, what was usual is forgotten."""
+    def judge(self, vitals: Vitals, hopeless: Bools | None = None) -> Judgement:
+        """Look at all networks once; of those in trouble, what was usual is forgotten.
+
+        ``hopeless``, bool ``[E]``, says whose loss is unusual whatever it was before; None: nobody's.
+        """
         settings = self._settings
         mean, deviation = self._usual()
         unusual = (vitals.loss > mean + settings.sigmas * deviation) & (vitals.loss > settings.multiple * mean)
+        if hopeless is not None:
+            unusual |= hopeless
         guessing = (self._best_skill >= settings.lead) & (vitals.skill <= settings.collapsed)
         self._unusual = np.where(unusual, self._unusual + 1, 0)
         self._guessing = np.where(guessing, self._guessing + 1, 0)
@@ -116,7 +127,7 @@ class Monitor:
         worse = vitals.loss > mean + settings.good_sigmas * deviation
         self._take_in(vitals, usual)
         self.restart(~sound)
-        return Judgement(trouble, usual & ~worse)
+        return Judgement(trouble, usual, usual & ~worse)
 
     def _usual(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each network's window, ``[E]``; infinity and 0 where too little is known."""

@@ -1,0 +1,101 @@
+"""What `evaluate` may return: a loss, a pair of loss and accuracy, or named figures with the loss among them."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from esper.errors import ConfigError
+
+LOSS, ACCURACY = "loss", "accuracy"
+"""Figures of which it is known what they are."""
+ROUNDING = 1e-6
+"""By which the mean of float32 hits may exceed 1."""
+EXPECTED = (
+    "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
+    "{'loss': 0.3, 'f1': 0.8}"
+)
+
+Figures = dict[str, float]
+"""What was measured of a model on validation data, by name; ``loss`` is always among them."""
+
+
+def number(value: object, what: str) -> float:
+    """A number, or a tensor or array that holds a single one; what is too large for a float is infinite.
+
+    Raises:
+        ConfigError: it is something else; ``what`` says where it came from.
+    """
+    plain: Any = value
+    if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
+        plain = cast("Tensor", value).item()
+    if isinstance(plain, bool) or not isinstance(plain, Real):
+        raise ConfigError(
+            f"{what} is {_described(cast(object, value))}: give a number, or a tensor that holds a single one"
+        )
+    try:
+        return float(plain)
+    except OverflowError:
+        return math.inf if cast(int, plain) > 0 else -math.inf
+
+
+def figures(returned: object) -> Figures:
+    """What `evaluate` returned, checked and by name.
+
+    A loss that is not finite is no mistake of the user's, as training may have blown up; nor is then any accuracy.
+
+    Raises:
+        ConfigError: it is none of what is `EXPECTED`, or the accuracy is no fraction.
+    """
+    found = _named(returned)
+    loss, accuracy = found[LOSS], found.get(ACCURACY)
+    if accuracy is None or not math.isfinite(loss):
+        return found
+    if 0 <= accuracy <= 1 + ROUNDING:
+        return {**found, ACCURACY: min(accuracy, 1.0)}
+    advice = "return the fraction that is right, which is 0 where nothing is"
+    if accuracy > 1:
+        advice = "divide percentages by 100"
+        if 0 <= loss <= 1:
+            advice += ", or return (loss, accuracy) in this order if the two are swapped"
+        advice += "; a figure that is no fraction needs a name of its own, and metric=..."
+    raise ConfigError(f"evaluate gave loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
+
+
+def _named(returned: object) -> Figures:
+    if isinstance(returned, Mapping):
+        given = cast("Mapping[Any, Any]", returned)
+        if LOSS in given and all(isinstance(name, str) for name in given):
+            return {name: number(value, f"{name!r} of what evaluate returned") for name, value in given.items()}
+    elif isinstance(returned, tuple | list):
+        pair = cast("Sequence[Any]", returned)
+        if len(pair) == 2:
+            return {
+                name: number(value, f"the {name} of evaluate")
+                for name, value in zip((LOSS, ACCURACY), pair, strict=True)
+            }
+    else:
+        try:
+            return {LOSS: number(returned, "the loss of evaluate")}
+        except ConfigError:
+            pass  # the sentence below says more
+    raise ConfigError(f"evaluate returned {_described(cast(object, returned))}: it must return {EXPECTED}")
+
+
+def _described(value: object) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", value)
+        return f"an array of shape {array.shape} and type {array.dtype}"
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {reprlib.repr(list(cast('Mapping[Any, Any]', value)))}"
+    return f"a {type(value).__name__}, {reprlib.repr(value)}"

@@ -1,0 +1,184 @@
+"""The one *score* of a model that growth is about, whatever its owner measures.
+
+It is better the higher it is. Of a metric that is better the higher it is, such as accuracy, it is the metric itself.
+Of a loss, and of any other metric that is better the lower it is, it is the share that is gone,
+``(reference - value) / |reference|``: 0 at the reference, 1 where nothing is left. The loss's reference is that of
+guessing, ln(classes), where the number of classes is known; otherwise, as for other metrics, it is the first value that
+was measured. Contributions, what gates tolerate, the margins of rules and rent are in units of the score.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from esper.control.history import PLATEAU_IMPROVEMENT
+from esper.errors import ConfigError
+from esper.grower.figures import ACCURACY, LOSS, Figures
+from esper.plain_state import from_plain
+from esper.training.governor.vitals import skill
+
+UNKNOWN = math.nan
+
+
+class Scores:
+    """Scores figures of one model. Some of what that takes is known only once the first are there, see `begin`.
+
+    Args:
+        metric: Name of the figure that growth is about; None: accuracy where there is one, otherwise the loss.
+        higher_is_better: Whether the metric is; None: as is known of loss and accuracy.
+        classes: How many there are to choose from, as far as the user said so.
+        outputs: How many the model has: so many classes are there if there is an accuracy and nothing else was said.
+
+    Raises:
+        ConfigError: metric and direction do not fit together.
+    """
+
+    def __init__(
+        self, metric: str | None, higher_is_better: bool | None, classes: int | None, outputs: int | None
+    ) -> None:
+        _require_direction(metric, higher_is_better)
+        self.metric = metric or ""
+        """Empty until it is known."""
+        self._higher = higher_is_better
+        self._classes = classes or 0
+        self._outputs = outputs or 0
+        self._begun = False
+        self._reference = UNKNOWN
+        self._first_train_loss = UNKNOWN
+        likely = max(self._classes or self._outputs, 2)
+        self.chance_loss = math.log(likely)
+        """Of guessing, where the number of classes is known; otherwise the first that was measured."""
+        self.chance_score = 1 / likely
+        """Likewise."""
+
+    def begin(self, found: Figures, train_loss: float) -> None:
+        """Take the first figures that are finite for what they are; later ones change nothing.
+
+        Raises:
+            ConfigError: the metric is not among them, or there is an accuracy but nobody knows of how many classes.
+        """
+        metric = self.metric or (ACCURACY if ACCURACY in found else LOSS)
+        value = _value(found, metric)
+        if self._begun or not (math.isfinite(found[LOSS]) and math.isfinite(value)):
+            return
+        if ACCURACY in found and not self._classes:
+            if self._outputs < 2:
+                raise ConfigError(
+                    "evaluate gives an accuracy, but the model's output does not show how many classes there are: say "
+                    "classes=... (2 for yes and no)"
+                )
+            self._classes = self._outputs
+        self._begun, self.metric = True, metric
+        self._first_train_loss = train_loss if math.isfinite(train_loss) else found[LOSS]
+        self.chance_loss = math.log(self._classes) if self._classes else found[LOSS]
+        if metric == ACCURACY:
+            self.chance_score = 1 / self._classes
+        elif self._rises:
+            self.chance_score = value
+        else:
+            self.chance_score, self._reference = 0.0, self.chance_loss if metric == LOSS else value
+
+    def score(self, found: Figures) -> float:
+        """NaN before the first figures that are finite, and where these are not.
+
+        Raises:
+            ConfigError: the metric is not among the figures, or is not a number although the loss is finite.
+        """
+        if not self._begun:
+            return UNKNOWN
+        value = _value(found, self.metric)
+        return value if self._rises else _share_gone(value, self._reference)
+
+    def train_score(self, accuracy: float | None) -> float | None:
+        """Of training, if its accuracy is known.
+
+        Raises:
+            ConfigError: growth is about something else.
+        """
+        if accuracy is not None and self.metric != ACCURACY:
+            raise ConfigError(f"train_accuracy says nothing where growth is about {self.metric!r}: leave it out")
+        return accuracy
+
+    @property
+    def guessing_is_known(self) -> bool:
+        """Whether the loss and the score of guessing are, so that a network can be said to do no better."""
+        return self._begun and self._classes > 0
+
+    def skills(self, found: Figures, train_loss: float) -> tuple[float, float]:
+        """By accuracy, and by the losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN: unknown.
+
+        By the losses it is the greater of the shares that are gone of those of training and of validation: a network
+        that overfits has not forgotten anything.
+        """
+        if not self._begun:
+            return UNKNOWN, UNKNOWN
+        first = self.chance_loss if self._classes else self._first_train_loss
+        losses = _share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss)
+        return self._by_accuracy(found), max(losses)
+
+    def beats_chance(self, found: Figures, least: float) -> bool:
+        """Whether skill by accuracy is more than ``least``, or the loss below that of chance (by a trifle)."""
+        trifle = PLATEAU_IMPROVEMENT if self.guessing_is_known else 0.0
+        return self._by_accuracy(found) > least or _share_gone(found[LOSS], self.chance_loss) > trifle
+
+    def _by_accuracy(self, found: Figures) -> float:
+        return float(skill(np.array(found[ACCURACY]), self._classes)) if ACCURACY in found else UNKNOWN
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known by now."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of another make.
+        """
+        vars(self).update(from_plain(vars(self), state, "scores"))
+
+    @property
+    def _rises(self) -> bool:
+        return self.metric == ACCURACY if self._higher is None else self._higher
+
+
+def _share_gone(value: float, reference: float) -> float:
+    return (reference - value) / (abs(reference) or 1.0)
+
+
+def _value(found: Figures, metric: str) -> float:
+    if metric not in found:
+        raise ConfigError(
+            f"growth is about {metric!r}, but evaluate gave {', '.join(found)}: return a mapping that has it each "
+            "time, or name another metric=..."
+        )
+    if math.isnan(found[metric]) and math.isfinite(found[LOSS]):
+        raise ConfigError(
+            f"evaluate gave a {metric} that is not a number with the loss {found[LOSS]:g}: return what it is worth "
+            "where it is not defined, such as 0"
+        )
+    return found[metric]
+
+
+def _require_direction(metric: object, higher_is_better: bool | None) -> None:
+    known = {LOSS: False, ACCURACY: True}
+    if metric is not None and (not isinstance(metric, str) or not metric):
+        raise ConfigError(f"metric is {metric!r}: give the name of a figure that evaluate returns, or leave it out")
+    if higher_is_better not in (None, True, False):
+        raise ConfigError(f"higher_is_better is {higher_is_better!r}: give True or False")
+    if metric is None and higher_is_better is not None:
+        raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
+    if metric is None:
+        return
+    if metric not in known and higher_is_better is None:
+        raise ConfigError(
+            f"metric={metric!r}: say whether it is better the higher it is, higher_is_better=True or False"
+        )
+    if metric in known and higher_is_better is (not known[metric]):
+        raise ConfigError(
+            f"metric={metric!r} with higher_is_better={higher_is_better}: it is better the "
+            f"{'higher' if known[metric] else 'lower'} it is; leave higher_is_better out, or give a figure of another "
+            "meaning another name"
+        )

@@ -1,0 +1,132 @@
+"""Whatever way training goes wrong, it is told of or undone, and no seed is kept on a dead network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from esper.grower import Grower
+from esper.training.governor import Trouble
+from grower.divergence import CLASSES, EPOCHS, WAYS, Training, Way, course
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "loss"])
+@pytest.mark.parametrize("name", WAYS)
+def test_what_goes_wrong_is_noticed(name: str, measure: str) -> None:
+    way = WAYS[name]
+    # Without an accuracy, what was wrong from the start shows only beside the loss of guessing.
+    options = {"classes": CLASSES} if measure == "loss" and way.start == 1 else {}
+    found = course(way, measure, **options)
+    assert found.ends
+    if name != "a rate of zero from the start":  # nothing changes then, which is no death
+        assert not found.fossilized
+
+
+def _shuffle(training: Training, share: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    wrong = torch.rand(len(training.labels), generator=generator) < share
+    training.labels[wrong] = torch.randint(CLASSES, (int(wrong.sum()),), generator=generator)
+
+
+def _few(training: Training) -> None:
+    training.inputs, training.labels = training.inputs[:12].repeat(8, 1), training.labels[:12].repeat(8)
+
+
+HEALTHY: dict[str, Way] = {
+    "adamw": Way(),
+    "sgd": Way(lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
+    "rmsprop": Way(lambda groups: torch.optim.RMSprop(groups, lr=0.01)),
+    "noisy": Way(lambda groups: torch.optim.SGD(groups, lr=0.3, momentum=0.8)),
+    "noisy labels": Way(None, lambda training: _shuffle(training, 0.3), 1),
+    "overfitting": Way(None, _few, 1),
+}
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "loss"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_sound_raises_no_alarm(name: str, measure: str) -> None:
+    found = course(HEALTHY[name], measure)
+    assert not found.ends
+    assert len(found.decisions) == EPOCHS
+
+
+def test_the_figures_of_a_decision_are_those_after_a_rollback() -> None:
+    training = Training()
+    for _ in range(8):
+        training.grower.step(train_loss=training.epoch())
+    training.scale_weights(1e30)
+    decision = training.grower.step(train_loss=training.epoch())
+    assert decision.rollback is not None
+    assert decision.loss == pytest.approx(training.evaluate(training.model)[0])
+    assert f"loss {decision.loss:.4g}, score {decision.score:.4g}" in str(decision)
+
+
+@pytest.mark.parametrize("spoil", ["weight", "gradient", "train_loss"])
+def test_what_is_not_finite_is_never_measured(spoil: str) -> None:
+    training = Training()
+    grower = Grower(training.model, training.optimizer, "none", evaluate=lambda model: _sound(model, training))
+    grower.step(train_loss=training.epoch())
+    loss = training.epoch()
+    weight = next(training.model.host.parameters())
+    assert weight.grad is not None
+    if spoil == "weight":
+        weight.data[0, 0] = math.nan
+    elif spoil == "gradient":
+        weight.grad[0, 0] = math.inf
+    decision = grower.step(train_loss=math.nan if spoil == "train_loss" else loss)
+    assert decision.rollback is not None
+    assert decision.rollback.trouble is Trouble.NOT_FINITE
+
+
+def _sound(model: nn.Module, training: Training) -> Any:
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters()), "a measure may raise on that"
+    assert all(parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+    return training.evaluate(model)
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "loss"])
+def test_a_validation_loss_that_is_not_finite_is_trouble(measure: str) -> None:
+    training = Training(measure=measure)
+    training.grower.step(train_loss=training.epoch())
+    training._held_out[0][3, 2] = math.inf
+    decision = training.grower.step(train_loss=training.epoch())
+    assert decision.rollback is not None
+    assert decision.rollback.trouble is Trouble.NOT_FINITE
+
+
+def test_a_step_that_a_scaler_skipped_is_no_trouble() -> None:
+    training = Training()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    grower = Grower(training.model, training.optimizer, "none", evaluate=training.evaluate, scaler=scaler)
+    loss = training.epoch()
+    for parameter in training.model.parameters():
+        parameter.grad = torch.full_like(parameter, math.inf)
+    scaler.scale(torch.ones(()))  # which makes the scale known
+    scaler.step(training.optimizer)
+    scaler.update()
+    assert grower.step(train_loss=loss).rollback is None
+
+
+def test_it_is_measured_as_often_as_before_and_once_more_after_a_rollback() -> None:
+    training, calls = Training(), 0
+
+    def evaluate(model: nn.Module) -> Any:
+        nonlocal calls
+        calls += 1
+        return training.evaluate(model)
+
+    grower = Grower(training.model, training.optimizer, "none", evaluate=evaluate)
+    grower.step(train_loss=training.epoch())
+    assert calls == 1
+    grower.step(train_loss=math.nan)
+    assert calls == 2
+    figures = training.evaluate(training.model)
+    grower.step(train_loss=training.epoch(), val_loss=figures[0], accuracy=figures[1])
+    assert calls == 2
+    training._held_out[0][3, 2] = math.inf
+    grower.step(train_loss=training.epoch())
+    assert calls == 4

@@ -1,0 +1,266 @@
+"""What `evaluate` may return, what is refused with a sentence, and what growth is about."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import esper
+from esper.errors import ConfigError
+from esper.grower import Grower
+from esper.grower.measuring import Score
+from grower.divergence import CLASSES, Training, data
+from grower.training_loop import Loop
+
+
+def grower(evaluate: Any, **options: Any) -> tuple[Training, Grower]:
+    """With two unfinished seeds."""
+    training = Training()
+    found = Grower(training.model, training.optimizer, "all_at_start", evaluate=evaluate, **options)
+    return training, found
+
+
+ACCEPTED: dict[str, tuple[Any, float, float]] = {
+    "a loss": (0.75, 0.75, 0.0),
+    "a whole number": (2, 2.0, 0.0),
+    "a tensor": (torch.tensor(0.75), 0.75, 0.0),
+    "a tensor with a gradient": (torch.tensor(0.75, requires_grad=True), 0.75, 0.0),
+    "a tensor of one": (torch.tensor([0.75], dtype=torch.bfloat16), 0.75, 0.0),
+    "a number of numpy's": (np.float32(0.75), 0.75, 0.0),
+    "an array of no axes": (np.array(0.75), 0.75, 0.0),
+    "a fraction": (Fraction(3, 4), 0.75, 0.0),
+    "a pair": ((0.75, 0.5), 0.75, 0.5),
+    "a list": ([0.75, 0.5], 0.75, 0.5),
+    "a named pair": (Score(0.75, 0.5), 0.75, 0.5),
+    "a pair of tensors": ((torch.tensor(0.75), torch.tensor(0.5)), 0.75, 0.5),
+    "a mapping with a loss": ({"loss": 0.75}, 0.75, 0.0),
+    "a mapping with accuracy": ({"loss": 0.75, "accuracy": np.float64(0.5), "f1": 0.3}, 0.75, 0.5),
+    "a mapping with what is not used": ({"loss": 0.75, "auc": math.nan, "psnr": math.inf}, 0.75, 0.0),
+    "a hair too many hits": ((0.75, 1 + 1e-7), 0.75, 1.0),
+    "a negative loss": (-3.5, -3.5, 0.0),
+    "no loss at all": (0.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_measures_are_understood(name: str) -> None:
+    returned, loss, score = ACCEPTED[name]
+    decision = grower(lambda _: returned)[1].step(train_loss=1.0)
+    assert (decision.loss, decision.score) == (loss, score)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "evaluate returned None: it must return a number"),
+    "text": ("0.3", r"a str, '0\.3'"),
+    "truth": (True, "a bool, True"),
+    "a complex number": (torch.tensor(1j), "complex64"),
+    "a decimal": (Decimal("0.3"), "Decimal"),
+    "a vector": (torch.rand(3), r"a tensor of shape \(3,\)"),
+    "a pair in a tensor": (torch.tensor([0.3, 0.5]), r"a tensor of shape \(2,\)"),
+    "an array": (np.zeros((2, 2)), r"an array of shape \(2, 2\)"),
+    "an empty mapping": ({}, "a mapping with the keys"),
+    "a mapping without a loss": ({"f1": 0.3}, "that has 'loss'"),
+    "names that are none": ({"loss": 0.3, 3: 0.5}, "a mapping of names to numbers"),
+    "a mapping with text": ({"loss": 0.3, "f1": "high"}, "'f1' of what evaluate returned is a str"),
+    "a mapping with a vector": ({"loss": 0.3, "f1": torch.rand(2)}, "'f1' of what evaluate returned is a tensor"),
+    "three": ((0.3, 0.5, 0.7), "a tuple"),
+    "one in a tuple": ((0.3,), "a tuple"),
+    "a pair with nothing": ((0.3, None), "the accuracy of evaluate is None"),
+    "a pair of vectors": ((torch.rand(3), 0.5), "the loss of evaluate is a tensor"),
+    "a percentage": ((1.3, 87.0), r"divide percentages by 100"),
+    "a swapped pair": ((0.87, 1.3), "in this order if the two are swapped"),
+    "less than nothing": ((0.3, -0.1), r"accuracy -0\.1, which is not in \[0, 1\]"),
+    "an accuracy that is not a number": ((0.3, math.nan), "return the fraction that is right"),
+    "a generator": ((one for one in (0.3, 0.5)), "a generator"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_measure_is_refused_with_a_sentence(name: str) -> None:
+    returned, sentence = REFUSED[name]
+    with pytest.raises(ConfigError, match=sentence):
+        grower(lambda _: returned)[1].step(train_loss=1.0)
+
+
+@pytest.mark.parametrize("value", [None, "0.3", torch.rand(3), [0.3], {}, True, torch.tensor(1j)])
+@pytest.mark.parametrize("name", ["train_loss", "val_loss", "accuracy", "train_accuracy", "metrics"])
+def test_so_is_what_a_step_is_told(name: str, value: Any) -> None:
+    if (value is None and name != "train_loss") or (name == "metrics" and value == {}):
+        pytest.skip("may be left out")
+    given = {"train_loss": 1.0, "val_loss": 0.9, "accuracy": 0.5, name: value}
+    with pytest.raises(ConfigError):
+        Loop("none").grower.step(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"accuracy": 0.5},
+        {"metrics": {"f1": 0.5}},
+        {"val_loss": 0.9, "accuracy": 50.0},
+        {"val_loss": 0.9, "accuracy": 0.5, "metrics": {"accuracy": 0.5}},
+        {"val_loss": 0.9},  # where others came with an accuracy
+        {"train_accuracy": 1.5},
+        {"train_accuracy": math.nan},
+    ],
+)
+def test_halves_and_doubles_are_refused(given: dict[str, Any]) -> None:
+    loop = Loop("none")
+    loop.epoch()
+    with pytest.raises(ConfigError):
+        loop.grower.step(train_loss=1.0, **given)
+
+
+@pytest.mark.parametrize("loss", [10**400, 1e308, -1e308, torch.tensor(3e38), np.float64(1e300), 10**30])
+def test_losses_may_be_as_large_as_they_like(loss: Any) -> None:
+    found = grower(lambda _: (loss, 0.5))[1]
+    for _ in range(3):
+        found.step(train_loss=loss)
+    found.state_dict()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 0.5, "1", None, True])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed is .*: give a whole number from 0 to"):
+        Loop("random", seed=seed)
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
+    ({"metric": "loss", "higher_is_better": True}, "better the lower it is"),
+    ({"metric": "f1"}, "say whether it is better the higher it is"),
+    ({"higher_is_better": True}, "of what"),
+    ({"metric": ""}, "give the name of a figure"),
+    ({"metric": 3}, "give the name of a figure"),
+    ({"metric": "f1", "higher_is_better": "yes"}, "give True or False"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), CONTRADICTIONS)
+def test_contradictions_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        grower(lambda _: 0.3, **options)
+
+
+@pytest.mark.parametrize("returned", [0.3, (0.3, 0.5), {"loss": 0.3, "F1": 0.5}])
+def test_a_metric_that_is_not_there_is_missed(returned: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape("growth is about 'f1', but evaluate gave loss")):
+        grower(lambda _: returned, metric="f1", higher_is_better=True)[1].step(train_loss=1.0)
+
+
+def test_a_metric_that_is_not_a_number_is_refused_as_long_as_the_loss_is_one() -> None:
+    with pytest.raises(ConfigError, match="a f1 that is not a number"):
+        grower(lambda _: {"loss": 0.3, "f1": math.nan}, metric="f1", higher_is_better=True)[1].step(train_loss=1.0)
+
+
+def test_an_accuracy_of_unknown_classes_is_refused_and_a_loss_is_not() -> None:
+    def single(returned: Any, classes: int | None = None) -> Grower:
+        model = esper.attach(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)), {"0": ["mlp"]}, torch.zeros(2, 6))
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+        return Grower(model, optimizer, evaluate=lambda _: returned, classes=classes)
+
+    single(0.5).step(train_loss=1.0)
+    single((0.5, 0.5), classes=2).step(train_loss=1.0)
+    with pytest.raises(ConfigError, match=r"say classes=\.\.\. \(2 for yes and no\)"):
+        single((0.5, 0.5)).step(train_loss=1.0)
+
+
+@torch.no_grad()
+def measure(model: nn.Module) -> dict[str, float]:
+    """All kinds of figures."""
+    model.eval()
+    inputs, labels = data(200, 1)
+    logits = model(inputs)
+    found = logits.argmax(1)
+    right = ((found == 0) & (labels == 0)).sum()
+    return {
+        "loss": F.cross_entropy(logits, labels).item(),
+        "accuracy": (found == labels).float().mean().item(),
+        "f1": (2 * right / ((found == 0).sum() + (labels == 0).sum()).clamp(min=1)).item(),
+        "mae": (logits.softmax(1) - F.one_hot(labels, CLASSES)).abs().mean().item(),
+    }
+
+
+ABOUT: dict[str, tuple[dict[str, Any], Any]] = {
+    "accuracy": ({}, lambda model: tuple(list(measure(model).values())[:2])),
+    "loss alone": ({}, lambda model: measure(model)["loss"]),
+    "loss": ({"metric": "loss"}, measure),
+    "loss of classes": ({"metric": "loss", "classes": CLASSES}, lambda model: measure(model)["loss"]),
+    "f1": ({"metric": "f1", "higher_is_better": True}, measure),
+    "mae": ({"metric": "mae", "higher_is_better": False}, measure),
+    "density": ({}, lambda model: measure(model)["loss"] - 5.0),
+    "gain": ({"metric": "gain", "higher_is_better": True}, lambda model: {"loss": 1.0, "gain": -measure(model)["mae"]}),
+}
+
+
+def trained(about: str) -> tuple[Training, Grower]:
+    """A trained host with two seeds, and its grower."""
+    options, evaluate = ABOUT[about]
+    training, found = grower(evaluate, horizon=30, conduct=esper.Conduct(governor=None), **options)
+    for _ in range(8):
+        found.step(train_loss=training.epoch())
+    assert len(training.model.seeds) == 2
+    return training, found
+
+
+@pytest.mark.parametrize("about", ABOUT)
+def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> None:
+    training, found = trained(about)
+    name, seed = next(iter(training.model.seeds.items()))
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 2)
+    decision = found.step(train_loss=0.5)
+    assert decision.contributions[name] < 0
+    assert seed.contribution == decision.contributions[name]
+    for _ in range(12):  # until the host cannot do without it
+        training.epoch()
+    decision = found.step(train_loss=0.5)
+    assert decision.contributions[name] > 0
+    assert seed.contribution == decision.contributions[name]
+
+
+@pytest.mark.parametrize("about", ABOUT)
+def test_what_was_measured_first_is_remembered(about: str) -> None:
+    training, found = trained(about)
+    given, evaluate = ABOUT[about]
+    options: dict[str, Any] = {**given, "conduct": found.conduct}
+    again = Grower(training.model, training.optimizer, "all_at_start", evaluate=evaluate, horizon=30, **options)
+    again.load_state_dict(found.state_dict())
+    own, other = found.step(train_loss=0.5), again.step(train_loss=0.5)
+    assert (own.loss, own.score, own.contributions) == (other.loss, other.score, other.contributions)
+
+
+def test_the_score_of_a_loss_is_the_share_that_is_gone() -> None:
+    losses = iter([4.0, 3.0, 5.0])
+    found = grower(lambda _: next(losses), conduct=esper.Conduct(counterfactual_every=50))[1]
+    assert [found.step(train_loss=1.0, val_loss=one).score for one in (4.0, 3.0, 5.0)] == [0.0, 0.25, -0.25]
+    guessing = grower(lambda _: 0.0, classes=4)[1]
+    assert guessing.step(train_loss=1.0, val_loss=math.log(2)).score == pytest.approx(0.5)
+    negative = grower(lambda _: 0.0)[1]
+    assert [negative.step(train_loss=1.0, val_loss=one).score for one in (-2.0, -3.0, -1.0)] == [0.0, 0.5, -0.5]
+
+
+def test_a_negative_loss_reaches_its_plateau() -> None:
+    found = Training(conduct=esper.Conduct(plateau=2), measure="loss").grower
+    found.controller = Loop("none").grower.controller
+    ended = [found.step(train_loss=1.0, val_loss=loss).finished for loss in (-1.0, -2.0, -3.0, -2.99, -3.01)]
+    assert ended == [False, False, False, False, True]
+
+
+def test_figures_may_be_handed_in() -> None:
+    named = {"loss": 0.6, "f1": 0.7}
+    found = grower(lambda _: named, metric="f1", higher_is_better=True)[1]
+    decision = found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8})
+    assert (decision.loss, decision.score) == (0.5, 0.8)
+    with pytest.raises(ConfigError, match="train_accuracy says nothing where growth is about 'f1'"):
+        found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8}, train_accuracy=0.5)
