@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,48 @@ def test_what_masks_nothing_and_caches_nothing_may_grow_anything(host: Host) -> 
         assert apart == {host.name.startswith("encoder")}
 
 
+def vit() -> nn.Module:
+    """It could take an ``attention_mask``, too."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def test_images_are_not_padded() -> None:
+    model = attach(vit(), ["vit.layers.0"], {"pixel_values": torch.zeros(2, 3, 8, 8)})
+    assert "attention" in model.slots["vit.layers.0"].blueprints
+
+
+class Wrapped(nn.Module):
+    """A model of its owner's around another one, which says nothing of what that takes."""
+
+    def __init__(self, inner: nn.Module, **options: bool) -> None:
+        super().__init__()
+        self.inner, self.options = inner, options
+
+    def forward(self, *arguments: Tensor, **keywords: Tensor) -> Tensor:
+        return self.inner(*arguments, **keywords, **self.options).logits
+
+
+@pytest.mark.parametrize(
+    ("host", "arguments", "options", "reason"),
+    [
+        (BERT, BERT.unpadded(), {}, "takes 'attention_mask'"),
+        (BERT, text(), {}, "padding index 0"),
+        (GPT2, text(), {}, "given a cache, 'past_key_values'"),
+        (GPT2, text(), {"use_cache": False}, ""),
+    ],
+)
+def test_what_a_model_does_shows_through_a_wrapper(
+    host: PaddedHost, arguments: Any, options: dict[str, bool], reason: str
+) -> None:
+    slot = f"inner.{host.slots[0]}"
+    site = attach(Wrapped(host.network(), **options), [slot], arguments).slots[slot].site
+    assert reason in site.apart if reason else not site.apart
+
+
 class Ordered(nn.Module):
     """Keeps tokens from later ones by a mask, as torch's layers want it."""
 
@@ -225,9 +268,9 @@ def test_a_saved_model_keeps_what_its_owner_said(tmp_path: Path, apart: bool | N
     save(model, tmp_path)
     loaded = load(tmp_path, BERT.network(), BERT.unpadded())
     assert loaded.summary() == model.summary()
-    for name, slot in model.slots._modules.items():
-        assert bool(loaded.slots._modules[name].site.apart) is bool(slot.site.apart) is (apart is not False)
-        assert loaded.slots._modules[name].blueprints == slot.blueprints
+    for slot, again in zip(model.slots.values(), loaded.slots.values(), strict=True):
+        assert bool(again.site.apart) is bool(slot.site.apart) is (apart is not False)
+        assert again.blueprints == slot.blueprints
 
 
 def test_a_model_saved_before_positions_were_kept_apart_computes_as_then(tmp_path: Path) -> None:

@@ -93,9 +93,15 @@ class Witness:
         return ""
 
 
-def declared_reason(host: nn.Module, keywords: Collection[str]) -> str:
-    """Why positions stay apart, as far as the host's signature, its embeddings and the names of its arguments tell."""
-    for name in (*parameter_names(host), *keywords):
+def declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool) -> str:
+    """Why positions stay apart, as far as the host's signature, its embeddings and the names of its arguments tell.
+
+    Args:
+        host: Any module.
+        keywords: Names of the arguments that it is called with.
+        images: Whether it reads images: they are not padded, so a mask that it could take alone tells nothing.
+    """
+    for name in keywords if images else (*keywords, *parameter_names(host)):
         if _is_mask(name) or _is_cache(name):
             return f"the model takes {name!r}"
     for module in host.modules():

@@ -90,9 +90,11 @@ def probe(
 
 def _reason(host: nn.Module, example_input: Arguments, witness: Witness, sites: Mapping[str, Site]) -> str:
     """Why positions stay apart; empty if they do not."""
+    inputs = first_tensor(example_input)
     keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
     lengths = {site.extent[0] for site in sites.values() if site.layout in IN_ORDER}
-    return declared_reason(host, keywords) or witness.reason(len(first_tensor(example_input)), lengths)
+    images = inputs.dim() == 4 and inputs.is_floating_point()
+    return declared_reason(host, keywords, images=images) or witness.reason(len(inputs), lengths)
 
 
 def call(host: nn.Module, arguments: Arguments) -> Any:
