@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.errors import SlotError
 from esper.growth.attach import attach
@@ -201,6 +202,13 @@ def test_what_masks_nothing_and_caches_nothing_may_grow_anything(host: Host) -> 
         assert apart == {host.name.startswith("encoder")}
 
 
+def test_scripted_and_compiled_submodules_are_let_alone() -> None:
+    scripted, compiled = torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4)
+    compiled.compile(backend="eager", fullgraph=True)
+    model = attach(nn.Sequential(nn.Linear(4, 4), scripted, compiled), ["0"], torch.zeros(2, 3, 4))
+    assert not model.slots["0"].site.apart
+
+
 def vit() -> nn.Module:
     """It could take an ``attention_mask``, too."""
     transformers = pytest.importorskip("transformers")
@@ -241,6 +249,30 @@ def test_what_a_model_does_shows_through_a_wrapper(
     slot = f"inner.{host.slots[0]}"
     site = attach(Wrapped(host.network(), **options), [slot], arguments).slots[slot].site
     assert reason in site.apart if reason else not site.apart
+
+
+class Packing(nn.Module):
+    """Tells a recurrent network how long its examples are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(WIDTH, WIDTH)
+        self.reader = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        counts = torch.full((len(tokens),), tokens.shape[1])
+        packed = pack_padded_sequence(self.projection(tokens), counts, batch_first=True)
+        return self.reader(packed)[1]
+
+
+class ByLength(Packing):
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.reader(self.projection(tokens))[1] if lengths is None else super().forward(tokens)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Packing, "packed sequences"), (ByLength, "takes 'lengths'")])
+def test_recurrent_networks_know_lengths(kind: type[nn.Module], reason: str) -> None:
+    assert reason in attach(kind(), ["projection"], numbers()).slots["projection"].site.apart
 
 
 class Ordered(nn.Module):

@@ -3,7 +3,8 @@
 Where examples of different lengths share a batch, a mask keeps padding out of what the host computes; and where a
 language model generates, it may compute one token at a time and take the rest from a cache. Seeds see neither mask nor
 cache. So what grows in such hosts must treat each position by itself. Both show in what modules are called with: in
-their arguments' names, which are a convention, and in Boolean tensors with an entry for each position.
+their arguments' names, which are a convention, in Boolean tensors with an entry for each position, and in packed
+sequences.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from esper.errors import SlotError
 from esper.growth.site import Site
 
 _PADDING_WORDS = frozenset({"padding", "pad"})
 _MASK_WORDS = frozenset({"mask", "masks"}) | _PADDING_WORDS
+_LENGTH_WORDS = frozenset({"lengths", "lens"})
 _CACHE_WORDS = frozenset({"past", "cache", "caches"})
 _NO_POSITIONS = frozenset({"head", "position"})
 """Words of names that are about something else: ``head_mask``, ``cache_position``."""
@@ -65,9 +68,17 @@ class Witness:
 
     def __init__(self, host: nn.Module) -> None:
         self._seen: list[Given] = []
-        self._hooks = [module.register_forward_pre_hook(self._see, with_kwargs=True) for module in host.modules()]
+        self._packed = False
+        self._hooks = [
+            module.register_forward_pre_hook(self._see, with_kwargs=True)
+            for module in host.modules()
+            if not isinstance(module, torch.jit.ScriptModule)  # torch gives those no hooks
+        ]
 
     def _see(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._packed |= any(isinstance(value, PackedSequence) for value in (*arguments, *keywords.values()))
         found = given(parameter_names(module), arguments, keywords)
         if found is not NOTHING_GIVEN:
             self._seen.append(found)
@@ -90,7 +101,7 @@ class Witness:
             for name, mask in found.masks.items():
                 if _masks_examples(name, mask, batch, lengths):
                     return f"a module of the model is given a mask, {name!r}"
-        return ""
+        return "a module of the model is given packed sequences" if self._packed else ""
 
 
 def declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool) -> str:
@@ -102,7 +113,7 @@ def declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool)
         images: Whether it reads images: they are not padded, so a mask that it could take alone tells nothing.
     """
     for name in keywords if images else (*keywords, *parameter_names(host)):
-        if _is_mask(name) or _is_cache(name):
+        if _is_mask(name) or _is_cache(name) or _LENGTH_WORDS & _words(name):
             return f"the model takes {name!r}"
     for module in host.modules():
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
@@ -53,7 +54,7 @@ def _keep_padded(host: nn.Module, submodule: str) -> None:
     It would make them a nested tensor, which a graph cannot read. At padding, where it then leaves zeros, come other
     values that mean nothing, as in training.
     """
-    for name, module in host.named_modules():
+    for name, module in cast(Iterator[tuple[str, nn.Module]], host.named_modules()):
         if isinstance(module, nn.TransformerEncoder) and submodule.startswith(f"{name}." if name else ""):
             module.enable_nested_tensor = module.use_nested_tensor = False
 
