@@ -63,7 +63,8 @@ def fitted(model: nn.Module, parameters: object, *, grow: bool) -> nn.Module:
 test = sequences(256, seed=2)
 bare = network()
 fitted(bare, bare.parameters(), grow=False)
-model = esper.attach(network(), {"transformer.h.0": ["mlp", "attention"]}, example_input=test[:2])
+# Attention, too, since no sequence here is padded, and none is generated with a cache.
+model = esper.attach(network(), {"transformer.h.0": ["mlp", "attention"]}, example_input=test[:2], apart=False)
 fitted(model, model.parameter_groups(), grow=True)
 print(model.summary())
 print(f"accuracy without growth {score(bare, test)[1]:.3f}, with growth {score(model, test)[1]:.3f}")

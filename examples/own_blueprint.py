@@ -21,6 +21,7 @@ class Sine(Blueprint):
     name: ClassVar[str] = "sine"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.FEATURES, Layout.TOKENS})
+    mixes_positions: ClassVar[bool] = False
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

@@ -200,6 +200,8 @@ class Host:
     causal: bool = False
     fused: bool = False
     """Whether torch has a kernel for whole layers that it uses only where nobody hooks them; it rounds differently."""
+    apart: bool | None = None
+    """As for `attach`."""
 
     def network(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -215,7 +217,7 @@ class Host:
         return model
 
     def attached(self) -> GrowingModel:
-        return attach(self.network(), self.places, self.arguments())
+        return attach(self.network(), self.places, self.arguments(), apart=self.apart)
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
@@ -305,6 +307,7 @@ HOSTS: tuple[Any, ...] = (
             "attention",
             lambda: {"input_ids": text(), "use_cache": False},
             causal=True,
+            apart=False,
         ),
         marks=pytest.mark.slow,
     ),

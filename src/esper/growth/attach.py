@@ -22,7 +22,14 @@ Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
 """Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
 
 
-def attach(model: nn.Module, slots: Places, example_input: Arguments, *, causal: bool | None = None) -> GrowingModel:
+def attach(
+    model: nn.Module,
+    slots: Places,
+    example_input: Arguments,
+    *,
+    causal: bool | None = None,
+    apart: bool | None = None,
+) -> GrowingModel:
     """Give ``model`` growth slots behind some of its submodules.
 
     ```python
@@ -39,6 +46,9 @@ def attach(model: nn.Module, slots: Places, example_input: Arguments, *, causal:
         example_input: What the model takes, two examples or more: a tensor, a tuple of positional arguments, or a
             dictionary of keyword arguments. A forward pass with it finds out what features the slots see.
         causal: Whether tokens must not learn of later ones, as in a language model; None: that shows in the outputs.
+        apart: Whether no position of tokens or sequences may learn of any other, as where the model masks padding or
+            caches the past, of which seeds know nothing; None: that shows in what modules are called with. False puts
+            what mixes positions on offer all the same: for models that never meet padding and never use a cache.
 
     Raises:
         SlotError: a name or pattern matches nothing, two of them the same submodule; a submodule is shared, is never
@@ -49,7 +59,7 @@ def attach(model: nn.Module, slots: Places, example_input: Arguments, *, causal:
         offers = {place: _blueprints(place, given) for place, given in slots.items()}
     else:
         offers = dict.fromkeys(slots)
-    return GrowingModel(model, _resolved(model, offers), example_input, causal=causal)
+    return GrowingModel(model, _resolved(model, offers), example_input, causal=causal, apart=apart)
 
 
 def _blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:

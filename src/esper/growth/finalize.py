@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
@@ -43,7 +44,19 @@ def finalize(model: GrowingModel) -> nn.Module:
             else:
                 behind.register_buffer(names[name], tensor)
         behind.register_forward_hook(traced.hook(names, inputs))
+        _keep_padded(grown.host, slot.name)
     return grown.host
+
+
+def _keep_padded(host: nn.Module, submodule: str) -> None:
+    """Let torch's encoder around ``submodule`` go on with padded examples in eval mode, as it does in training.
+
+    It would make them a nested tensor, which a graph cannot read. At padding, where it then leaves zeros, come other
+    values that mean nothing, as in training.
+    """
+    for name, module in cast(Iterator[tuple[str, nn.Module]], host.named_modules()):
+        if isinstance(module, nn.TransformerEncoder) and submodule.startswith(f"{name}." if name else ""):
+            module.enable_nested_tensor = module.use_nested_tensor = False
 
 
 def _unused(module: nn.Module, name: str) -> str:

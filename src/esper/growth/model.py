@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from esper.errors import SlotError
+from esper.growth.apart import parameter_names
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, Ownership
@@ -63,6 +64,7 @@ class GrowingModel(nn.Module):
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
         example_input: What the host takes: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
+        apart: As in `esper.growth.probe.probe`.
 
     Raises:
         SlotError: as `esper.growth.probe.probe` and `Slot`.
@@ -75,12 +77,13 @@ class GrowingModel(nn.Module):
         example_input: Arguments,
         *,
         causal: bool | None = None,
+        apart: bool | None = None,
     ) -> None:
         super().__init__()
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
-        probed = probe(host, list(slots), example_input, causal=causal)
+        probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
-        self.tap = InputTap(input_place(example_input))
+        self.tap = InputTap(input_place(example_input), parameter_names(host))
         self.ownership = Ownership()
         made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]

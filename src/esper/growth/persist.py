@@ -82,7 +82,8 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
 
 def _built(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model with the slots and seeds of the saved one, and initial values."""
-    model = GrowingModel(host, {one.name: one.blueprints for one in saved.slots}, example_input, causal=saved.causal)
+    offers = {one.name: one.blueprints for one in saved.slots}
+    model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart)
     try:
         for one in saved.slots:
             slot = model.slots[one.name]

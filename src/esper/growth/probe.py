@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from esper.errors import SlotError
+from esper.growth.apart import Witness, declared_reason
 from esper.growth.causality import is_causal, output_tensor
 from esper.growth.modes import modes_kept
 from esper.growth.names import did_you_mean
 from esper.growth.ragged import padded
-from esper.growth.site import Layout, Site
+from esper.growth.site import IN_ORDER, Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""
@@ -35,12 +37,20 @@ class Probed(NamedTuple):
     """
 
 
-def probe(host: nn.Module, names: Sequence[str], example_input: Arguments, *, causal: bool | None = None) -> Probed:
+def probe(
+    host: nn.Module,
+    names: Sequence[str],
+    example_input: Arguments,
+    *,
+    causal: bool | None = None,
+    apart: bool | None = None,
+) -> Probed:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
     A rank-3 output is read as tokens ``[B, T, D]`` unless a convolution or a normalisation over channels made it, then
     as a sequence ``[B, C, L]``. Whether tokens are ``causal``, so that none may learn of later ones, shows in the
-    host's outputs when the last token changes; say it where that cannot tell, as with a single token.
+    host's outputs when the last token changes; say it where that cannot tell, as with a single token. Whether positions
+    stay ``apart``, so that none may learn of any other, shows in what modules are called with (`esper.growth.apart`).
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
@@ -56,20 +66,35 @@ def probe(host: nn.Module, names: Sequence[str], example_input: Arguments, *, ca
         )
         for name, module in modules.items()
     ]
+    witness = Witness(host)
     try:
         with modes_kept(host), torch.no_grad():
             host.eval()
             returned = output_tensor(call(host, example_input))
+            witness.release()
             kept = {name: list(found) for name, found in outputs.items()}
             if causal is None:
                 causal = is_causal(lambda changed: call(host, _with_first(example_input, changed)), inputs)
     finally:
+        witness.release()
         for handle in handles:
             handle.remove()
     for name in names:
         _check(name, kept.get(name, []), len(inputs))
     sites = {name: _site(modules[name], found[0], inputs, causal) for name, found in kept.items()}
+    if apart is not False:
+        reason = _reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
+        sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
     return Probed(sites, None if returned is None else returned.shape[1 if returned.dim() == 4 else -1])
+
+
+def _reason(host: nn.Module, example_input: Arguments, witness: Witness, sites: Mapping[str, Site]) -> str:
+    """Why positions stay apart; empty if they do not."""
+    inputs = first_tensor(example_input)
+    keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
+    lengths = {site.extent[0] for site in sites.values() if site.layout in IN_ORDER}
+    images = inputs.dim() == 4 and inputs.is_floating_point()
+    return declared_reason(host, keywords, images=images) or witness.reason(len(inputs), lengths)
 
 
 def call(host: nn.Module, arguments: Arguments) -> Any:

@@ -23,6 +23,9 @@ class Layout(StrEnum):
 CHANNELS_LAST = frozenset({Layout.FEATURES, Layout.TOKENS})
 """Layouts whose channels are the last axis; in the others they follow the batch."""
 
+IN_ORDER = frozenset({Layout.TOKENS, Layout.SEQUENCE})
+"""Layouts whose positions are in one order, so that examples of different lengths are padded."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -39,6 +42,8 @@ class Site:
     input_shape: tuple[int, ...]
     causal: bool = False
     """Whether no position may learn of later ones, as in a language model."""
+    apart: str = ""
+    """Why no position may learn of any other, as where padding is masked: a clause with a verb; empty if it may."""
 
     @property
     def shape(self) -> tuple[int, ...]:

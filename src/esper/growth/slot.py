@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import SlotError
+from esper.growth.apart import NOTHING_GIVEN, given, kept_apart, refuse_to_mix
 from esper.growth.blueprints.registry import for_site, get
 from esper.growth.ownership import Ownership
 from esper.growth.ragged import as_ragged, padded
 from esper.growth.seed import Seed
-from esper.growth.site import Site
+from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
 
 
@@ -34,18 +35,23 @@ class InputTap(nn.Module):
     Args:
         place: Of the input among the host's arguments: an index, or the name of a keyword. Where no tensor is there,
             the input is the first tensor among them, positional ones first.
+        names: Of the host's positional arguments, in order.
     """
 
-    def __init__(self, place: int | str) -> None:
+    def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.place = place
+        self.names = names
+        self.given = NOTHING_GIVEN
+        """Masks and caches of the forward pass now under way."""
         self._inputs: Tensor | None = None
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        given: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
-        tensors = {place: argument for place, argument in given.items() if isinstance(argument, Tensor)}
+        places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
+        self.given = given(self.names, arguments, keywords)
 
     @property
     def inputs(self) -> Tensor:
@@ -56,10 +62,11 @@ class InputTap(nn.Module):
 
     def clear(self) -> None:
         self._inputs = None
+        self.given = NOTHING_GIVEN
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None}
+        return {**self.__dict__, "_inputs": None, "given": NOTHING_GIVEN}
 
 
 class Slot(nn.Module):
@@ -98,8 +105,13 @@ class Slot(nn.Module):
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         if self.occupant is None:
             return output
+        seed = self.seed
+        if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
+            refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
         if output.is_nested:
-            return as_ragged(self.occupant(padded(output, self.site.positions), self.tap.inputs), output)
+            inputs = self.tap.inputs
+            length = inputs.shape[1] if seed is not None and seed.reads_inputs else self.site.positions
+            return as_ragged(self.occupant(padded(output, length), inputs), output)
         return self.occupant(output, self.tap.inputs)
 
     @property
@@ -128,7 +140,10 @@ class Slot(nn.Module):
         if not self.enabled:
             raise SlotError(f"slot {self.name!r} is disabled; enable it first")
         if not kind.serves(self.site):
-            raise SlotError(f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}")
+            why = kept_apart(self.site) if kind.mixes_positions else ""
+            raise SlotError(
+                f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}{why}"
+            )
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
@@ -195,9 +210,10 @@ def _offered(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[s
     unfit = [blueprint for blueprint in asked if not get(blueprint).serves(site)]
     if asked and not unfit:
         return asked
+    order = "causal " if site.causal else ""
     wrong = f"blueprint {unfit[0]!r} does not serve" if unfit else "no blueprint was named for"
     if blueprints is None:
         wrong = "no blueprint serves"
     able = f"those that do are {', '.join(fit)}" if fit else "register one of your own that does"
-    order = "causal " if site.causal else ""
-    raise SlotError(f"{wrong} the {order}{site.layout} {site.shape} at slot {name!r}; {able}")
+    why = kept_apart(site) if unfit and get(unfit[0]).mixes_positions else ""
+    raise SlotError(f"{wrong} the {order}{site.layout} {site.shape} at slot {name!r}{why}; {able}")

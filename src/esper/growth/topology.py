@@ -21,7 +21,9 @@ from esper.lifecycle.rules import Isolation
 from esper.settings import Settings
 
 FORMAT = "esper-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)
+"""The first knew nothing of positions that stay apart."""
 MOST_BYTES = 8 * 2**20
 """More than this is no topology."""
 
@@ -38,6 +40,7 @@ class SavedSite(Settings):
     extent: _Sizes
     input_shape: _Sizes
     causal: bool
+    apart: bool = False
 
     @classmethod
     def of(cls, site: Site) -> SavedSite:
@@ -48,6 +51,7 @@ class SavedSite(Settings):
             extent=site.extent,
             input_shape=site.input_shape,
             causal=site.causal,
+            apart=bool(site.apart),
         )
 
 
@@ -99,7 +103,7 @@ class Topology(Settings):
     """What the JSON file says."""
 
     format: Literal["esper-model"] = FORMAT
-    version: Literal[1] = FORMAT_VERSION
+    version: Literal[1, 2] = FORMAT_VERSION
     tensors_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     tensors_bytes: _Count
     slots: tuple[SavedSlot, ...]
@@ -128,6 +132,11 @@ class Topology(Settings):
         """Whether any slot may not look ahead."""
         return any(slot.site.causal for slot in self.slots)
 
+    @property
+    def apart(self) -> bool:
+        """Whether positions stay apart at any slot."""
+        return any(slot.site.apart for slot in self.slots)
+
 
 def decode(data: bytes, path: Path) -> Topology:
     """The topology in ``data``, read from ``path``.
@@ -153,9 +162,9 @@ def decode(data: bytes, path: Path) -> Topology:
 def _check_version(content: Any, path: Path) -> None:
     match content:
         case {"format": "esper-model", "version": int(version)}:
-            if version != FORMAT_VERSION:
+            if version not in _READ_VERSIONS:
                 raise CheckpointError(
-                    f"{path} has format version {reprlib.repr(version)}, this Esper reads {FORMAT_VERSION}: "
+                    f"{path} has format version {reprlib.repr(version)}, this Esper reads {FORMAT_VERSION} and older: "
                     "use the Esper that wrote it"
                 )
         case _:

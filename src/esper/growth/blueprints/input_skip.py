@@ -24,7 +24,7 @@ class InputSkip(Blueprint, Stackable):
     name: ClassVar[str] = "input_skip"
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    looks_ahead: ClassVar[bool] = False
+    mixes_positions: ClassVar[bool] = False
     reads_inputs: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

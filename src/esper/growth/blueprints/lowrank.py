@@ -21,7 +21,7 @@ class LowRank(Blueprint, Stackable):
     name: ClassVar[str] = "lowrank"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    looks_ahead: ClassVar[bool] = False
+    mixes_positions: ClassVar[bool] = False
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

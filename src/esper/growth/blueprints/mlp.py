@@ -21,7 +21,7 @@ class Mlp(Blueprint, Stackable):
     name: ClassVar[str] = "mlp"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    looks_ahead: ClassVar[bool] = False
+    mixes_positions: ClassVar[bool] = False
     expansion: ClassVar[int] = 2
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

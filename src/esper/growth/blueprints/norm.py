@@ -22,7 +22,7 @@ class Norm(Blueprint, Stackable):
     name: ClassVar[str] = "norm"
     family: ClassVar[Family] = Family.NORM
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    looks_ahead: ClassVar[bool] = False
+    mixes_positions: ClassVar[bool] = False
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

@@ -61,8 +61,10 @@ class Blueprint(nn.Module, ABC):
     name: ClassVar[str]
     family: ClassVar[Family]
     layouts: ClassVar[frozenset[Layout]]
+    mixes_positions: ClassVar[bool] = True
+    """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
     looks_ahead: ClassVar[bool] = True
-    """Whether what comes out at one position may depend on later ones; at causal sites only others serve."""
+    """Of one that mixes positions: whether it may depend on later ones; at causal sites only others serve."""
     reads_inputs: ClassVar[bool] = False
     """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
 
@@ -93,7 +95,8 @@ class Blueprint(nn.Module, ABC):
     @classmethod
     def serves(cls, site: Site) -> bool:
         """Whether the blueprint can live at ``site``."""
-        return site.layout in cls.layouts and not (site.causal and cls.looks_ahead)
+        mixes_wrongly = site.apart or (site.causal and cls.looks_ahead)
+        return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
 
 
 _registry: dict[str, type[Blueprint]] = {}
