@@ -65,8 +65,13 @@ class Watch:
             self._tell(idle)
         if not verdict.usual:
             return Op.FOSSILIZE, Op.PRUNE
-        guesses = self._scores.guessing_is_known and not self._scores.beats_chance(found, self._settings.collapsed)
-        return (Op.FOSSILIZE,) if idle or guesses or not self._learned else ()
+        return (Op.FOSSILIZE,) if idle or self._guesses(found) or not self._learned else ()
+
+    def _guesses(self, found: Figures) -> bool:
+        """Whether it does now, as far as is known. Where the loss is far above guessing, hits may be by accident."""
+        scores, settings = self._scores, self._settings
+        far = found[LOSS] > settings.multiple * scores.chance_loss
+        return scores.guessing_is_known and not scores.beats_chance(found, settings.lead if far else settings.collapsed)
 
     def _hopeless(self, found: Figures, by_accuracy: float, by_losses: float) -> bool:
         """Whether both losses are far above those of chance, and do not come down either."""
