@@ -11,7 +11,7 @@ from esper.rl.conduct import Conduct
 from esper.training.governor.settings import GovernorSettings
 
 
-def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float, train_size: int) -> int:
+def checked(model: GrowingModel, classes: int | None, horizon: int | None, rent: float, train_size: int) -> int:
     """The number of classes.
 
     Raises:
@@ -21,7 +21,7 @@ def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float,
         classes = model.outputs
     if classes is None:
         raise ConfigError("the model returns no tensor that shows how many classes there are: say classes=...")
-    if classes < 2 or horizon < 1 or train_size < 1 or not 0 <= rent < math.inf:
+    if classes < 2 or (horizon is not None and horizon < 1) or train_size < 1 or not 0 <= rent < math.inf:
         raise ConfigError(
             f"classes {classes}, horizon {horizon}, train_size {train_size} and rent {rent}: "
             "give at least 2, 1, 1 and 0"
@@ -29,16 +29,17 @@ def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float,
     return classes
 
 
-def require_conduct(conduct: Conduct, horizon: int) -> None:
-    """Refuse what could not act in so many decisions.
+def require_conduct(conduct: Conduct, horizon: int | None) -> None:
+    """Refuse what could not act in so many decisions; None: as many as anybody wants.
 
     Raises:
         ConfigError: the governor's penalty was changed, or some slots would never be measured.
     """
-    try:
-        conduct.require_measurements(horizon)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if horizon is not None:
+        try:
+            conduct.require_measurements(horizon)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     usual = GovernorSettings().penalty
     if conduct.governor is not None and conduct.governor.penalty != usual:
         raise ConfigError(
