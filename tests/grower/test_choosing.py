@@ -47,9 +47,11 @@ def grown(grower: esper.Grower, decisions: int) -> list[int]:
 
 
 def learn_apart(grower: esper.Grower) -> None:
+    grower.optimizer.zero_grad()
     loss = grower.model(torch.ones(3, 4)).square().mean()
     grower.learn_apart(loss, torch.ones(3, 4))
     loss.backward()
+    grower.optimizer.step()
 
 
 @pytest.mark.parametrize("controller", RULES)
