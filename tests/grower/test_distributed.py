@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent.parent
 
 def run(folder: Path, how: str) -> list[dict[str, Any]]:
     """What each process left behind."""
-    path = {**os.environ, "PYTHONPATH": str(TESTS)}
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "grower.processes", str(folder), str(rank), how],
@@ -50,6 +50,15 @@ def test_all_processes_decide_alike_and_hold_equal_models(trained: tuple[Path, l
     assert first["gradients"] == second["gradients"]
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
     assert any("germinate" in decision for decision in first["told"][:SAVED_AFTER])
+
+
+@pytest.mark.slow
+def test_all_processes_finish_alike(trained: tuple[Path, list[dict[str, Any]]], tmp_path: Path):
+    first, second = trained[1]
+    assert first["ending"] == second["ending"]
+    isolated = run(tmp_path, "shadow")
+    assert isolated[0]["ending"] == isolated[1]["ending"] != "finished: nothing was unfinished"
+    assert [left["live"] for left in (first, second, *isolated)] == [0] * (2 * RANKS)
 
 
 @pytest.mark.slow
