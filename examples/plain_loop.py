@@ -45,6 +45,7 @@ def with_growth(seed: int) -> float:
         decision = grower.step(train_loss=train_one_epoch(model, optimizer))
         if decision.changes:
             print(decision)
+    print(grower.finish())
     print(model.summary())
     return score(model.finalize(), test)[1]
 

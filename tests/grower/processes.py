@@ -20,6 +20,8 @@ from grower.training_loop import APART, data, growing, validate
 
 RANKS = 2
 DECISIONS = 12
+EARLY = 5
+"""Decisions after which training that ends early has unfinished seeds."""
 BLOWN_UP = 9
 """Decision at which the first process is told of a loss that is not finite."""
 FALSE_ALARM = 7
@@ -58,16 +60,17 @@ def main(folder: Path, rank: int, how: str) -> None:
     mine = slice(rank * 48, (rank + 1) * 48)
     told: list[str] = []
     gradients: list[float] = []
-    for number in range(grower.decisions, DECISIONS):
+    for number in range(grower.decisions, EARLY if how == "early" else DECISIONS):
         blown_up = number == (FALSE_ALARM if rank else BLOWN_UP)
         gradient, decision = train(network, grower, mine, blown_up=blown_up)
         gradients.append(gradient)
         told.append(decision)
         if grower.decisions == SAVED_AFTER and rank == 0 and not resume:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
+    ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    torch.save(state, folder / f"rank-{rank}-{how}.pt")
+    torch.save({**state, "ending": ending}, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 
 

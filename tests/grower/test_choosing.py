@@ -1,27 +1,111 @@
-"""Rules that go by a horizon judge every seed before it ends."""
+"""Rules that go by a horizon grow something within it, however short it is, and leave nothing unfinished."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import esper
+from esper.errors import ConfigError
+from esper.grower.timing import HORIZON
+from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from open_rules import open_rules
+
+RULES = ("heuristic", "periodic", "all_at_start", "random")
+SHORTEST = 3
+APART = open_rules(isolation=Isolation.SHADOW, min_training_steps=2)
 
 
-@pytest.mark.parametrize("controller", ["heuristic", "periodic"])
-@pytest.mark.parametrize("horizon", [3, 12, 14, 20, 40])
-def test_no_seed_is_left_unfinished(controller: str, horizon: int):
+def begun(controller: str, horizon: int | None, **options: Any) -> esper.Grower:
+    torch.manual_seed(0)
     host = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
     model = esper.attach(host, ["0", "2"], torch.zeros(2, 4))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
     measured = iter(range(10**6))
+
     # A loss that falls with every call: there is always something to gain, and every seed is worth its place.
-    grower = esper.Grower(
-        model, optimizer, controller, evaluate=lambda _: (1 / (1 + next(measured)), 0.5), horizon=horizon
-    )
-    decisions = [grower.step(train_loss=1.0) for _ in range(horizon)]
-    germinated = sum(change.after is Stage.GERMINATED for one in decisions for change in one.changes)
-    assert (germinated > 0) == (horizon >= 12)
-    assert all(seed.fossilized for seed in model.seeds.values())
+    def evaluate(_: nn.Module) -> tuple[float, float]:
+        return 1 / (1 + next(measured)), 0.5
+
+    # Of the seeds of randomness, 3 is the first with which `random` plants at once.
+    return esper.Grower(model, optimizer, controller, evaluate=evaluate, horizon=horizon, seed=3, **options)
+
+
+def grown(grower: esper.Grower, decisions: int) -> list[int]:
+    """Train for so many decisions; those at which something germinated, from 1."""
+    germinated: list[int] = []
+    for _ in range(decisions):
+        if grower.rules.isolation is Isolation.SHADOW:
+            learn_apart(grower)
+        decision = grower.step(train_loss=1.0)
+        germinated += [decision.number for change in decision.changes if change.after is Stage.GERMINATED]
+    return germinated
+
+
+def learn_apart(grower: esper.Grower) -> None:
+    grower.optimizer.zero_grad()
+    loss = grower.model(torch.ones(3, 4)).square().mean()
+    grower.learn_apart(loss, torch.ones(3, 4))
+    loss.backward()
+    grower.optimizer.step()
+
+
+@pytest.mark.parametrize("controller", RULES)
+@pytest.mark.parametrize("horizon", range(1, 13))
+def test_something_grows_and_is_finished_or_a_sentence_says_what_is_needed(controller: str, horizon: int):
+    if horizon < SHORTEST:
+        with pytest.raises(ConfigError, match=f"{horizon} decisions are too few.*plan at least {SHORTEST}"):
+            begun(controller, horizon)
+        return
+    grower = begun(controller, horizon)
+    assert grown(grower, horizon)
+    ending = grower.finish()
+    seeds = grower.model.seeds
+    assert all(seed.fossilized and seed.alpha > 0 for seed in seeds.values())
+    if controller != "random":
+        assert seeds
+        assert all(change.after is Stage.FOSSILIZED or change.before is Stage.GERMINATED for change in ending.changes)
+
+
+@pytest.mark.parametrize("horizon", range(1, 10))
+def test_isolation_takes_its_time_too(horizon: int):
+    options: dict[str, Any] = {"rules": APART, "loss": lambda x: grower.model(x).square().mean()}
+    needed = SHORTEST + APART.min_training_steps
+    if horizon < needed:
+        with pytest.raises(ConfigError, match=f"after 2 in isolation shadow.*plan at least {needed}"):
+            begun("heuristic", horizon, **options)
+        return
+    grower = begun("heuristic", horizon, **options)
+    assert grown(grower, horizon)
+    grower.finish()
+    assert any(seed.fossilized for seed in grower.model.seeds.values())
+
+
+@pytest.mark.parametrize("horizon", [1, 2])
+def test_nothing_grows_at_any_horizon_where_that_is_asked_for(horizon: int):
+    grower = begun("none", horizon)
+    assert not grown(grower, horizon)
+    assert str(grower.finish()) == "finished: nothing was unfinished"
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "periodic"])
+@pytest.mark.parametrize("tempo", [3, 5, 8])
+@pytest.mark.parametrize("horizon", [20, 40, 100])
+def test_where_there_is_time_every_seed_is_judged_after_its_trial(controller: str, tempo: int, horizon: int):
+    grower = begun(controller, horizon, rules=Rules(tempos=(tempo,)))
+    assert grown(grower, horizon)
+    assert not grower.subject.table.live.any()
+    assert not grower.finish().changes
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "periodic"])
+def test_without_a_horizon_planting_goes_on(controller: str):
+    """Each seed is pruned after its trial, so that there is always a place; with a horizon, that ends."""
+    germinated = {horizon: grown(begun(controller, horizon, rent=1.0), 3 * HORIZON) for horizon in (None, HORIZON)}
+    assert max(germinated[HORIZON]) <= 0.6 * HORIZON
+    assert max(germinated[None]) > 2.8 * HORIZON
+    assert max(later - sooner for sooner, later in zip(germinated[None], germinated[None][1:], strict=False)) < 20

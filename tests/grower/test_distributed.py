@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from esper import Grower
 from esper.grower.distributed import Processes
-from grower.processes import BLOWN_UP, DECISIONS, RANKS, SAVED_AFTER, SEED, train
+from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, SAVED_AFTER, SEED, train
 from grower.training_loop import APART, growing, validate
 
 TESTS = Path(__file__).parent.parent
@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent.parent
 
 def run(folder: Path, how: str) -> list[dict[str, Any]]:
     """What each process left behind."""
-    path = {**os.environ, "PYTHONPATH": str(TESTS)}
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "grower.processes", str(folder), str(rank), how],
@@ -50,6 +50,21 @@ def test_all_processes_decide_alike_and_hold_equal_models(trained: tuple[Path, l
     assert first["gradients"] == second["gradients"]
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
     assert any("germinate" in decision for decision in first["told"][:SAVED_AFTER])
+
+
+@pytest.mark.slow
+def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
+    first, second = run(tmp_path, "early")
+    assert first["ending"] == second["ending"]
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(model, optimizer, "random", evaluate=validate, horizon=20, seed=SEED)
+    for _ in range(EARLY):
+        train(model, grower, slice(96), blown_up=False)
+    ending = grower.finish()
+    assert ending.changes
+    assert first["ending"] == str(ending)
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def test_a_seed_that_trains_apart_is_not_computed() -> None:
 @pytest.mark.parametrize("isolation", [Isolation.SHADOW, Isolation.STRAIGHT_THROUGH])
 def test_esper_grow_trains_isolated_seeds(isolation: Isolation) -> None:
     settings = GrowSettings(
-        host="mlp", epochs=4, controller="all_at_start", rules=APART.model_copy(update={"isolation": isolation})
+        host="mlp", epochs=20, controller="all_at_start", rules=APART.model_copy(update={"isolation": isolation})
     )
     growth = Growth(settings, get_task(settings.task).load(Access()))
     for number in range(4):

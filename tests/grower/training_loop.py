@@ -40,7 +40,7 @@ APART = Rules(
     isolation=Isolation.SHADOW,
     operations=(Op.WAIT, Op.GERMINATE, Op.ADVANCE),
     blends=(Blend.ADD,),
-    min_training_steps=1000,
+    min_training_steps=17,
 )
 """What germinates learns in isolation, for longer than any test."""
 

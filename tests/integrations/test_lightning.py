@@ -47,8 +47,8 @@ class Classifier(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def callback(**options: Any) -> GrowerCallback:
-    return GrowerCallback(validate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
+def callback(kind: type[GrowerCallback] = GrowerCallback, **options: Any) -> GrowerCallback:
+    return kind(validate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
 
 
 def fit(
@@ -90,9 +90,35 @@ def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path):
     assert again.optimizers[0].param_groups[1]["lr"] == trainer.optimizers[0].param_groups[0]["lr"]
 
 
+class Endless(GrowerCallback):
+    """Leaves what is unfinished as it is."""
+
+    def on_fit_end(self, *_: Any) -> None:
+        pass
+
+
+def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_fit_goes_on_from_before(tmp_path: Path):
+    module, growth = Classifier(), callback(horizon=20)
+    fit(tmp_path / "stopped", module, growth, EPOCHS)
+    assert growth.grower is not None
+    assert set(growth.grower.subject.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
+    assert growth.grower.model.seeds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = module.model.finalize()
+    assert validate(plain) == pytest.approx(validate(module.model))
+
+    whole, usual = Classifier(), callback(horizon=20)
+    fit(tmp_path / "whole", whole, usual, 2 * EPOCHS)
+    resumed, late = Classifier(seed=5), callback(horizon=20)
+    fit(tmp_path / "stopped", resumed, late, 2 * EPOCHS, tmp_path / "stopped" / "last.ckpt")
+    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_decisions_are_logged(tmp_path: Path):
     module = Classifier()
-    trainer = fit(tmp_path, module, callback(), EPOCHS)
+    trainer = fit(tmp_path, module, callback(Endless), EPOCHS)
     assert trainer.logged_metrics["growth/live"] + trainer.logged_metrics["growth/fossils"] == len(module.model.seeds)
     assert trainer.logged_metrics["growth/added_parameters"] > 0
     assert "growth/contribution/0" in trainer.logged_metrics
@@ -175,7 +201,7 @@ class Measured(Classifier):
 def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
     modules: list[Measured] = []
     for controller in ("none", "all_at_start"):
-        module, growth = Measured(), callback(controller=controller, rules=APART)
+        module, growth = Measured(), callback(Endless, controller=controller, rules=APART, horizon=20)
         fit(tmp_path, module, growth, 2 * EPOCHS, accumulate_grad_batches=accumulated, gradient_clip_val=None)
         modules.append(module)
         assert "training_step" not in vars(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,31 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     assert not any(seed.fossilized for seed in model.seeds.values())
 
 
+class Endless(GrowerCallback):
+    """Leaves what is unfinished as it is."""
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_training_goes_on_from_before(tmp_path: Path):
+    trainer, growth = prepared(tmp_path / "stopped", num_train_epochs=EPOCHS, lr_scheduler_type="constant")
+    trainer.train()
+    assert set(growth.grower.subject.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
+    assert growth.grower.model.seeds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = trainer.model.finalize()
+    assert validate(plain) == pytest.approx(validate(trainer.model))
+
+    whole, _ = prepared(tmp_path / "whole", lr_scheduler_type="constant")
+    whole.train()
+    resumed, _ = prepared(tmp_path / "again", seed=5, lr_scheduler_type="constant")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / f"checkpoint-{2 * EPOCHS}"))
+    for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("logging_steps", [1, 3])
 def test_a_plateau_stops_the_trainer(tmp_path: Path, logging_steps: int):
     model = classifier()
@@ -210,7 +236,7 @@ def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notice
             gradient_accumulation_steps=accumulated,
             per_device_train_batch_size=24,
         )
-        growth = GrowerCallback(trainer, validate, controller=controller, rules=APART, horizon=EPOCHS, classes=3)
+        growth = Endless(trainer, validate, controller=controller, rules=APART, horizon=20, classes=3)
         trainer.add_callback(growth)
         trainer.train()
         grown.append(model)

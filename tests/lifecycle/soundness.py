@@ -33,8 +33,8 @@ EDGES = {
 """Every change of stage that may happen, and what may cause it."""
 
 
-def assert_sound(table: SeedTable, rules: Rules) -> None:
-    """The table describes a state that the design allows."""
+def assert_sound(table: SeedTable, rules: Rules, *, ended: bool = False) -> None:
+    """The table describes a state that the design allows; growth that ``ended`` leaves fossils of any weight."""
     stage = table.stage
     owning = (stage >= Stage.GERMINATED) & (stage <= Stage.FOSSILIZED)
     waiting = (stage == Stage.GERMINATED) | (stage == Stage.TRAINING)
@@ -54,7 +54,8 @@ def assert_sound(table: SeedTable, rules: Rules) -> None:
         "alpha lies between its ends": (table.alpha - table.alpha_start) * (table.alpha_target - table.alpha) >= 0,
         "ramps end": table.alpha_elapsed <= table.alpha_duration,
         "durations are on offer": np.isin(table.alpha_duration, durations),
-        "targets are on offer": np.isin(table.alpha_target, np.array([0, *ALPHA_TARGETS], np.float32)),
+        "targets are on offer": np.isin(table.alpha_target, np.array([0, *ALPHA_TARGETS], np.float32))
+        | (ended & (stage == Stage.FOSSILIZED)),
         "only a blending seed is being pruned": ~table.pruning | (stage == Stage.BLENDING),
         "a seed moves to zero iff it is being pruned": ~owning | (table.pruning == (table.alpha_target == 0)),
         "isolation none never trains alone": (stage != Stage.TRAINING) | (rules.isolation != Isolation.NONE),

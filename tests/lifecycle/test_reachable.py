@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.arrays import Bools
 from esper.lifecycle.legality import legal
@@ -18,8 +19,8 @@ from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import step
-from lifecycle.soundness import assert_obeyed, assert_prunable, assert_step_is_sound
+from esper.lifecycle.transitions import Cause, finish, step
+from lifecycle.soundness import assert_obeyed, assert_prunable, assert_sound, assert_step_is_sound
 from lifecycle.support import RULE_SETS, every_action, evidence_rows, good_evidence
 
 KINDS_OF_EVIDENCE = Evidence(
@@ -116,3 +117,39 @@ def test_every_live_seed_can_be_pruned_and_leaves_a_dormant_slot(name: str) -> N
         assert np.array_equal(table.live, number < gone)
         assert np.array_equal(table.stage == Stage.DORMANT, number >= gone + sum(rules.cooldown))
     assert np.all(table.stage == Stage.DORMANT)
+
+
+@pytest.mark.parametrize("name", RULE_SETS)
+def test_growth_can_end_in_every_reachable_state(name: str) -> None:
+    """What has weight is kept as it is or pruned, all else is pruned; fossils and empty slots are no matter."""
+    rules, states = RULE_SETS[name], reachable(name)
+    before = states.copy()
+    weighty = states.live & (states.alpha > 0)
+    for kept in (weighty, np.zeros_like(weighty)):
+        pruned = states.live & ~kept
+        after, changes = finish(states, kept, pruned)
+        assert_sound(after, rules, ended=True)
+        assert not after.live.any()
+        assert np.array_equal(after.stage == Stage.FOSSILIZED, kept | (states.stage == Stage.FOSSILIZED))
+        assert np.array_equal(after.alpha[after.owning], states.alpha[after.owning])
+        assert set(changes.cause.tolist()) <= {Cause.FINISH}
+        assert changes.env.tolist() == np.flatnonzero(kept | pruned).tolist()
+        others = ~(kept | pruned).ravel()
+        for field in fields(SeedTable):
+            assert np.array_equal(getattr(after, field.name)[others], getattr(states, field.name)[others])
+        result = step(after, good_evidence(after.environments, 1), wait(after.environments), rules, fits(after))
+        assert np.array_equal(result.table.alpha[kept], states.alpha[kept]), "time goes on, and fossils stay"
+        assert_sound(result.table, rules, ended=True)
+    assert all(np.array_equal(getattr(states, field.name), getattr(before, field.name)) for field in fields(SeedTable))
+
+
+@pytest.mark.parametrize("name", RULE_SETS)
+def test_growth_cannot_end_otherwise(name: str) -> None:
+    states, one = reachable(name), np.ones((1, 1), np.bool_)
+    for row in range(0, states.environments, max(states.environments // 50, 1)):
+        table = states.rows(slice(row, row + 1))
+        weighty = bool(table.live.all() and (table.alpha > 0).all())
+        refused = [(one, one), *([] if table.live.all() else [(~one, one)]), *([] if weighty else [(one, ~one)])]
+        for kept, pruned in refused:
+            with pytest.raises(IllegalActionError, match="growth of network 0 cannot end with slot 0"):
+                finish(table, kept, pruned)

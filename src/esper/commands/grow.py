@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Grow one model on one task, under a controller of your choice.
 
-    A host is trained by AdamW; after every epoch the controller decides what germinates, stays or goes. In the end the
-    host with what stayed is measured on test data, and saved.
+    A host is trained by AdamW; after every epoch the controller decides what germinates, stays or goes. In the end
+    what is unfinished is judged, and the host with what stays is measured on test data, and saved.
 
     Args:
         task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm; by default digits.

@@ -16,13 +16,18 @@ SEEDS = 2**63
 """So many there are."""
 
 
-def require_sizes(classes: int | None, horizon: int, rent: float, train_size: int, seed: object) -> None:
+def require_sizes(classes: int | None, horizon: int | None, rent: float, train_size: int, seed: object) -> None:
     """Refuse what is out of range.
 
     Raises:
         ConfigError: it is; the message says of what.
     """
-    if (classes is not None and classes < 2) or horizon < 1 or train_size < 1 or not 0 <= rent < math.inf:
+    if (
+        (classes is not None and classes < 2)
+        or (horizon is not None and horizon < 1)
+        or train_size < 1
+        or not 0 <= rent < math.inf
+    ):
         told = "" if classes is None else f"classes {classes}, "
         raise ConfigError(
             f"{told}horizon {horizon}, train_size {train_size} and rent {rent}: "
@@ -32,16 +37,17 @@ def require_sizes(classes: int | None, horizon: int, rent: float, train_size: in
         raise ConfigError(f"seed is {seed!r}: give a whole number from 0 to {SEEDS - 1}")
 
 
-def require_conduct(conduct: Conduct, horizon: int) -> None:
-    """Refuse what could not act in so many decisions.
+def require_conduct(conduct: Conduct, horizon: int | None) -> None:
+    """Refuse what could not act in so many decisions; None: as many as anybody wants.
 
     Raises:
         ConfigError: the governor's penalty was changed, or some slots would never be measured.
     """
-    try:
-        conduct.require_measurements(horizon)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if horizon is not None:
+        try:
+            conduct.require_measurements(horizon)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     usual = GovernorSettings().penalty
     if conduct.governor is not None and conduct.governor.penalty != usual:
         raise ConfigError(

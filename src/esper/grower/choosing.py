@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from esper.config import load_settings
 from esper.control.controller import Controller
@@ -15,35 +16,45 @@ from esper.experiments.evaluate import load_policy
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.grower.subject import Catalogue
+from esper.grower.timing import Timing
 from esper.growth.names import did_you_mean
 from esper.lifecycle.rules import Rules
 
 ALL_AT_START = "all_at_start"
-SHORTEST_TRIALS = 4
-"""A trial takes at most this part of the horizon."""
-_BEFORE_TRIAL = 2 + max(Rules().tempos)
-"""Decisions from a seed's germination to its trial."""
-
 Offered = list[tuple[int, int]]
 """Slot and blueprint indices, in the order in which rules try them."""
 
 _RULES = (Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
 
 
-def chosen(controller: str | Path | Controller, catalogue: Catalogue, horizon: int) -> tuple[Controller, Rules]:
-    """The controller, and the rules it knows: those a policy was trained with, the default ones otherwise.
+class Chosen(NamedTuple):
+    """Who decides, and within which bounds."""
+
+    controller: Controller
+    timing: Timing
+    trained: TrainSettings | None
+    """Of the run that trained it; None for rules."""
+
+
+def chosen(
+    controller: str | Path | Controller, catalogue: Catalogue, horizon: int | None, rules: Rules | None
+) -> Chosen:
+    """The controller; without ``rules``, those it knows: that a policy was trained with, the default ones otherwise.
 
     Raises:
-        ConfigError: no rule of that name, and no such run.
+        ConfigError: no rule of that name and no such run, or nothing can grow within the horizon.
         RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
-        return controller, Rules()
+        return Chosen(controller, Timing(horizon, rules or Rules()), None)
     name = str(controller)
     if name in _RULES:
-        return _rule(name, _offered(catalogue), horizon), Rules()
+        timing = Timing(horizon, rules or Rules())
+        return Chosen(_rule(name, _offered(catalogue), timing), timing, None)
     run, settings = _trained(name)
-    return load_policy(run, settings).controller, settings.rules
+    timing = Timing(horizon, rules or settings.rules)
+    timing.require_growth()
+    return Chosen(load_policy(run, settings).controller, timing, settings)
 
 
 def rules_of(name: str) -> Rules:
@@ -62,29 +73,18 @@ def _trained(name: str) -> tuple[RunDirectory, TrainSettings]:
     return run, load_settings(TrainSettings, run.config)
 
 
-def _rule(name: str, offered: Offered, horizon: int) -> Controller:
+def _rule(name: str, offered: Offered, timing: Timing) -> Controller:
     if name == Never.name:
         return Never()
+    timing.require_growth()
     if name == Uniform.name:
         return Uniform()
     if name == ALL_AT_START:
-        return Schedule(_one_each(offered), horizon, ALL_AT_START)
-    trial, stop_after = _in_time(horizon)
+        return Schedule(_one_each(offered), timing.horizon, ALL_AT_START)
+    trial, stop_after = timing.trial, timing.stop_after
     if name == Periodic.name:
-        return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), horizon)
-    return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), horizon)
-
-
-def _in_time(horizon: int) -> tuple[int, float]:
-    """A seed's trial in decisions, and the share of the horizon after which nothing may germinate any more.
-
-    Every seed is judged before the end: one that is still unfinished then is dropped, and the host, which has learned
-    to live with it, does worse than if it had never grown.
-    """
-    usual = HeuristicSettings()
-    trial = min(usual.trial, max(horizon // SHORTEST_TRIALS, 1))
-    needed = _BEFORE_TRIAL + trial + usual.at_a_time
-    return trial, min(usual.stop_after, max(1 - needed / horizon, 0.0))
+        return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
+    return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
 
 
 def _offered(catalogue: Catalogue) -> Offered:

@@ -86,20 +86,25 @@ def told(
         op,
         None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
         blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
-        tuple(
-            Change(
-                slots[int(changes.slot[index])],
-                Stage(int(changes.before[index])),
-                Stage(int(changes.after[index])),
-                blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
-                Cause(int(changes.cause[index])),
-                Reason(int(changes.reason[index])),
-            )
-            for index in range(len(changes))
-        ),
+        changed(slots, blueprints, changes),
         {name: value for name, value in found if math.isfinite(value)},
         float(evaluation.loss[0]),
         float(evaluation.accuracy[0]),
         rollback,
         finished,
+    )
+
+
+def changed(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
+    """Changes of one model in words."""
+    return tuple(
+        Change(
+            slots[int(changes.slot[index])],
+            Stage(int(changes.before[index])),
+            Stage(int(changes.after[index])),
+            blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
+            Cause(int(changes.cause[index])),
+            Reason(int(changes.reason[index])),
+        )
+        for index in range(len(changes))
     )

@@ -20,7 +20,9 @@ from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
 from esper.grower.choosing import chosen
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
+from esper.grower.familiarity import warn_of_the_unknown
 from esper.grower.figures import Figures
+from esper.grower.finishing import Ending, resolved
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Measurement, Number, compared, measured, note
 from esper.grower.passes import Passes
@@ -35,14 +37,13 @@ from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
+from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
 from esper.training.evaluation import Evaluation, remembered
 from esper.training.governor.model import Governor, Rollback, Verdict
 from esper.training.learning import TrainingReport
 
-HORIZON = 100
 STATE_VERSION = 2
 """Of what `Grower.state_dict` returns."""
 
@@ -57,6 +58,7 @@ class Grower:
     for epoch in range(100):
         loss = train_one_epoch(model, optimizer)
         print(grower.step(train_loss=loss))
+    print(grower.finish())
     plain = model.finalize()
     ```
 
@@ -80,7 +82,9 @@ class Grower:
         classes: How many there are to choose from (the vocabulary of a language model): losses are cross-entropies in
             nats, and controllers see them relative to that of guessing. None: as many as the model has outputs, if
             `evaluate` gives an accuracy; otherwise losses are relative to the first that is measured.
-        horizon: Decisions that are planned. Controllers see what share of them is over.
+        horizon: Decisions that are planned. Controllers see what share of them is over, and plant nothing towards the
+            end. None: until you stop; controllers then see times as if 100 were planned, and never hear that more than
+            half of them is over, so that they go on planting. However long it was, `finish` judges what is unfinished.
         rules: What may happen to seeds; None: the rules that the controller was trained with, or the default ones.
         conduct: When training that blows up is rolled back, what growth may cost, how often seeds are measured, and
             when there is nothing more to decide. The governor's penalty stays as it is: nobody is paid a reward here.
@@ -92,7 +96,7 @@ class Grower:
         scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
 
     Raises:
-        ConfigError: an argument is out of range, or the rules need a ``loss``.
+        ConfigError: an argument is out of range, the rules need a ``loss``, or nothing can grow within the horizon.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
@@ -106,7 +110,7 @@ class Grower:
         metric: str | None = None,
         higher_is_better: bool | None = None,
         classes: int | None = None,
-        horizon: int = HORIZON,
+        horizon: int | None = None,
         rules: Rules | None = None,
         conduct: Conduct = Conduct(),  # noqa: B008 (immutable)
         rent: float = 0.0,
@@ -120,9 +124,10 @@ class Grower:
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, own_rules = chosen(controller, self.subject.roster, horizon)
-        self.rules = own_rules if rules is None else rules
+        self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
+        self.rules = self._timing.rules
         require_loss(self.rules, loss)
+        warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
         model.link(optimizer)
@@ -138,7 +143,7 @@ class Grower:
         """How seeds are measured: in shared passes, or why not."""
         self._evaluate = evaluate
         self._asked_for = metric
-        self._horizon, self._rent, self._train_size = horizon, rent, train_size
+        self._rent, self._train_size = rent, train_size
         self._seed = seed
         kinds = self.subject.roster.kinds
         self._history = History(1, len(model.slots), len(kinds), self.scores.chance_loss, self.scores.chance_score)
@@ -197,6 +202,22 @@ class Grower:
         names = list(self.model.slots)
         kinds = [kind.name for kind in self.subject.roster.kinds]
         return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback, finished)
+
+    def finish(self) -> Ending:
+        """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
+
+        Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A seed is
+        kept, at the weight that it has, if it counts and contributes at least what it adds to the rent: the rule by
+        which controllers judge seeds that they have held for long enough. The least valuable is judged first, and the
+        others are measured again without it, which takes a few calls of ``evaluate`` more. Where nothing is unfinished,
+        nothing is measured and nothing changes, so that a second call does no harm. You may train on all the same: the
+        next `step` decides as ever about slots that are free.
+
+        Raises:
+            ConfigError: a seed came or went by another hand.
+        """
+        require_planted(self.model, self.subject.table)
+        return resolved(self.subject, self._rent, self._contributions, self._resolve, list(self.model.slots))
 
     @property
     def finished(self) -> bool:
@@ -259,7 +280,7 @@ class Grower:
             np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
         )
         evaluation = self._history.completed(newest, subject.evidence)
-        note(self.model, evaluation)
+        note(self.model, evaluation.accuracy_contribution)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
         return training, evaluation
@@ -273,8 +294,8 @@ class Grower:
         view = View(
             subject,
             self._history,
-            np.array([min((1 + self.decisions) / self._horizon, 1.0)]),
-            self._horizon,
+            np.array([self._timing.progress(1 + self.decisions)]),
+            self._timing.horizon,
             np.array([self._rent]),
             np.array([float(self._train_size)]),
             self._rollbacks_used(),
@@ -294,6 +315,22 @@ class Grower:
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result.transitions
+
+    def _contributions(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`."""
+        found = self._processes.agreed(lambda: measured(self.passes, self.subject.table, self._evaluate, None, slots))
+        contributions = compared(found, self.model, self.subject.table, self.scores.score).accuracy_contribution
+        note(self.model, contributions)
+        return contributions
+
+    def _resolve(self, kept: NDArray[np.bool_], pruned: NDArray[np.bool_]) -> Transitions:
+        """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
+        table, changes = finish(self.subject.table, kept, pruned)
+        carry_out(self.model, self.subject, changes, wait(1), self._seed)
+        self.subject.table = table
+        if self.governor is not None and pruned.any():
+            self.governor.expect_change()
+        return changes
 
     def _after(self, actions: NDArray[np.int64]) -> Step:
         """What the lifecycle makes of these actions ``[1, 8]``."""
@@ -334,6 +371,7 @@ class Grower:
         subject.table, subject.evidence = memory["table"], memory["evidence"]
         subject.germinations = memory["germinations"]
         settle(self.model, subject.table, self.rules.isolation)
+        note(self.model, self._history.accuracy_contribution)
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -80,8 +81,8 @@ def compared(
     return Evaluation(np.array([usual[LOSS]]), np.array([usual_score]), by_score, by_loss, measurement.due)
 
 
-def note(model: GrowingModel, evaluation: Evaluation) -> None:
-    """Leave with each seed what it contributes, for `GrowingModel.summary`."""
-    for slot, contribution in zip(model.slots.values(), evaluation.accuracy_contribution[0].tolist(), strict=True):
-        if slot.seed is not None:
+def note(model: GrowingModel, contributions: NDArray[np.float64]) -> None:
+    """Leave with each seed what it contributes, ``[1, S]``, for `GrowingModel.summary`; NaN: as it was known before."""
+    for slot, contribution in zip(model.slots.values(), contributions[0].tolist(), strict=True):
+        if slot.seed is not None and math.isfinite(contribution):
             slot.seed.contribution = contribution

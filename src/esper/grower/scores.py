@@ -48,10 +48,9 @@ class Scores:
         self._begun = False
         self._reference = UNKNOWN
         self._first_train_loss = UNKNOWN
-        likely = max(self._classes or self._outputs, 2)
-        self.chance_loss = math.log(likely)
+        self.chance_loss = math.log(self.likely_classes)
         """Of guessing, where the number of classes is known; otherwise the first that was measured."""
-        self.chance_score = 1 / likely
+        self.chance_score = 1 / self.likely_classes
         """Likewise."""
 
     def begin(self, found: Figures, train_loss: float) -> None:
@@ -101,6 +100,11 @@ class Scores:
         if accuracy is not None and self.metric != ACCURACY:
             raise ConfigError(f"train_accuracy says nothing where growth is about {self.metric!r}: leave it out")
         return accuracy
+
+    @property
+    def likely_classes(self) -> int:
+        """How many there are, as far as can be told before anything is measured."""
+        return max(self._classes or self._outputs, 2)
 
     @property
     def guessing_is_known(self) -> bool:

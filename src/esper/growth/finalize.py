@@ -1,4 +1,4 @@
-"""Make an ordinary module of a growing model: fossils folded in, all else dropped."""
+"""Make an ordinary module of a growing model: what stays is folded in, all else dropped."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from esper.growth.fossil_graph import trace
 from esper.growth.input_relay import relay_input
+from esper.growth.unfinished import Unfinished, folded
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -18,18 +19,18 @@ PREFIX = "fossil_"
 """Begins the names of a fossil's tensors in the submodule that it follows."""
 
 
-def finalize(model: GrowingModel) -> nn.Module:
-    """A copy of the host with its fossils folded in; see `GrowingModel.finalize`.
+def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
+    """A copy of the host with its seeds folded in; see `GrowingModel.finalize`.
 
     Raises:
-        ExportError: `torch.export` cannot trace a fossil's blueprint.
+        ExportError: `torch.export` cannot trace a seed's blueprint.
+        SlotError: there are unfinished seeds, which ``unfinished`` forbids.
     """
+    kept = folded(model, unfinished)
     grown = copy.deepcopy(model)
     grown.release()
-    for slot in grown.slots.values():
-        seed = slot.seed
-        if seed is None or not seed.fossilized:
-            continue
+    for name in kept:
+        slot, seed = grown.slots[name], grown.seeds[name]
         traced = trace(seed, slot.site, slot.name)
         behind = grown.host.get_submodule(slot.name)
         inputs = None

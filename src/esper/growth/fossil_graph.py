@@ -1,4 +1,4 @@
-"""A fossil as torch operations alone, without the classes that it was made of."""
+"""A seed as torch operations alone, without the classes that it was made of: a fossil."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
     except TRACING_ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
-            f"torch.export cannot trace blueprint {kind.name!r}, which is fossilized in slot {slot!r} ({reason}): "
+            f"torch.export cannot trace blueprint {kind.name!r}, which grew in slot {slot!r} ({reason}): "
             "write its forward without Python branches on sizes or values, or save the growing model by esper.save"
         ) from error
     held: dict[str, Any] = {**program.constants, **program.state_dict}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from esper.growth.probe import Arguments, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot
 from esper.growth.summary import Preview, Summary, previewed, summarised
+from esper.growth.unfinished import Unfinished
 
 
 class Slots(nn.Module):
@@ -154,15 +155,26 @@ class GrowingModel(nn.Module):
         for hook in self._hooks:
             hook.remove()
 
-    def finalize(self) -> nn.Module:
-        """An ordinary module that needs no Esper: a copy of the host that computes what it does with its fossils.
+    def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
+        """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.
 
-        Seeds that are not fossilized are dropped. The copy keeps the host's state-dict keys; a fossil's tensors appear
-        beside them, as attributes ``fossil_...`` of the submodule that it follows, where a forward hook made of torch
-        operations reads them. It trains on, copies, pickles, compiles and exports like any module. Fossils that read
-        the network's input find it where the example input had it: in the same place, or under the same keyword.
+        The copy keeps the host's state-dict keys; a seed's tensors appear beside them, as attributes ``fossil_...`` of
+        the submodule that it follows, where a forward hook made of torch operations reads them. It trains on, copies,
+        pickles, compiles and exports like any module. Seeds that read the network's input find it where the example
+        input had it: in the same place, or under the same keyword.
+
+        Fossils are folded in. What becomes of unfinished seeds, which their grower has neither fossilized nor pruned,
+        is said by ``unfinished``; `esper.Grower.finish` measures and judges them first, so that there are none.
+
+        Args:
+            unfinished: ``keep`` folds in the seeds that count (alpha above 0, not isolated), at their present alpha, so
+                that the copy computes what this model does; but not those whose contribution was below 0 when it was
+                last measured. It warns of what it kept and dropped. ``drop`` drops them all: the host, which has
+                learned together with them, may do much worse. ``raise`` refuses a model that has any.
 
         Raises:
-            ExportError: `torch.export` cannot trace the blueprint of a fossil.
+            ConfigError: ``unfinished`` is something else.
+            SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``.
+            ExportError: `torch.export` cannot trace the blueprint of a seed.
         """
-        return finalize(self)
+        return finalize(self, Unfinished.of(unfinished))

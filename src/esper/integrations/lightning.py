@@ -46,6 +46,10 @@ class GrowerCallback(Callback):
     steps, and logs what it decided through the module. Checkpoints hold what has grown and all that the grower
     remembers: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
 
+    When ``fit`` ends, early or not, `Grower.finish` judges what is unfinished, and the model is ready for
+    `GrowingModel.finalize`. Checkpoints were written before that, so training that goes on from one, with more epochs
+    perhaps, is not cut short by it.
+
     While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch; what it logs the second
     time is dropped, and metrics of the module forget what they saw.
 
@@ -113,6 +117,11 @@ class GrowerCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module as it was."""
         vars(pl_module).pop("training_step", None)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
+        if self.grower is not None:
+            _log.info("%s", self.grower.finish())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module as it was."""

@@ -43,6 +43,10 @@ class GrowerCallback(TrainerCallback):
     it do then, and logs what it decided. Checkpoints hold what has grown and all that the grower remembers:
     ``trainer.train(resume_from_checkpoint=...)`` with all objects made in the same way goes on from there.
 
+    When training ends, early or not, `Grower.finish` judges what is unfinished, and the model is ready for
+    `GrowingModel.finalize`. Checkpoints were written before that, so training that goes on from one, with more epochs
+    perhaps, is not cut short by it.
+
     Args:
         trainer: Whose model and optimizer it takes.
         evaluate: As in `Grower`.
@@ -115,6 +119,12 @@ class GrowerCallback(TrainerCallback):
         self._logged = state.global_step
         if self._due:
             self._decide(control)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
+        _log.info("%s", self.grower.finish())
 
     def _decide_soon(self, state: TrainerState, control: TrainerControl) -> None:
         if self._logged == state.global_step:

@@ -30,7 +30,8 @@ _OWNING = membership(OWNING)
 
 
 class Cause(IntEnum):
-    """What moved a slot to another stage: an operation (numbered as in `Op`), time, a rollback, a network's start."""
+    """What moved a slot to another stage: an operation (numbered as in `Op`), time, a rollback, a network's start or
+    the end of its growth."""
 
     GERMINATE = Op.GERMINATE
     ADVANCE = Op.ADVANCE
@@ -40,6 +41,7 @@ class Cause(IntEnum):
     TICK = len(Op)
     ROLLBACK = len(Op) + 1
     START = len(Op) + 2
+    FINISH = len(Op) + 3
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,34 @@ def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     draft = table.copy()
     _release(draft, np.nonzero(slots & table.owning))
     causes = np.full(table.stage.shape, Cause.ROLLBACK, dtype=np.int8)
+    return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
+
+
+def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Transitions]:
+    """The table once the unfinished seeds in slots ``kept [E, S]`` are fossils, and those in ``pruned [E, S]`` gone.
+
+    That is how growth ends, without gates; no time passes. Fossils have the alpha that the seeds had. The given table
+    is left as it is.
+
+    Raises:
+        IllegalActionError: a slot is both, has no unfinished seed, or is to be kept while its seed has no weight.
+    """
+    refused = (kept & pruned) | ((kept | pruned) & ~table.live) | (kept & ~(table.blended & (table.alpha > 0)))
+    if refused.any():
+        env, slot = (int(part[0]) for part in np.nonzero(refused))
+        raise IllegalActionError(
+            f"growth of network {env} cannot end with slot {slot}, which is in stage "
+            f"{Stage(table.stage[env, slot]).name}, {'kept' if kept[env, slot] else 'pruned'}: "
+            "keep unfinished seeds that have weight, prune others"
+        )
+    draft = table.copy()
+    at = np.nonzero(kept)
+    _enter(draft, at, Stage.FOSSILIZED)
+    draft.pruning[at] = False
+    draft.alpha_start[at] = draft.alpha_target[at] = table.alpha[at]
+    draft.alpha_elapsed[at] = table.alpha_duration[at]
+    _release(draft, np.nonzero(pruned))
+    causes = np.full(table.stage.shape, Cause.FINISH, dtype=np.int8)
     return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
 
 

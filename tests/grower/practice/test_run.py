@@ -144,10 +144,21 @@ def test_rent_is_taken_off_the_score(tmp_path: Path) -> None:
     assert result.score == pytest.approx(result.accuracy - 0.5 * torch.tensor(growth_ratio).log1p().item())
 
 
-def test_unfinished_seeds_are_dropped_before_the_test(tmp_path: Path) -> None:
-    result = grow(tmp_path / "run", "controller=all_at_start", "epochs=3", "batch_size=128")
-    assert any(choice.op == "germinate" for choice in result.choices)
-    assert (result.kept, result.added_parameters) == ((), 0)
+def test_unfinished_seeds_are_judged_before_the_test(tmp_path: Path) -> None:
+    """Also by a run that was killed before its result was written, and which tells it once."""
+    path = tmp_path / "run"
+    result = grow(path, "controller=all_at_start", "epochs=3", "batch_size=128")
+    (path / "result.json").unlink()
+    assert figures(grow(path)) == figures(result)
+    with RunReader.open(path / "run.db") as reader:
+        ends = [one for one in reader.events(LifecycleTransition) if one.cause == "finish"]
+    planted = [choice.slot for choice in result.choices if choice.op == "germinate"]
+    assert len(ends) == len(planted) == 2
+    kept = [("layer1", "layer2")[one.slot] for one in ends if one.after == "fossilized"]
+    assert sorted(kept) == sorted(one.slot for one in result.kept) != []
+    for one in ends:
+        assert one.iteration == 3
+        assert (one.contribution is not None and one.contribution >= 0) == (one.after == "fossilized")
 
 
 def test_the_seed_decides_everything(tmp_path: Path) -> None:

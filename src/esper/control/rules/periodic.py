@@ -43,21 +43,24 @@ class Periodic:
         self._horizon = horizon
 
     def start(self, seeds: Sequence[int]) -> NDArray[np.int64]:
-        """How many plantings each network has had, ``[E]``."""
-        return np.zeros(len(seeds), np.int64)
+        """The clock of each network and how many plantings it has had, ``[2, E]``."""
+        return np.stack([np.full(len(seeds), -1), np.zeros(len(seeds), np.int64)])
 
     def act(
         self, observation: Observation, masks: ActionMasks, state: NDArray[np.int64]
     ) -> tuple[Actions, NDArray[np.int64]]:
-        """Advance what may be, else judge what is due, else plant if the clock says so, else wait."""
+        """Advance what may be, else judge what is due, else plant if the clock says so, else wait.
+
+        The clock is the number of the decision as progress tells it; where progress stands still, it goes on.
+        """
         settings, reading, decisions = self._settings, Reading(observation), Decisions(masks)
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         judge(decisions, reading, settings.trial / self._horizon, settings.margin)
         progress = reading.network("progress")
-        step = np.rint(progress * self._horizon).astype(np.int64)
-        due = (step >= state * settings.period) & (progress <= settings.stop_after)
-        plantings = np.array(settings.plantings, np.int64)[state % len(settings.plantings)]
-        before = decisions.open.copy()
+        before, planted = state
+        clock = np.maximum(np.rint(progress * self._horizon).astype(np.int64), before + 1)
+        due = (clock >= planted * settings.period) & (progress <= settings.stop_after)
+        plantings = np.array(settings.plantings, np.int64)[planted % len(settings.plantings)]
+        unsettled = decisions.open.copy()
         decisions.germinate(plantings[:, 0], plantings[:, 1], due)
-        planted = before & ~decisions.open
-        return decisions.actions, state + planted
+        return decisions.actions, np.stack([clock, planted + (unsettled & ~decisions.open)])

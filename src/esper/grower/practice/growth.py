@@ -108,12 +108,6 @@ class Growth:
             time.perf_counter() - began,
         )
 
-    def commit(self) -> None:
-        """Drop what is unfinished."""
-        for slot in self.model.slots.values():
-            if slot.seed is not None and not slot.seed.fossilized:
-                slot.prune()
-
     def test(self) -> Score:
         """On data that nothing else reads."""
         return measure(self.model, self.splits.test)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 from esper.grower.decision import Change
+from esper.grower.finishing import Ending
 from esper.grower.practice.growth import Epoch, Growth
 from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Cause
 from esper.telemetry.events import LifecycleTransition, NetworkEvent, RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 from esper.training.governor.model import Rollback
@@ -43,9 +46,18 @@ def record(store: RunStore, epoch: Epoch, growth: Growth) -> None:
     if decision.rollback is not None:
         store.emit(_rolled_back(epoch, decision.rollback, slots))
     for change in decision.changes:
-        store.emit(_changed(epoch, change, slots))
+        store.emit(_changed(number, change, decision.contributions, slots))
     store.emit(_decided(epoch, growth, slots))
     store.flush()
+
+
+def record_ending(store: RunStore, number: int, ending: Ending, slots: list[str]) -> None:
+    """Keep how growth ended after the epoch of that number, unless it is kept already."""
+    known = store.events(LifecycleTransition)
+    if any(event.cause == Cause.FINISH.name.lower() for event in known):  # by a run that was killed before its result
+        return
+    for change in ending.changes:
+        store.emit(_changed(number, change, ending.contributions, slots))
 
 
 def total(store: RunStore, name: str) -> float:
@@ -53,9 +65,9 @@ def total(store: RunStore, name: str) -> float:
     return sum(value for _, value in store.series(name))
 
 
-def _place(epoch: Epoch) -> tuple[int, int, int, int]:
-    """The first fields of a `NetworkEvent`."""
-    return epoch.number, _EPISODE, _ENVIRONMENT, epoch.number - 1
+def _place(number: int) -> tuple[int, int, int, int]:
+    """The first fields of a `NetworkEvent` in the epoch of that number."""
+    return number, _EPISODE, _ENVIRONMENT, number - 1
 
 
 def _figures(epoch: Epoch) -> dict[str, float]:
@@ -77,7 +89,7 @@ def _decided(epoch: Epoch, growth: Growth, slots: list[str]) -> NetworkEvent:
     residents = cast("list[int]", table.blueprint[0].tolist())
     added = epoch.added_parameters / growth.model.host_parameters
     return StepTaken(
-        *_place(epoch),
+        *_place(epoch.number),
         op=decision.op.name.lower(),
         slot=None if decision.slot is None else slots.index(decision.slot),
         blueprint=decision.blueprint,
@@ -93,22 +105,22 @@ def _decided(epoch: Epoch, growth: Growth, slots: list[str]) -> NetworkEvent:
     )
 
 
-def _changed(epoch: Epoch, change: Change, slots: list[str]) -> NetworkEvent:
+def _changed(number: int, change: Change, contributions: Mapping[str, float], slots: list[str]) -> NetworkEvent:
     return LifecycleTransition(
-        *_place(epoch),
+        *_place(number),
         slot=slots.index(change.slot),
         before=change.before.name.lower(),
         after=change.after.name.lower(),
         blueprint=change.blueprint,
         cause=change.cause.name.lower(),
         reason=change.reason.name.lower(),
-        contribution=epoch.decision.contributions.get(change.slot),
+        contribution=contributions.get(change.slot),
     )
 
 
 def _rolled_back(epoch: Epoch, rollback: Rollback, slots: list[str]) -> NetworkEvent:
     return RolledBack(
-        *_place(epoch),
+        *_place(epoch.number),
         trouble=rollback.trouble.name.lower(),
         loss_before=rollback.loss,
         accuracy_before=epoch.validation.accuracy,

@@ -13,7 +13,7 @@ from esper.experiments.interrupts import Interrupts
 from esper.grower.practice.checkpoint import capture, restore
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.growth import Epoch, Growth
-from esper.grower.practice.record import described, record
+from esper.grower.practice.record import described, record, record_ending
 from esper.grower.practice.result import Result, concluded, read_result, write_result
 from esper.grower.practice.settings import GrowSettings
 from esper.growth.persist import save
@@ -82,10 +82,10 @@ class GrowRun:
         return self.done >= self.growth.settings.epochs or self.growth.grower.finished
 
     def conclude(self) -> Result:
-        """Drop what is unfinished, measure the rest on test data and save it; the second time, only read the result."""
+        """Judge what is unfinished, test and save what stays; the second time, only read the result."""
         if self.run.result.exists():
             return read_result(self.run.result)
-        self.growth.commit()
+        record_ending(self.store, self.done, self.growth.grower.finish(), list(self.growth.model.slots))
         result = concluded(self.growth, self.growth.test(), self.store)
         save(self.growth.model, self.run.model)
         self.store.emit(RunEnded(self.done, result.seconds))

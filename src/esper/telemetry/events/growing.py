@@ -98,7 +98,7 @@ class LifecycleTransition(NetworkEvent):
     blueprint: str | None
     """Of the seed that came, stayed or went; None in a cooldown."""
     cause: str
-    """An operation, ``tick``, ``rollback`` or ``start``."""
+    """An operation, ``tick``, ``rollback``, ``start``, or ``finish``: judged at the end of growth."""
     reason: str
     """What the gate before the new stage said."""
     contribution: float | None = None

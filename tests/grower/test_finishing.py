@@ -1,0 +1,230 @@
+"""However growth ends, the plain model computes what the growing one does, and says what it did otherwise."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+
+import esper
+from esper import Grower, GrowingModel
+from esper.grower.finishing import Ending
+from esper.grower.structure import regrow
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Cause
+from grower.training_loop import APART, Loop, data, growing, validate
+from open_rules import open_rules
+
+CONTROLLERS = ("heuristic", "periodic", "all_at_start", "random", "none")
+
+
+def same(model: GrowingModel, **options: Any) -> bool:
+    """Whether the plain model computes what the growing one does, with nothing to warn of."""
+    inputs, _ = data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = model.finalize(**options)
+    return torch.allclose(plain(inputs), model(inputs), atol=1e-6)
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize("stopped", [1, 2, 3, 4, 6, 9])
+def test_an_early_stop_loses_nothing_that_earns(controller: str, stopped: int):
+    """Without a call of finish: what counts and does no harm stays; with one, nothing is left to say."""
+    loop = Loop(controller, rules=open_rules(), seed=1)
+    for _ in range(stopped):
+        loop.epoch()
+    live = [name for name, seed in loop.model.seeds.items() if not seed.fossilized]
+    harmful = [name for name in live if (loop.model.seeds[name].contribution or 0) < 0]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        plain = loop.model.finalize()
+    assert len(said) == bool(live)
+    assert all(f"'{name}'" in str(said[0].message) for name in live)
+    if not harmful:
+        assert validate(plain) == pytest.approx(validate(loop.model))
+    loop.grower.finish()
+    assert not loop.grower.subject.table.live.any()
+    assert same(loop.model)
+
+
+def test_ten_epochs_of_the_default_keep_their_accuracy():
+    """The horizon is far off, everything is unfinished, and the host leans on it."""
+    bunch = load_digits()
+    inputs, labels = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
+
+    @torch.no_grad()
+    def score(model: nn.Module) -> tuple[float, float]:
+        logits = model(inputs[1000:])
+        right = logits.argmax(1) == labels[1000:]
+        return float(functional.cross_entropy(logits, labels[1000:])), float(right.float().mean())
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 10))
+    model = esper.attach(net, {"0": ["mlp", "lowrank"], "2": ["mlp", "lowrank"]}, inputs[:2])
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=3e-3))
+    grower = Grower(model, optimizer, evaluate=score)
+    for _ in range(10):
+        for x, y in zip(inputs[:1000].split(20), labels[:1000].split(20), strict=True):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        grower.step(train_loss=loss)
+    assert not any(seed.fossilized for seed in model.seeds.values())
+    grown = score(model)
+    assert score(model.finalize(unfinished="drop"))[1] < grown[1] - 0.05
+    with pytest.warns(UserWarning, match="kept .* in '0'.*kept .* in '2'"):
+        assert score(model.finalize()) == pytest.approx(grown)
+    assert len(grower.finish().changes) == 2
+    assert score(model.finalize(unfinished="raise")) == pytest.approx(grown)
+
+
+class Owned:
+    """A model whose seeds are worth what a test says, as a measure tells that knows."""
+
+    def __init__(self, worth: Callable[[Mapping[str, bool]], float], *slots: str, rent: float = 0.0) -> None:
+        layers = [layer for _ in slots for layer in (nn.Linear(4, 4), nn.ReLU())]
+        self.model = esper.attach(nn.Sequential(*layers), {name: ["lowrank"] for name in slots}, torch.zeros(2, 4))
+        self.calls = 0
+        self.worth = worth
+        optimizer = torch.optim.SGD(self.model.parameter_groups(lr=0.0))
+        self.grower = Grower(
+            self.model, optimizer, "all_at_start", evaluate=self.evaluate, classes=2, horizon=20, rent=rent
+        )
+
+    def evaluate(self, model: GrowingModel) -> tuple[float, float]:
+        self.calls += 1
+        worth = self.worth({name: float(seed.alpha) > 0 for name, seed in model.seeds.items()})
+        return (math.nan if math.isnan(worth) else 1.0), worth
+
+    def grown(self, decisions: int) -> Owned:
+        for _ in range(decisions):
+            self.grower.step(train_loss=1.0)
+        self.calls = 0
+        return self
+
+
+def fates(ending: Ending) -> list[tuple[str, Stage]]:
+    assert all(change.cause is Cause.FINISH for change in ending.changes)
+    return [(change.slot, change.after) for change in ending.changes]
+
+
+def test_what_does_not_count_goes_unmeasured():
+    owned = Owned(lambda on: 0.5 + 0.1 * sum(on.values()), "0", "2").grown(2)
+    ending = owned.grower.finish()
+    assert fates(ending) == [("2", Stage.PRUNED), ("0", Stage.FOSSILIZED)]
+    assert ending.contributions == pytest.approx({"0": 0.1})
+    assert owned.calls == 2
+    assert str(ending) == (
+        "finished: pruned lowrank in 2 (did not count yet), kept lowrank in 0 (contribution +0.1000)"
+    )
+    assert float(owned.model.seeds["0"].alpha) == pytest.approx(1 / 3)
+
+
+def test_seeds_that_lean_on_each_other_are_judged_one_by_one():
+    """Either of two is enough: without a second look both would go. A third does harm only beside the first."""
+
+    def worth(on: Mapping[str, bool]) -> float:
+        either = on.get("0", False) or on.get("2", False)
+        return 0.5 + 0.2 * either - 0.01 * on.get("0", False) - 0.05 * (on.get("4", False) and on.get("0", False))
+
+    ending = Owned(worth, "0", "2", "4").grown(6).grower.finish()
+    assert fates(ending) == [("0", Stage.PRUNED), ("2", Stage.FOSSILIZED), ("4", Stage.FOSSILIZED)]
+    assert ending.contributions == pytest.approx({"0": -0.06, "2": 0.2, "4": 0.0})
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.03, False), (0.5, True)])
+def test_seeds_must_be_worth_their_rent(gain: float, kept: bool):
+    ending = Owned(lambda on: 0.2 + gain * sum(on.values()), "0", rent=0.5).grown(3).grower.finish()
+    assert fates(ending) == [("0", Stage.FOSSILIZED if kept else Stage.PRUNED)]
+
+
+def test_what_cannot_be_measured_goes():
+    owned = Owned(lambda _: 0.5, "0").grown(3)
+    owned.worth = lambda on: math.nan if any(on.values()) else 0.5
+    assert fates(owned.grower.finish()) == [("0", Stage.PRUNED)]
+
+
+def test_a_second_call_changes_and_measures_nothing():
+    owned = Owned(lambda on: 0.5 + 0.1 * sum(on.values()), "0", "2").grown(4)
+    assert owned.grower.finish().changes
+    owned.calls = 0
+    table = owned.grower.subject.table
+    assert owned.grower.finish() == Ending((), {})
+    assert owned.grower.subject.table is not None
+    assert all((vars(owned.grower.subject.table)[name] == value).all() for name, value in vars(table).items())
+    assert owned.calls == 0
+
+
+def test_isolated_seeds_go_and_leave_the_model_as_it_was():
+    loop = Loop("all_at_start", rules=APART, loss=lambda x, y: functional.cross_entropy(loop.model(x), y))
+    for _ in range(3):
+        loop.optimizer.zero_grad()
+        loss = functional.cross_entropy(loop.model(loop.inputs), loop.labels)
+        loop.grower.learn_apart(loss, loop.inputs, loop.labels)
+        loss.backward()
+        loop.optimizer.step()
+        loop.grower.step(train_loss=loss)
+    assert (loop.grower.subject.table.stage == Stage.TRAINING).all()
+    before = loop.model(loop.inputs)
+    with pytest.warns(UserWarning, match="dropped .* in '0'.*dropped .* in '2'"):
+        assert torch.equal(loop.model.finalize()(loop.inputs), before)
+    loop.grower.finish()
+    assert not loop.model.seeds
+    assert torch.equal(loop.model(loop.inputs), before)
+
+
+def test_training_may_go_on_also_from_a_state_that_was_saved():
+    whole = Loop("heuristic", rules=open_rules())
+    for _ in range(3):
+        whole.epoch()
+    assert whole.grower.finish().changes
+    saved = copy.deepcopy(whole.saved())
+
+    model = growing(seed=5)
+    regrow(model, saved["grower"]["seeds"])
+    model.load_state_dict(saved["model"])
+    half = Loop("heuristic", model, rules=open_rules())
+    half.optimizer.load_state_dict(saved["optimizer"])
+    half.scheduler.load_state_dict(saved["scheduler"])
+    half.grower.load_state_dict(saved["grower"])
+    for _ in range(6):
+        assert half.epoch() == whole.epoch()
+    for mine, theirs in zip(half.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_a_resumed_grower_knows_finalize_knows():
+    whole = Loop("all_at_start")
+    for _ in range(3):
+        whole.epoch()
+    model = growing(seed=5)
+    regrow(model, whole.grower.state_dict()["seeds"])
+    half = Loop("all_at_start", model)
+    half.grower.load_state_dict(whole.grower.state_dict())
+    known = {name: seed.contribution for name, seed in whole.model.seeds.items()}
+    assert {name: seed.contribution for name, seed in model.seeds.items()} == known
+    assert any(value is not None for value in known.values())
+
+
+def test_a_rollback_after_the_end_keeps_what_was_kept():
+    loop = Loop("all_at_start")
+    for _ in range(3):
+        loop.epoch()
+    loop.grower.finish()
+    kept = {name for name, seed in loop.model.seeds.items() if seed.fossilized}
+    alphas = {name: float(loop.model.seeds[name].alpha) for name in kept}
+    assert kept
+    loop.epoch()
+    decision = loop.epoch(lambda _: float("nan"))
+    assert decision.rollback is not None
+    assert {name: float(loop.model.seeds[name].alpha) for name in kept} == alphas
