@@ -43,9 +43,17 @@ class Slots(nn.Module):
     def __contains__(self, name: object) -> bool:
         return name in self._keys
 
+    def keys(self) -> list[str]:
+        """The names."""
+        return list(self._keys)
+
     def values(self) -> list[Slot]:
         """The slots."""
         return [self[name] for name in self._keys]
+
+    def items(self) -> list[tuple[str, Slot]]:
+        """Names and slots."""
+        return [(name, self[name]) for name in self._keys]
 
 
 def _key(name: str) -> str:

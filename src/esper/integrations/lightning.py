@@ -8,20 +8,26 @@ from functools import wraps
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.errors import ConfigError
+from esper.extras import lacking
 from esper.grower import Grower
 from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
 from esper.integrations.reporting import MeanLoss, figures
-from esper.integrations.unheard import unheard
 from esper.lifecycle.rules import Isolation
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from esper.integrations.unheard import unheard
+except ModuleNotFoundError as error:
+    raise ConfigError(lacking("lightning", "esper.integrations.lightning", error.name)) from error
 
 _log = logging.getLogger(__name__)
 
