@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from esper.errors import SlotError
+from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, Ownership
@@ -90,7 +91,9 @@ class GrowingModel(nn.Module):
         self.host = host
         self.tap = InputTap(input_place(example_input))
         self.ownership = Ownership()
-        made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in probed.sites.items()}
+        self.copies = Copies()
+        shared = (self.tap, self.ownership, self.copies)
+        made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
@@ -134,6 +137,27 @@ class GrowingModel(nn.Module):
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
+    def mirror(self, average: nn.Module) -> None:
+        """Let a copy of this model grow as it does, such as an average of its weights over training.
+
+        ```python
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+        model.mirror(average)
+        ```
+
+        Whatever comes, goes or stays for good in a slot here does so in the copy, where a fresh seed begins with the
+        values that it has here. So the tensors of both correspond at any time, and any average goes on. When a
+        governor rolls this model back, the copy begins anew with the values that were restored.
+
+        Args:
+            average: A copy of this model, or whatever module holds one.
+
+        Raises:
+            SlotError: there is no such copy in ``average``.
+        """
+        for copied in mirrors_in(average, GrowingModel, self):
+            self.copies.add(copied, copied.copies, self.slots.values())
+
     def summary(self) -> Summary:
         """Every slot with what lives there: stage, parameters, FLOPs, weight and contribution. Print it."""
         return summarised(self.slots.values(), self.host_parameters)
@@ -158,6 +182,7 @@ class GrowingModel(nn.Module):
         """Take the slots off the host, which then computes what it did before it was attached to."""
         for hook in self._hooks:
             hook.remove()
+        self.copies.released = True
 
     def finalize(self) -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with its fossils.

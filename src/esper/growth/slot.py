@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import for_site, get
+from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
 from esper.growth.ragged import as_ragged, padded
 from esper.growth.seed import Seed
@@ -70,6 +71,7 @@ class Slot(nn.Module):
         site: The features that pass there.
         tap: Where the network's input is to be had.
         ownership: Which optimizer gets the parameters of seeds.
+        copies: Of the model, that grow as it does.
         blueprints: Names of those that may germinate here; None: all that serve the site.
 
     Raises:
@@ -80,13 +82,20 @@ class Slot(nn.Module):
     anchor: Tensor
 
     def __init__(
-        self, name: str, site: Site, tap: InputTap, ownership: Ownership, blueprints: Sequence[str] | None = None
+        self,
+        name: str,
+        site: Site,
+        tap: InputTap,
+        ownership: Ownership,
+        copies: Copies,
+        blueprints: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.site = site
         self.tap = tap
         self.ownership = ownership
+        self.copies = copies
         self.blueprints = _offered(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
@@ -139,6 +148,7 @@ class Slot(nn.Module):
         seed.train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
         self.occupant = seed
+        self.copies.changed(self)
         return seed
 
     def prune(self) -> None:
@@ -159,6 +169,7 @@ class Slot(nn.Module):
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
             self.occupant = None
+            self.copies.changed(self)
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.
@@ -167,6 +178,7 @@ class Slot(nn.Module):
             SlotError: there is no seed.
         """
         self._present.fossilized = True
+        self.copies.align(self)
 
     def set_alpha(self, alpha: float) -> None:
         """Give the seed another weight.
@@ -178,6 +190,7 @@ class Slot(nn.Module):
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
+        self.copies.align(self)
 
     @property
     def _present(self) -> Seed:
