@@ -21,6 +21,11 @@ def checked(model: GrowingModel, classes: int | None, horizon: int, rent: float,
         classes = model.outputs
     if classes is None:
         raise ConfigError("the model returns no tensor that shows how many classes there are: say classes=...")
+    if classes == 1:
+        raise ConfigError(
+            "classes is 1, and nobody can guess among one: say classes=2 for one output that tells yes from no; a task "
+            "without classes is judged by its loss alone"
+        )
     if classes < 2 or horizon < 1 or train_size < 1 or not 0 <= rent < math.inf:
         raise ConfigError(
             f"classes {classes}, horizon {horizon}, train_size {train_size} and rent {rent}: "

@@ -26,7 +26,9 @@ from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
+from esper.grower.trained import TrainedBy
 from esper.growth.model import GrowingModel
+from esper.growth.seating import require_seated
 from esper.lifecycle.actions import wait
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
@@ -84,7 +86,7 @@ class Grower:
 
     Raises:
         ConfigError: an argument is out of range, or the rules need a ``loss``.
-        SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
+        SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Grower:
         require_loss(self.rules, loss)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
+        require_seated(model)
         model.link(optimizer)
+        self._trained = TrainedBy(model.host, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.conduct = conduct
@@ -156,12 +160,16 @@ class Grower:
             train_accuracy: Training accuracy since the last call; None: not known, taken to equal that of validation.
 
         Raises:
-            ConfigError: of ``val_loss`` and ``accuracy`` only one is given, or a seed came or went by another hand.
+            ConfigError: of ``val_loss`` and ``accuracy`` only one is given, a seed came or went by another hand, or
+                another optimizer trains the model.
+            SlotError: a submodule with a slot was replaced.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
         """
         loss = float(train_loss.detach()) if isinstance(train_loss, Tensor) else float(train_loss)
         whole = whole_score(val_loss, accuracy)
         require_planted(self.model, self.subject.table)
+        require_seated(self.model)
+        self._trained.require()
         rollback, undone = self._govern(loss, accuracy)
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
         if rollback is None:
@@ -205,6 +213,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         finally:  # the one too many prunes as well before it raises
+            self._trained.rebase()
             gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
             self.subject.table, changes = revoke(self.subject.table, gone)
             self.subject.evidence = self.subject.evidence.without(gone)
@@ -290,6 +299,7 @@ class Grower:
                     f"the grower's state was saved with {key} {state.get(key)!r}, but here it is {here!r}"
                 )
         require(self.model, state["seeds"])
+        self._trained.rebase()
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._seed = memory["decisions"], memory["seed"]

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.errors import SlotError
+from esper.errors import CheckpointError, SlotError
 from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
-from esper.growth.ownership import SLOT_KEY, Ownership
+from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.probe import Arguments, probe
+from esper.growth.seating import require_free
 from esper.growth.seed import Seed
-from esper.growth.slot import InputTap, Slot
+from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import Preview, Summary, previewed, summarised
 
 
@@ -62,6 +63,16 @@ def _key(name: str) -> str:
     return name.replace(".", "/")
 
 
+def _require_planted(_: nn.Module, found: Any) -> None:
+    """As a hook after a state dict was loaded: refuse one with seeds that are not there."""
+    lost = next((key for key in found.unexpected_keys if f".{SLOTS_PREFIX}" in f".{key}"), None)
+    if lost is not None:
+        raise CheckpointError(
+            f"the state dict holds {lost!r} of a seed that this model does not have: a state dict has no structure; "
+            "keep grown models with esper.save, and get them back with esper.load"
+        )
+
+
 class GrowingModel(nn.Module):
     """A host and its growth slots; called as the host is. Make it with `esper.attach`.
 
@@ -86,6 +97,7 @@ class GrowingModel(nn.Module):
         causal: bool | None = None,
     ) -> None:
         super().__init__()
+        require_free(host)
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal)
         self.host = host
@@ -106,8 +118,11 @@ class GrowingModel(nn.Module):
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)
 
+        self.register_load_state_dict_post_hook(_require_planted)
+
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
+        require_untraced()
         return self.host(*arguments, **keywords)
 
     @property
@@ -133,7 +148,7 @@ class GrowingModel(nn.Module):
         """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
 
         Raises:
-            SlotError: the optimizer was not made from `parameter_groups`.
+            SlotError: the optimizer was not made from `parameter_groups`, or from those of another model.
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from esper.errors import SlotError
+from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import for_site, get
 from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
@@ -25,6 +25,19 @@ class Occupant(Protocol):
     """Whatever lives in a slot: it sees the host's features and the network's input and returns new features."""
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
+
+
+def require_untraced() -> None:
+    """Refuse to be exported while seeds may come and go.
+
+    Raises:
+        ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
+    """
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        raise ExportError(
+            "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
+            "returns, or let esper.export do both"
+        )
 
 
 class InputTap(nn.Module):
@@ -43,6 +56,7 @@ class InputTap(nn.Module):
         self._inputs: Tensor | None = None
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        require_untraced()
         given: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in given.items() if isinstance(argument, Tensor)}
         if tensors:
@@ -107,6 +121,8 @@ class Slot(nn.Module):
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         if self.occupant is None:
             return output
+        if output.dtype != self.anchor.dtype:
+            self._require_same_type(module, output)
         if output.is_nested:
             return as_ragged(self.occupant(padded(output, self.site.positions), self.tap.inputs), output)
         return self.occupant(output, self.tap.inputs)
@@ -177,7 +193,7 @@ class Slot(nn.Module):
         Raises:
             SlotError: there is no seed.
         """
-        self._present.fossilized = True
+        self._required().fossilized = True
         self.copies.align(self)
 
     def set_alpha(self, alpha: float) -> None:
@@ -186,14 +202,22 @@ class Slot(nn.Module):
         Raises:
             SlotError: there is no seed, or it is fossilized.
         """
-        seed = self._present
+        seed = self._required()
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
         self.copies.align(self)
 
-    @property
-    def _present(self) -> Seed:
+    def _require_same_type(self, module: nn.Module, output: Tensor) -> None:
+        """Refuse a host that was converted without its slots; other types are autocast's, or the host's own affair."""
+        own = next(module.parameters(), None)
+        if self.seed is not None and own is not None and own.dtype == output.dtype:
+            raise SlotError(
+                f"the seed in slot {self.name!r} is {self.anchor.dtype}, but its host became {output.dtype}: convert "
+                "the whole growing model, as by model.double(), and not its host alone"
+            )
+
+    def _required(self) -> Seed:
         seed = self.seed
         if seed is None:
             raise SlotError(f"slot {self.name!r} holds no seed; germinate one first")
