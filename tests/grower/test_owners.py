@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from esper import Grower
 from esper.errors import ConfigError, SlotError
+from esper.growth.attach import attach
 from grower.training_loop import Loop, validate
 
 
@@ -97,3 +98,12 @@ def test_an_average_goes_through_all_that_a_grower_does(use_buffers: bool) -> No
     assert len(grown) > 1
     assert loop.grower.governor is not None
     assert loop.grower.governor.rollbacks == 1
+
+
+@pytest.mark.parametrize("told", [None, 1])
+def test_one_class_is_refused_with_what_to_say_instead(told: int | None) -> None:
+    model = attach(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.zeros(2, 4))
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-2))
+    with pytest.raises(ConfigError, match=r"^classes is 1, .*: say classes=2 for one output that tells yes from no"):
+        Grower(model, optimizer, evaluate=validate, classes=told)
+    Grower(model, optimizer, evaluate=validate, classes=2)
