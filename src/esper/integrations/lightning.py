@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -159,7 +159,8 @@ def _growing(module: LightningModule) -> GrowingModel:
 
 def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
     """Let the averages that other callbacks keep grow as ``model`` does."""
-    kept = [(callback, held) for callback in trainer.callbacks for held in vars(callback).values()]
+    callbacks: list[Callback] = cast(Any, trainer).callbacks
+    kept = [(callback, held) for callback in callbacks for held in vars(callback).values()]
     for callback, average in kept:
         if not isinstance(average, AveragedModel):
             continue
