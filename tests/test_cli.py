@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import esper
 from esper import __version__
 from esper.cli import COMMANDS, Command, main
 from esper.config import Overrides
@@ -134,3 +135,16 @@ def test_python_m_esper_is_the_command():
     result = subprocess.run([sys.executable, "-m", "esper", "nonsense"], check=False, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: unknown command `nonsense`")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_shows_what_to_write_and_nothing_of_types(command: Command, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main([*command.name.split(), "--help"])
+    printed = capsys.readouterr().out
+    assert "--help" in printed
+    assert "None}" not in printed
+
+
+def test_the_package_lists_its_names():
+    assert set(esper.__all__) <= set(dir(esper))

@@ -18,3 +18,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
     return vars(import_module("esper.api"))[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -83,7 +83,12 @@ def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
     for command in commands:
         name = command.name.split()
         if words[: len(name)] == name:
-            code = tyro.cli(command.load(), prog=f"esper {command.name}", args=words[len(name) :])
+            code = tyro.cli(
+                command.load(),
+                prog=f"esper {command.name}",
+                args=words[len(name) :],
+                config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
+            )
             return EXIT_OK if code is None else code
     if words == ["--version"]:
         sys.stdout.write(f"esper {__version__}\n")

@@ -14,6 +14,7 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.run_directory import RunDirectory
+from esper.extras import install_command
 from experiments.launching import ENVIRONMENT, assert_same_end
 
 Capture = pytest.CaptureFixture[str]
@@ -48,13 +49,13 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path, capsys: Capture, 
 def test_without_ray_a_sentence_names_the_extra(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([*WORDS, "--run-dir", str(tmp_path / "run"), "--backend", "ray"]) == 2
-    assert capsys.readouterr().err == "error: --backend ray needs Ray: pip install 'esper-growth[ray]'\n"
+    assert capsys.readouterr().err == f"error: --backend ray needs ray: {install_command('ray')}\n"
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_run_is_the_same_and_may_change_its_backend(tmp_path: Path):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'esper-growth[ray]'")
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
     run([*WORDS, "--run-dir", str(tmp_path / "local"), "--backend", "local"])
     run([*WORDS, "--run-dir", str(tmp_path / "ray"), *RAY])
     assert_same_end(tmp_path / "ray", tmp_path / "local")
@@ -62,7 +63,7 @@ def test_a_run_is_the_same_and_may_change_its_backend(tmp_path: Path):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_run_with_a_checkpoint_and_its_ray(tmp_path: Path):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'esper-growth[ray]'")
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
     path = tmp_path / "run"
     words = [*WORDS, "--set", "iterations=1000", "--run-dir", str(path), *RAY]
     with subprocess.Popen(esper(words), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, process_group=0) as process:
@@ -92,7 +93,7 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_its_ray(tmp_path: Path):
     ],
 )
 def test_an_address_without_a_cluster_is_a_sentence(tmp_path: Path, capsys: Capture, address: str, message: str):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'esper-growth[ray]'")
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
     assert main([*WORDS, "--run-dir", str(tmp_path / "run"), "--backend", "ray", "--address", address]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
 

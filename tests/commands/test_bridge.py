@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import EXIT_ERROR, EXIT_OK, main
+from esper.extras import install_command
 from esper.telemetry.bridges import vendors
 from esper.telemetry.bridges.vendors import Vendor
 from telemetry.bridges.stored_run import begin, end, iterate
@@ -50,7 +51,7 @@ def test_a_missing_library_is_one_sentence(
     monkeypatch.setitem(vendors.VENDORS, "wandb", Vendor("no_such_library", "wandb", "esper.telemetry.bridges.wandb"))
     assert main(["bridge", str(run), "--to", "wandb"]) == EXIT_ERROR
     error = capsys.readouterr().err
-    assert error == "error: this bridge needs no_such_library: pip install 'esper-growth[wandb]'\n"
+    assert error == f"error: this bridge needs no_such_library: {install_command('wandb')}\n"
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

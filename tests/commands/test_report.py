@@ -15,6 +15,7 @@ from esper.experiments.analysis import FEWEST_SEEDS
 from esper.experiments.behaviour import write_behaviour
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
+from esper.extras import install_command
 from experiments.results_cases import planted
 from ui.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained
 
@@ -47,7 +48,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
     assert main(["report", str(run.path), "--out", str(tmp_path / "out")]) == 2
     words = capsys.readouterr().err
-    assert words == "error: drawing figures needs matplotlib: pip install 'esper-growth[report]'\n"
+    assert words == f"error: drawing figures needs matplotlib: {install_command('report')}\n"
     assert not (tmp_path / "out").exists()
     assert main(["report", str(run.path)]) == 0
 

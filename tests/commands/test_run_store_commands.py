@@ -11,6 +11,7 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.run_directory import RunDirectory
+from esper.extras import install_command
 from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunStarted
 from esper.telemetry.store import RunStore
 from esper.telemetry.views import VIEWS
@@ -171,6 +172,6 @@ def test_watching_needs_textual_and_a_terminal(run: Path, capsys: Capture, monke
     assert "needs a terminal" in capsys.readouterr().err
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["watch", str(run)]) == 2
-    assert "pip install 'esper-growth[ui]'" in capsys.readouterr().err
+    assert install_command("ui") in capsys.readouterr().err
     assert main(["watch", str(run / "none")]) == 2
     assert "no run at" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from experiments.short_suite import short_suite
 from experiments.test_workers import gone, processes_at_work
 from experiments.worker_tasks import circumstances, count_and_fail, count_up, fail_on_two, returned_memory, square
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'esper-growth[ray]'")
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow  # a Ray takes seconds to start, whatever it computes then
 
 

@@ -20,6 +20,7 @@ def network() -> nn.Module:
     ("places", "message"),
     [
         ({}, "no slots: name the submodules"),
+        ("2", r"^slots is the string '2': give a list of names, \['2'\], or a mapping$"),
         (["2"], r"no submodule '2'"),
         (["re:block9"], r"no submodule's whole name matches 're:block9'; print\(model\) shows the names"),
         (["re:("], "'re:\\(' is no regular expression"),
@@ -35,11 +36,14 @@ def test_places_that_make_no_sense(places: Places, message: str) -> None:
 
 
 def test_a_pattern_stands_for_whole_names() -> None:
-    nested = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4))
-    assert list(attach(nested, [r"re:\d"], torch.zeros(2, 4)).slots) == ["0", "1"]
-    assert list(attach(nested, [r"re:0\..*"], torch.zeros(2, 4)).slots) == ["0.0", "0.1"]
+
+    def nested() -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4))
+
+    assert list(attach(nested(), [r"re:\d"], torch.zeros(2, 4)).slots) == ["0", "1"]
+    assert list(attach(nested(), [r"re:0\..*"], torch.zeros(2, 4)).slots) == ["0.0", "0.1"]
     with pytest.raises(SlotError, match=r"whole name matches .*; part of '0\.1' does: '\.\*' stands for the rest"):
-        attach(nested, [r"re:\.1"], torch.zeros(2, 4))
+        attach(nested(), [r"re:\.1"], torch.zeros(2, 4))
 
 
 def test_blueprints_nobody_registered() -> None:

@@ -159,6 +159,8 @@ def test_slots_are_found_by_the_name_of_their_submodule() -> None:
     assert tuple(model.slots) == SLOTS
     assert model.slots["layer1.linear"].site.layout is Layout.TOKENS
     assert [model.slots[name].site.width for name in SLOTS] == [6, 5, 4]
+    assert model.slots.items() == [(name, model.slots[name]) for name in model.slots]
+    assert dict(model.slots) == dict(zip(SLOTS, model.slots.values(), strict=True))
     with pytest.raises(SlotError, match=r"no slot 'layer1'; this model has layer0, layer1\.linear, layer2"):
         model.slots["layer1"]
 

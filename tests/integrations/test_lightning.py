@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,13 @@ def callback(kind: type[GrowerCallback] = GrowerCallback, **options: Any) -> Gro
 
 
 def fit(
-    folder: Path, module: Classifier, growth: GrowerCallback, epochs: int, resume: Path | None = None, **options: Any
+    folder: Path,
+    module: Classifier,
+    growth: GrowerCallback,
+    epochs: int,
+    resume: Path | None = None,
+    others: Sequence[Any] = (),
+    **options: Any,
 ) -> Any:
     """Two minibatches per epoch."""
     checkpoint = lightning.callbacks.ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
@@ -63,7 +70,7 @@ def fit(
             accelerator="cpu",
             **{"gradient_clip_val": 1.0, **options},
             logger=lightning.loggers.CSVLogger(folder),
-            callbacks=[growth, checkpoint],
+            callbacks=[growth, *others, checkpoint],
             enable_progress_bar=False,
             enable_model_summary=False,
             log_every_n_steps=1,
@@ -238,3 +245,28 @@ def test_what_cannot_grow_is_refused(tmp_path: Path):
         fit(tmp_path, Classifier(groups=False), callback(), 1)
     with pytest.raises(ConfigError, match="every_n_steps is 0"):
         callback(every_n_steps=0)
+
+
+def average() -> Any:
+    return lightning.callbacks.EMAWeightAveraging(decay=0.5)
+
+
+def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Path):
+    whole, bare = Classifier(), Classifier()
+    fit(tmp_path / "whole", whole, callback(), 2 * EPOCHS, others=[average()])
+    fit(tmp_path / "bare", bare, callback(), 2 * EPOCHS)
+    assert structure(whole.model) == structure(bare.model) != {}  # training is the same, what is left is the average
+    assert not all(torch.equal(*pair) for pair in zip(whole.parameters(), bare.parameters(), strict=True))
+
+    fit(tmp_path / "half", Classifier(), callback(), EPOCHS, others=[average()])
+    resumed = Classifier(seed=5)
+    fit(tmp_path / "half", resumed, callback(), 2 * EPOCHS, tmp_path / "half" / "last.ckpt", others=[average()])
+    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_an_average_before_the_grower_is_refused(tmp_path: Path):
+    module, growth = Classifier(), callback()
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
+    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before GrowerCallback .*: name GrowerCallback"):
+        trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48))

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from esper.errors import RunError
+from esper.extras import install_command
 from esper.telemetry.events import AnomalyRaised, PolicyProbed, PPOUpdated, RunStarted
 from esper.telemetry.export import EventFormat, export_events
 from esper.telemetry.reader import RunReader
@@ -138,5 +140,5 @@ def test_a_folder_that_is_missing_is_named(reader: RunReader, tmp_path: Path):
 
 def test_without_pyarrow_parquet_is_refused(reader: RunReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RunError, match=r"pip install 'esper-growth\[parquet\]'"):
+    with pytest.raises(RunError, match=re.escape(install_command("parquet"))):
         export_events(reader, EventFormat.PARQUET, tmp_path / "events")

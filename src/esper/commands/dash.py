@@ -9,12 +9,13 @@ from typing import Annotated
 import tyro
 
 from esper.errors import ConfigError
+from esper.extras import lacking
 from esper.ui.dash.runs import RunFinder
 
 try:
     from esper.ui.dash.server import admitted, serve
 except ModuleNotFoundError as error:
-    raise ConfigError(f"`esper dash` needs {error.name}: pip install 'esper-growth[ui]'") from error
+    raise ConfigError(lacking("ui", "`esper dash`", error.name)) from error
 
 RUNS = Path("runs")
 PORT = 8765

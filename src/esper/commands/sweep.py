@@ -51,7 +51,7 @@ def command(
         trials: Draws of the random settings, 8 by default; each is tried at every point of the grid.
         seed: Draws the random settings. Trials are trained with the seed of their own settings.
         instances: Held-out instances that every policy plays.
-        backend: Processes of this machine, or Ray on this machine (pip install 'esper-growth[ray]').
+        backend: Processes of this machine, or Ray on this machine (extra ``ray``).
         workers: Trials computed at a time; by default one per core.
         json: Print a machine-readable last line; progress then goes to stderr.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 
 from esper.errors import ConfigError
 from esper.experiments.run_directory import RunDirectory
+from esper.extras import require
 from esper.telemetry.reader import RunReader
 from esper.ui.watch.feed import Feed
 
@@ -27,8 +27,7 @@ def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
     directory = RunDirectory.open(run)
     if directory.store.is_file():
         RunReader.open(directory.store).close()
-    if importlib.util.find_spec("textual") is None:
-        raise ConfigError("`esper watch` needs textual: pip install 'esper-growth[ui]'")
+    require("ui", "`esper watch`", "textual")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("`esper watch` needs a terminal: elsewhere, ask with `esper query` or read the report")
     from esper.ui.watch.app import Watch  # noqa: PLC0415

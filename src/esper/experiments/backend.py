@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from typing import Literal
 
 from esper.errors import ConfigError
 from esper.experiments.workers import LocalWorkers, Workers
+from esper.extras import require
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Backend:
     """Who computes. It changes how long results take, and nothing else."""
 
     backend: Literal["local", "ray"] = "local"
-    """Processes of this machine, or Ray (pip install 'esper-growth[ray]')."""
+    """Processes of this machine, or Ray (extra ``ray``)."""
     workers: int | None = None
     """Tasks computed at a time; by default all there are, on this machine at most one per core."""
     address: str | None = None
@@ -28,8 +28,8 @@ class Backend:
             raise ConfigError(f"--workers {self.workers}: ask for at least 1")
         if self.address is not None and self.backend != "ray":
             raise ConfigError("--address is that of a Ray cluster: add --backend ray")
-        if self.backend == "ray" and importlib.util.find_spec("ray") is None:
-            raise ConfigError("--backend ray needs Ray: pip install 'esper-growth[ray]'")
+        if self.backend == "ray":
+            require("ray", "--backend ray", "ray")
 
     def open(self, tasks: int) -> Workers:
         """Workers for that many tasks side by side; use them as a context manager.

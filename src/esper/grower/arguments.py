@@ -22,6 +22,11 @@ def require_sizes(classes: int | None, horizon: int | None, rent: float, train_s
     Raises:
         ConfigError: it is; the message says of what.
     """
+    if classes == 1:
+        raise ConfigError(
+            "classes is 1, and nobody can guess among one: say classes=2 for one output that tells yes from no; a task "
+            "without classes is judged by its loss alone"
+        )
     if (
         (classes is not None and classes < 2)
         or (horizon is not None and horizon < 1)

@@ -31,8 +31,10 @@ from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
+from esper.grower.trained import TrainedBy
 from esper.grower.watch import Watch
 from esper.growth.model import GrowingModel
+from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Rules
@@ -97,7 +99,7 @@ class Grower:
 
     Raises:
         ConfigError: an argument is out of range, the rules need a ``loss``, or nothing can grow within the horizon.
-        SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
+        SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
     """
 
     def __init__(
@@ -130,7 +132,9 @@ class Grower:
         warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
+        require_seated(model)
         model.link(optimizer)
+        self._trained = TrainedBy(model.host, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.conduct = conduct
@@ -179,12 +183,15 @@ class Grower:
                 to equal that of validation.
 
         Raises:
-            ConfigError: one of the figures is none, or the metric is not among them, or a seed came or went by another
-                hand.
+            ConfigError: one of the figures is none, or the metric is not among them, a seed came or went by another
+                hand, or another optimizer trains the model.
+            SlotError: a submodule with a slot was replaced.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
         """
         given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
+        require_seated(self.model)
+        self._trained.require()
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
         now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
         rollback, undone = self._undo(verdict)
@@ -263,6 +270,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         finally:  # the one too many prunes as well before it raises
+            self._trained.rebase()
             gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
             self.subject.table, changes = revoke(self.subject.table, gone)
             self.subject.evidence = self.subject.evidence.without(gone)
@@ -363,6 +371,7 @@ class Grower:
                     f"the grower's state was saved with {key} {state.get(key)!r}, but here it is {here!r}"
                 )
         require(self.model, state["seeds"])
+        self._trained.rebase()
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._seed = memory["decisions"], memory["seed"]

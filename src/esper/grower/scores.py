@@ -129,7 +129,9 @@ class Scores:
         return self._by_accuracy(found) > least or _share_gone(found[LOSS], self.chance_loss) > trifle
 
     def _by_accuracy(self, found: Figures) -> float:
-        return float(skill(np.array(found[ACCURACY]), self._classes)) if ACCURACY in found else UNKNOWN
+        if not self._classes or ACCURACY not in found:
+            return UNKNOWN
+        return float(skill(np.array(found[ACCURACY]), self._classes))
 
     def state_dict(self) -> dict[str, Any]:
         """What is known by now."""

@@ -48,3 +48,4 @@ def settle(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
         seed.alpha.fill_(float(table.alpha[0, place]))
         seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
         seed.requires_grad_(stage is not Stage.GERMINATED)
+        model.copies.align(slot)

@@ -51,10 +51,13 @@ def attach(
             what mixes positions on offer all the same: for models that never meet padding and never use a cache.
 
     Raises:
-        SlotError: a name or pattern matches nothing, two of them the same submodule; a submodule is shared, is never
-            called or more than once, or yields no features that a slot can use; a blueprint does not serve a site.
+        SlotError: ``slots`` is a string; a name or pattern matches nothing, two of them the same submodule; a submodule
+            is shared, is never called or more than once, or yields no features that a slot can use; a blueprint does
+            not serve a site.
         UnknownBlueprintError: nobody registered a blueprint of that name.
     """
+    if isinstance(slots, str):
+        raise SlotError(f"slots is the string {slots!r}: give a list of names, [{slots!r}], or a mapping")
     if isinstance(slots, Mapping):
         offers = {place: _blueprints(place, given) for place, given in slots.items()}
     else:

@@ -8,14 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from esper.errors import SlotError
+from esper.errors import CheckpointError, SlotError
 from esper.growth.apart import parameter_names
+from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
-from esper.growth.ownership import SLOT_KEY, Ownership
+from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.probe import Arguments, probe
+from esper.growth.seating import require_free
 from esper.growth.seed import Seed
-from esper.growth.slot import InputTap, Slot
+from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import Preview, Summary, previewed, summarised
 from esper.growth.unfinished import Unfinished
 
@@ -45,14 +47,32 @@ class Slots(nn.Module):
     def __contains__(self, name: object) -> bool:
         return name in self._keys
 
+    def keys(self) -> list[str]:
+        """The names."""
+        return list(self._keys)
+
     def values(self) -> list[Slot]:
         """The slots."""
         return [self[name] for name in self._keys]
+
+    def items(self) -> list[tuple[str, Slot]]:
+        """Names and slots."""
+        return [(name, self[name]) for name in self._keys]
 
 
 def _key(name: str) -> str:
     """A dot would mean nesting in state-dict keys; a slash occurs in no module's name."""
     return name.replace(".", "/")
+
+
+def _require_planted(_: nn.Module, found: Any) -> None:
+    """As a hook after a state dict was loaded: refuse one with seeds that are not there."""
+    lost = next((key for key in found.unexpected_keys if f".{SLOTS_PREFIX}" in f".{key}"), None)
+    if lost is not None:
+        raise CheckpointError(
+            f"the state dict holds {lost!r} of a seed that this model does not have: a state dict has no structure; "
+            "keep grown models with esper.save, and get them back with esper.load"
+        )
 
 
 class GrowingModel(nn.Module):
@@ -81,12 +101,15 @@ class GrowingModel(nn.Module):
         apart: bool | None = None,
     ) -> None:
         super().__init__()
+        require_free(host)
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
         self.tap = InputTap(input_place(example_input), parameter_names(host))
         self.ownership = Ownership()
-        made = {name: Slot(name, site, self.tap, self.ownership, offers[name]) for name, site in probed.sites.items()}
+        self.copies = Copies()
+        shared = (self.tap, self.ownership, self.copies)
+        made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
@@ -99,8 +122,11 @@ class GrowingModel(nn.Module):
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)
 
+        self.register_load_state_dict_post_hook(_require_planted)
+
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
+        require_untraced()
         return self.host(*arguments, **keywords)
 
     @property
@@ -126,9 +152,30 @@ class GrowingModel(nn.Module):
         """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
 
         Raises:
-            SlotError: the optimizer was not made from `parameter_groups`.
+            SlotError: the optimizer was not made from `parameter_groups`, or from those of another model.
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
+
+    def mirror(self, average: nn.Module) -> None:
+        """Let a copy of this model grow as it does, such as an average of its weights over training.
+
+        ```python
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+        model.mirror(average)
+        ```
+
+        Whatever comes, goes or stays for good in a slot here does so in the copy, where a fresh seed begins with the
+        values that it has here. So the tensors of both correspond at any time, and any average goes on. When a
+        governor rolls this model back, the copy begins anew with the values that were restored.
+
+        Args:
+            average: A copy of this model, or whatever module holds one.
+
+        Raises:
+            SlotError: there is no such copy in ``average``.
+        """
+        for copied in mirrors_in(average, GrowingModel, self):
+            self.copies.add(copied, copied.copies, self.slots.values())
 
     def summary(self) -> Summary:
         """Every slot with what lives there: stage, parameters, FLOPs, weight and contribution. Print it."""
@@ -154,6 +201,7 @@ class GrowingModel(nn.Module):
         """Take the slots off the host, which then computes what it did before it was attached to."""
         for hook in self._hooks:
             hook.remove()
+        self.copies.released = True
 
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.

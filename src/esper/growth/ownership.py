@@ -14,6 +14,9 @@ from esper.errors import SlotError
 SLOT_KEY = "slot"
 """Key of a parameter group that belongs to a slot; its value is the slot's name."""
 
+SLOTS_PREFIX = "slots."
+"""Begins the names of what grows among a model's parameters."""
+
 _SHOWN = 3
 """Names of forgotten parameters in a warning."""
 
@@ -29,12 +32,17 @@ class Ownership:
 
     def __init__(self) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
+        self._watch: _Watch | None = None
 
     def link(self, optimizer: torch.optim.Optimizer, slots: Iterable[str], named_parameters: Named) -> None:
-        """Give all seeds to ``optimizer`` from now on; it warns at its first step of parameters that it lacks.
+        """Give all seeds to ``optimizer`` from now on.
+
+        Before its first step, and its first after each germination, it warns of parameters of the host that it lacks.
+        Where the model was converted to another type, as by ``model.double()``, what it remembers is converted too.
 
         Raises:
-            SlotError: a slot has no group.
+            SlotError: a slot has no group, or the groups are of another model; from the optimizer's steps, if it lacks
+                the parameters of a seed.
         """
         groups = {group.get(SLOT_KEY) for group in optimizer.param_groups}
         missing = [name for name in slots if name not in groups]
@@ -43,13 +51,20 @@ class Ownership:
                 f"the optimizer has no parameter group for slot {missing[0]!r}: "
                 "make it from model.parameter_groups(lr=...)"
             )
+        owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if owned and owned.isdisjoint(parameter for _, parameter in named_parameters()):
+            raise SlotError(
+                "the optimizer's groups hold no parameter of this model: it was made for another one, or for a copy; "
+                "make it from this model's model.parameter_groups(lr=...)"
+            )
         self.optimizer = optimizer
-        _Reminder(optimizer, named_parameters)
+        self._watch = _Watch(optimizer, named_parameters)
 
     def extend(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """The optimizer trains these, too."""
-        if self.optimizer is not None:
+        if self.optimizer is not None and self._watch is not None:
             self._group(self.optimizer, slot).extend(parameters)
+            self._watch.due = True
 
     def withdraw(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """The optimizer forgets these and all it knew of them."""
@@ -66,31 +81,47 @@ class Ownership:
         return next(group["params"] for group in optimizer.param_groups if group.get(SLOT_KEY) == slot)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"optimizer": None}
+        return vars(Ownership())
 
 
-class _Reminder:
-    """Warns once, at the optimizer's first step, of parameters that nothing trains."""
+class _Watch:
+    """Before each step of an optimizer: it must own all seeds, and what it remembers must have the parameters' type."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Named) -> None:
         self._named_parameters = named_parameters
-        self._due = True
+        self.due = True
+        """Whether parameters have come that the optimizer may lack."""
+        self._dtype = _dtype_of(optimizer)
         optimizer.register_step_pre_hook(self)
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._due:  # a hook cannot be removed while hooks are called
-            return
-        self._due = False
+        if self._dtype != (
+            dtype := _dtype_of(optimizer)
+        ):  # the model was converted; so are moments, where it loads them
+            optimizer.load_state_dict(optimizer.state_dict())
+            self._dtype = dtype
+        if self.due:
+            self.due = False
+            self._look(optimizer)
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        forgotten = [name for name, parameter in self._named_parameters() if _is_forgotten(parameter, owned)]
+        lacking = [(name, parameter) for name, parameter in self._named_parameters() if parameter not in owned]
+        of_seeds = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
+        if of_seeds is not None:
+            raise SlotError(
+                f"the optimizer lacks {of_seeds!r} of a seed, which would never learn: leave the groups of slots as "
+                "they are, or make the optimizer anew from model.parameter_groups(lr=...)"
+            )
+        forgotten = [name for name, parameter in lacking if parameter.requires_grad]
         if forgotten:
             shown = ", ".join(forgotten[:_SHOWN]) + (", ..." if len(forgotten) > _SHOWN else "")
             warnings.warn(
                 f"{len(forgotten)} trainable parameters belong to no group of the optimizer and will not learn: {shown}"
                 "; make the optimizer from model.parameter_groups(lr=...)",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
-def _is_forgotten(parameter: nn.Parameter, owned: set[nn.Parameter]) -> bool:
-    return parameter.requires_grad and parameter not in owned
+def _dtype_of(optimizer: torch.optim.Optimizer) -> torch.dtype | None:
+    return next((parameter.dtype for group in optimizer.param_groups for parameter in group["params"]), None)

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from esper.errors import SlotError
+from esper.errors import ExportError, SlotError
 from esper.growth.apart import NOTHING_GIVEN, given, kept_apart, refuse_to_mix
 from esper.growth.blueprints.registry import for_site, get
+from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
 from esper.growth.ragged import as_ragged, padded
 from esper.growth.seed import Seed
@@ -25,6 +26,19 @@ class Occupant(Protocol):
     """Whatever lives in a slot: it sees the host's features and the network's input and returns new features."""
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
+
+
+def require_untraced() -> None:
+    """Refuse to be exported while seeds may come and go.
+
+    Raises:
+        ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
+    """
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        raise ExportError(
+            "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
+            "returns, or let esper.export do both"
+        )
 
 
 class InputTap(nn.Module):
@@ -47,6 +61,7 @@ class InputTap(nn.Module):
         self._inputs: Tensor | None = None
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        require_untraced()
         places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
@@ -77,6 +92,7 @@ class Slot(nn.Module):
         site: The features that pass there.
         tap: Where the network's input is to be had.
         ownership: Which optimizer gets the parameters of seeds.
+        copies: Of the model, that grow as it does.
         blueprints: Names of those that may germinate here; None: all that serve the site.
 
     Raises:
@@ -87,13 +103,20 @@ class Slot(nn.Module):
     anchor: Tensor
 
     def __init__(
-        self, name: str, site: Site, tap: InputTap, ownership: Ownership, blueprints: Sequence[str] | None = None
+        self,
+        name: str,
+        site: Site,
+        tap: InputTap,
+        ownership: Ownership,
+        copies: Copies,
+        blueprints: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.site = site
         self.tap = tap
         self.ownership = ownership
+        self.copies = copies
         self.blueprints = _offered(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
@@ -108,6 +131,8 @@ class Slot(nn.Module):
         seed = self.seed
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
+        if output.dtype != self.anchor.dtype:
+            self._require_same_type(module, output)
         if output.is_nested:
             inputs = self.tap.inputs
             length = inputs.shape[1] if seed is not None and seed.reads_inputs else self.site.positions
@@ -154,6 +179,7 @@ class Slot(nn.Module):
         seed.train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
         self.occupant = seed
+        self.copies.changed(self)
         return seed
 
     def prune(self) -> None:
@@ -174,6 +200,7 @@ class Slot(nn.Module):
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
             self.occupant = None
+            self.copies.changed(self)
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.
@@ -181,7 +208,8 @@ class Slot(nn.Module):
         Raises:
             SlotError: there is no seed.
         """
-        self._present.fossilized = True
+        self._required().fossilized = True
+        self.copies.align(self)
 
     def set_alpha(self, alpha: float) -> None:
         """Give the seed another weight.
@@ -189,13 +217,22 @@ class Slot(nn.Module):
         Raises:
             SlotError: there is no seed, or it is fossilized.
         """
-        seed = self._present
+        seed = self._required()
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
+        self.copies.align(self)
 
-    @property
-    def _present(self) -> Seed:
+    def _require_same_type(self, module: nn.Module, output: Tensor) -> None:
+        """Refuse a host that was converted without its slots; other types are autocast's, or the host's own affair."""
+        own = next(module.parameters(), None)
+        if self.seed is not None and own is not None and own.dtype == output.dtype:
+            raise SlotError(
+                f"the seed in slot {self.name!r} is {self.anchor.dtype}, but its host became {output.dtype}: convert "
+                "the whole growing model, as by model.double(), and not its host alone"
+            )
+
+    def _required(self) -> Seed:
         seed = self.seed
         if seed is None:
             raise SlotError(f"slot {self.name!r} holds no seed; germinate one first")

@@ -5,23 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from esper.errors import ConfigError
+from esper.extras import lacking
 from esper.grower import Grower
-from esper.grower.in_state_dict import GrowthInStateDict
+from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
 from esper.integrations.reporting import MeanLoss, figures
-from esper.integrations.unheard import unheard
 from esper.lifecycle.rules import Isolation
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from esper.integrations.unheard import unheard
+except ModuleNotFoundError as error:
+    raise ConfigError(lacking("lightning", "esper.integrations.lightning", error.name)) from error
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +66,12 @@ class GrowerCallback(Callback):
         options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ... but for ``loss`` and
             ``scaler``. Where the conduct has a plateau, training stops there.
 
+    Averages of weights that Lightning's callbacks keep (``EMAWeightAveraging``, ...) grow as the model does; name such
+    a callback after this one.
+
     Raises:
-        ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`.
+        ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`; when training begins, if an
+            average comes before it.
         SlotError: when training begins, if no optimizer was made from its `parameter_groups`.
     """
 
@@ -86,6 +97,7 @@ class GrowerCallback(Callback):
         model = _growing(pl_module)
         optimizer = _optimizer(trainer)
         self._step = trainer.global_step
+        _mirror_averages(trainer, model)
         if self.grower is not None and self.grower.model is model and self.grower.optimizer is optimizer:
             return
         training_step = pl_module.training_step
@@ -152,6 +164,21 @@ def _growing(module: LightningModule) -> GrowingModel:
             "make it in __init__ with esper.attach"
         )
     return found[0]
+
+
+def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
+    """Let the averages that other callbacks keep grow as ``model`` does."""
+    callbacks: list[Callback] = cast(Any, trainer).callbacks
+    kept = [(callback, held) for callback in callbacks for held in vars(callback).values()]
+    for callback, average in kept:
+        if not isinstance(average, AveragedModel):
+            continue
+        if not any(name.endswith(KEY) for name in average.state_dict()):
+            raise ConfigError(
+                f"{type(callback).__name__} comes before GrowerCallback among the trainer's callbacks, so its "
+                "checkpoints would not say what grew: name GrowerCallback first"
+            )
+        model.mirror(average)
 
 
 def _optimizer(trainer: Trainer) -> Optimizer:

@@ -11,15 +11,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from esper.errors import ConfigError
+from esper.extras import lacking
 from esper.grower import Grower
 from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.integrations.reporting import MeanLoss, figures
 from esper.lifecycle.rules import Isolation
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ModuleNotFoundError as error:
+    raise ConfigError(lacking("hf", "esper.integrations.transformers", error.name)) from error
 
 _log = logging.getLogger(__name__)
 

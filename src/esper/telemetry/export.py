@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from esper.errors import RunError
+from esper.extras import require
 from esper.files import replacing
 from esper.telemetry.events import fields
 from esper.telemetry.reader import EventRecord, RunReader
@@ -40,8 +40,8 @@ def export_events(reader: RunReader, to: EventFormat, out: Path) -> int:
     """
     if out.exists() and out.samefile(reader.path):
         raise RunError(f"{out} is the run store itself: choose another file")
-    if to is EventFormat.PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise RunError("export to Parquet needs pyarrow: pip install 'esper-growth[parquet]'")
+    if to is EventFormat.PARQUET:
+        require("parquet", "export to Parquet", "pyarrow", error=RunError)
     count = 0
 
     def counted() -> Chunks:

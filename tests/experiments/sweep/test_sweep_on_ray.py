@@ -19,7 +19,7 @@ from experiments import short_sweep
 from experiments.launching import ENVIRONMENT, assert_same_end
 from experiments.short_sweep import DOOMED, ITERATIONS, sweep_short
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'esper-growth[ray]'")
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow  # a Ray takes seconds to start
 
 TRIALS = ("trial-000", "trial-001")

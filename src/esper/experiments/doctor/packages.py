@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
-from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-DISTRIBUTION = "esper-growth"
+from esper.extras import DISTRIBUTION, command_for
 
 
 @dataclass(frozen=True)
@@ -81,13 +79,4 @@ def _package(requirement: Requirement) -> Package:
 def _extra(esper: Distribution, name: str) -> Extra:
     packages = [_package(requirement) for requirement in _requirements(esper, name)]
     lacking = sorted({f"{package.name}{package.required}" for package in packages if not package.fits})
-    return Extra(name, not lacking, tuple(lacking), _install_command(esper, name))
-
-
-def _install_command(esper: Distribution, extra: str) -> str:
-    """From where Esper itself came: a folder on this machine, or the package index."""
-    origin = json.loads(esper.read_text("direct_url.json") or "{}")
-    if "dir_info" not in origin:
-        return f"pip install '{DISTRIBUTION}[{extra}]'"
-    editable = "-e " if origin["dir_info"].get("editable") else ""
-    return f"pip install {editable}'{unquote(urlsplit(str(origin['url'])).path)}[{extra}]'"
+    return Extra(name, not lacking, tuple(lacking), command_for(esper, name))

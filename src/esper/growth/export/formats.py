@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import warnings
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from esper.errors import ExportError
+from esper.extras import require
 from esper.growth.export.source import WEIGHTS_SUFFIX, source_of, weights_of
 
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -66,9 +66,7 @@ def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
 
 
 def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
-    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExportError(f"export to ONNX needs {', '.join(missing)}: pip install 'esper-growth[onnx]'")
+    require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
     try:
         with _quiet():
             torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)

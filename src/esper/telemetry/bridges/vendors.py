@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from typing import cast
 
-from esper.errors import ConfigError
+from esper.extras import require
 from esper.telemetry.bridges.sink import Connect
 
 
@@ -21,8 +20,7 @@ class Vendor:
 
     def connect(self) -> Connect:
         """What opens a sink; ConfigError if the library is not installed."""
-        if importlib.util.find_spec(self.library) is None:
-            raise ConfigError(f"this bridge needs {self.library}: pip install 'esper-growth[{self.extra}]'")
+        require(self.extra, "this bridge", self.library)
         return cast("Connect", importlib.import_module(self.module).connect)
 
 

@@ -174,6 +174,8 @@ class Governor:
                 parameter.copy_(saved)
         for module, name, saved in self._snapshot.buffers:
             module.get_buffer(name).copy_(saved)
+        if isinstance(self.model, GrowingModel):
+            self.model.copies.restart(self.model)
         for generator, state in self._snapshot.generators:
             generator.set_state(state)
         self.optimizer.zero_grad()

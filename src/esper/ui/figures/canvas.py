@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 from typing import TYPE_CHECKING, Any
 
-from esper.errors import ConfigError
+from esper.extras import require
 from esper.ui.figures.record import Figure
 from esper.ui.figures.rows import Rows
 
@@ -54,8 +53,7 @@ _METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".png":
 
 def require_matplotlib() -> None:
     """ConfigError if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("drawing figures needs matplotlib: pip install 'esper-growth[report]'")
+    require("report", "drawing figures", "matplotlib")
 
 
 def drawn(figure: Figure, rows: Rows) -> dict[str, bytes]:

@@ -1,0 +1,74 @@
+"""Whether slots can sit on a host, and still do: what would let them grow in vain is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import distributed, nn
+
+from esper.errors import SlotError
+from esper.growth.slot import Slot
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
+
+
+def require_free(host: nn.Module) -> None:
+    """Refuse a host that cannot be given slots.
+
+    Raises:
+        SlotError: it has slots already, or its parameters are sharded.
+    """
+    require_whole(host.named_parameters())
+    for name, module in cast("Iterator[tuple[str, nn.Module]]", host.named_modules()):
+        if any(isinstance(hook, Slot) for hook in _forward_hooks(module)):
+            raise SlotError(
+                f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
+                "or take them off by its release() first"
+            )
+
+
+def require_seated(model: GrowingModel) -> None:
+    """Refuse a model whose host does not call its slots any more.
+
+    Raises:
+        SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded.
+    """
+    require_whole(model.host.named_parameters())
+    modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
+    for name, slot in model.slots.items():
+        if name not in modules or slot not in _forward_hooks(modules[name]):
+            raise SlotError(
+                f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
+                "or lost its hooks since esper.attach; rebuild the host first and attach then"
+            )
+
+
+def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters of which this process has a part.
+
+    Raises:
+        SlotError: they are sharded, as by `torch.distributed.fsdp.fully_shard`.
+    """
+    if not distributed.is_available():
+        return
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 (there is none in builds without torch.distributed)
+
+    sharded = next((name for name, parameter in parameters if isinstance(parameter, DTensor)), None)
+    if sharded is not None:
+        raise SlotError(
+            f"parameter {sharded!r} is a DTensor: models that fully_shard (FSDP2) or tensor parallelism has sharded "
+            "cannot grow; use DistributedDataParallel, which keeps them whole"
+        )
+
+
+def _forward_hooks(module: nn.Module) -> list[Any]:
+    handle = module.register_forward_hook(_nothing)
+    hooks: Any = handle.hooks_dict_ref()
+    handle.remove()
+    return list(hooks.values())
+
+
+def _nothing(*_: Any) -> None:
+    """As a hook."""

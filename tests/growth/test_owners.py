@@ -1,0 +1,163 @@
+"""Whatever would let seeds grow in vain is refused in a sentence: foreign optimizers, lost hooks, shards, traces."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from esper.errors import CheckpointError, SlotError
+from esper.growth.attach import attach
+from esper.growth.model import GrowingModel
+from esper.growth.seating import require_seated
+
+INPUTS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": lambda groups: torch.optim.SGD(groups, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def growing() -> GrowingModel:
+    return attach(network(), ["0", "1"], INPUTS)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor = INPUTS) -> None:
+    optimizer.zero_grad()
+    model(inputs).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("whose", ["another model", "a copy"])
+def test_an_optimizer_of_another_model_is_refused(whose: str) -> None:
+    model = growing()
+    other = growing() if whose == "another model" else copy.deepcopy(model)
+    with pytest.raises(SlotError, match="hold no parameter of this model: it was made for another one"):
+        model.link(torch.optim.AdamW(other.parameter_groups(lr=1e-3)))
+
+
+def test_an_optimizer_that_lost_a_seed_is_refused_at_its_next_step() -> None:
+    model = growing()
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-3))
+    model.link(optimizer)
+    train(model, optimizer)
+    model.slots["1"].germinate("mlp", alpha=1.0)
+    optimizer.param_groups[2]["params"].clear()
+    with pytest.raises(SlotError, match=r"lacks 'slots\.1\.occupant\.\w+.*' of a seed, which would never learn"):
+        train(model, optimizer)
+
+
+def test_slots_are_attached_once() -> None:
+    model = growing()
+    with pytest.raises(SlotError, match=r"has growth slots already, one behind '0': go on with what esper\.attach"):
+        attach(model.host, ["1"], INPUTS)
+    with pytest.raises(SlotError, match="has growth slots already"):
+        attach(nn.Sequential(model, nn.Linear(3, 3)), ["1"], INPUTS)
+    model.release()
+    again = attach(model.host, ["1"], INPUTS)
+    again.slots["1"].germinate("mlp")
+    again.slots["1"].fossilize()
+    assert list(attach(again.finalize(), ["0", "1"], INPUTS).slots) == ["0", "1"]
+
+
+def by_onnx(model: nn.Module, folder: Path) -> None:
+    pytest.importorskip("onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (INPUTS,), folder / "model.onnx", dynamo=False)
+
+
+TRACES: dict[str, Callable[[nn.Module, Path], Any]] = {
+    "export": lambda model, folder: torch.export.export(model, (INPUTS,)),
+    "strict export": lambda model, folder: torch.export.export(model, (INPUTS,), strict=True),
+    "jit": lambda model, folder: torch.jit.trace(model, INPUTS),
+    "onnx": by_onnx,
+}
+
+
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+@pytest.mark.parametrize("part", ["model", "host"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_growing_model_is_not_traced(trace: Callable[[nn.Module, Path], object], part: str, tmp_path: Path) -> None:
+    model = growing()
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    model(INPUTS)
+    # The strict tracer makes an error of its own of it.
+    with pytest.raises(Exception, match="cannot be exported or traced"):
+        trace(model if part == "model" else model.host, tmp_path)
+    trace(model.finalize(), tmp_path)
+
+
+@pytest.mark.parametrize("sharded", ["before attach", "after"])
+def test_sharded_parameters_are_refused(sharded: str, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = growing()
+        if sharded == "before attach":
+            model.release()
+        fully_shard(model.host, mesh=mesh)
+        assert any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        with pytest.raises(SlotError, match=r"is a DTensor: models that fully_shard \(FSDP2\).*cannot grow"):
+            attach(model.host, ["0"], INPUTS) if sharded == "before attach" else require_seated(model)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_model_with_seeds_is_converted_and_learns_on(
+    make: Callable[..., torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    model = growing()
+    optimizer = make(model.parameter_groups(lr=1e-3))
+    model.link(optimizer)
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    train(model, optimizer)
+    model.to(dtype)
+    model.slots["1"].germinate("mlp", alpha=1.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(3):
+        train(model, optimizer, INPUTS.to(dtype))
+    assert all(parameter.dtype is dtype for parameter in model.parameters())
+    assert sum(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)) > len(before) / 2
+
+
+def test_a_host_converted_without_its_slots_is_one_sentence() -> None:
+    model = growing()
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(INPUTS)
+    model.host.double()
+    with pytest.raises(SlotError, match=r"is torch\.float32, but its host became torch\.float64: convert the whole"):
+        model(INPUTS.double())
+    model.double()
+    assert model(INPUTS.double()).dtype is torch.float64
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_state_dict_with_seeds_that_are_not_there_names_what_does_it(strict: bool, nested: bool) -> None:
+    model, bare = growing(), growing()
+    model.slots["1"].germinate("mlp")
+    source, target = (nn.Sequential(model), nn.Sequential(bare)) if nested else (model, bare)
+    with pytest.raises(CheckpointError, match=r"of a seed that this model does not have.*back with esper\.load"):
+        target.load_state_dict(source.state_dict(), strict=strict)
+    target.load_state_dict(target.state_dict())
+    copy.deepcopy(target).load_state_dict(target.state_dict())

@@ -1,0 +1,95 @@
+"""Whoever lacks an optional part is told in one sentence how to install it, from where this Esper came."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import esper
+from esper import extras
+from esper.errors import ConfigError, ExportError
+
+SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
+EXTRAS = sorted(set(distribution(extras.DISTRIBUTION).metadata.get_all("Provides-Extra") or []) - {"dev", "oracles"})
+ORIGINS: dict[str, tuple[dict[str, Any], str]] = {
+    "checkout": ({"url": "file:///a%20b/esper", "dir_info": {"editable": True}}, "-e '/a b/esper[{}]'"),
+    "folder": ({"url": "file:///esper", "dir_info": {}}, "'/esper[{}]'"),
+    "file": ({"url": "file:///e.whl", "archive_info": {}}, "'esper-growth[{}] @ file:///e.whl'"),
+    "git": ({"url": "https://e.org/e", "vcs_info": {"vcs": "git"}}, "'esper-growth[{}] @ git+https://e.org/e'"),
+    "index": ({}, "'esper-growth[{}]'"),
+}
+ASKING = {"require": 0, "lacking": 0, "Vendor": 1}
+"""Which argument of these calls is an extra."""
+
+
+class Installed(Distribution):
+    """An Esper that was installed from ``origin``."""
+
+    def __init__(self, origin: dict[str, Any]) -> None:
+        self._origin = origin
+
+    def read_text(self, filename: str) -> str | None:
+        return json.dumps(self._origin) if self._origin and filename == "direct_url.json" else None
+
+    def locate_file(self, path: Any) -> Any:
+        raise AssertionError(path)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(("origin", "arguments"), ORIGINS.values(), ids=ORIGINS)
+def test_an_extra_comes_from_where_esper_came(extra: str, origin: dict[str, Any], arguments: str) -> None:
+    assert extras.command_for(Installed(origin), extra) == f"pip install {arguments.format(extra)}"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_of_a_checkout_that_is_not_installed_too(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Distribution:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(extras, "distribution", missing)
+    with pytest.raises(ExportError) as caught:
+        extras.require(extra, "this", "json", "no_such", error=ExportError)
+    assert str(caught.value) == f"this needs no_such: pip install -e '.[{extra}]' in Esper's folder"
+
+
+def test_what_is_there_is_not_asked_for() -> None:
+    extras.require("ui", "this", "json", "sys")
+
+
+def test_nobody_words_such_a_hint_on_his_own() -> None:
+    """And every extra that exists is asked for somewhere."""
+    asked: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and path.name != "extras.py":
+                assert "pip install 'esper" not in node.value, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING:
+                place = ASKING[node.func.id]
+                asked.update(
+                    one.value
+                    for one in node.args[place : place + 1]
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                )
+    assert asked & set(EXTRAS) == set(EXTRAS)
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [("lightning", "lightning", "lightning"), ("transformers", "transformers", "hf"), ("sb3", "sb3_contrib", "sb3")],
+)
+def test_an_integration_without_its_library_is_one_sentence(
+    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(sys.modules):
+        if name.split(".")[0] == library or name.startswith(f"esper.integrations.{module}"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match=rf"^esper\.integrations\.{module} needs {library}.*\[{extra}\]"):
+        importlib.import_module(f"esper.integrations.{module}")
