@@ -22,6 +22,7 @@ def command(
     run: Annotated[Path, tyro.conf.Positional],
     to: Annotated[Format, tyro.conf.EnumChoicesFromValues],
     out: Path,
+    fixed_batch: bool = False,
     download: bool = False,
 ) -> None:
     """Write the model that a run of `esper grow` left as a file that needs no Esper.
@@ -31,7 +32,8 @@ def command(
     Args:
         run: Directory of the run.
         to: pt2 (for torch.export.load), onnx, safetensors (weights alone), or python (a module and its weights).
-        out: The file to write.
+        out: The file to write; its name ends in .pt2, .onnx, .safetensors or .py.
+        fixed_batch: The file need only work for batches as large as the one that it is made with.
         download: Fetch the run's data, which show the model's shapes, if they are not on this machine.
     """
     directory = GrowDirectory.open(run)

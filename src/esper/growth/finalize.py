@@ -9,6 +9,7 @@ from torch import nn
 
 from esper.growth.fossil_graph import trace
 from esper.growth.input_relay import relay_input
+from esper.growth.pretrained import refuse_saving
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -43,6 +44,7 @@ def finalize(model: GrowingModel) -> nn.Module:
             else:
                 behind.register_buffer(names[name], tensor)
         behind.register_forward_hook(traced.hook(names, inputs))
+    refuse_saving(grown.host, [name for name, seed in grown.seeds.items() if seed.fossilized])
     return grown.host
 
 

@@ -12,6 +12,7 @@ from esper.errors import SlotError
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, Ownership
+from esper.growth.pretrained import guard
 from esper.growth.probe import Arguments, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot
@@ -87,6 +88,7 @@ class GrowingModel(nn.Module):
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
         self.slots = Slots(made)
+        self._guards = guard(self)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
         self.outputs = probed.outputs
@@ -148,8 +150,9 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Take the slots off the host, which then computes what it did before it was attached to."""
-        for hook in self._hooks:
-            hook.remove()
+        for one in (*self._hooks, *self._guards):
+            one.remove()
+        self._guards.clear()
 
     def finalize(self) -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with its fossils.
