@@ -36,7 +36,7 @@ def command(
         fixed_batch: The file need only work for batches as large as the one that it is made with.
         download: Fetch the run's data, which show the model's shapes, if they are not on this machine.
     """
-    directory = GrowDirectory.open(run)
+    directory = GrowDirectory.open_own(run)
     settings = load_settings(GrowSettings, directory.config).model_copy(update={"device": "cpu"})
     splits = get_task(settings.task).load(Access(download, settings.text))
     inputs = first_inputs(splits.train)
