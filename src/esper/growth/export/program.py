@@ -27,7 +27,7 @@ def traced(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> Ex
         if not fixed_batch and _is_traceable(model, inputs):
             raise ExportError(
                 f"torch.export cannot trace {type(model).__name__} for batches of any size ({reason}): export it for "
-                "batches as large as the example input, with fixed_batch=True (--fixed-batch), or rewrite what it "
+                "batches as large as the example input, with fixed_batch=True (or --fixed-batch), or rewrite what it "
                 "stumbles on"
             ) from error
         raise ExportError(
