@@ -6,6 +6,7 @@ That is a method of Hugging Face's models, as is ``push_to_hub``. An attribute o
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -58,8 +59,9 @@ class SaveGuard:
         """
         if self._model.seeds:
             raise ExportError(_GROWING)
-        method = self._before or _bound(self._part, self._method)
-        return method(*arguments, **keywords)
+        if self._before is not None:
+            return self._before(*arguments, **keywords)
+        return getattr(type(self._part), self._method)(self._part, *arguments, **keywords)
 
     def remove(self) -> None:
         """Put back what was there before."""
@@ -85,8 +87,8 @@ def refuse_saving(plain: nn.Module, grown: Iterable[str]) -> None:
     """
     for part, method in _methods(plain, grown):
         # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.
-        how = (assert_close, warnings.warn, threading.Thread, _bound(part, method))
-        vars(part)[method] = functools.partial(_refusal(), *how)
+        how = (assert_close, warnings.warn, threading.Thread, type(part), part)
+        vars(part)[method] = functools.partial(_refusal(method), *how)
 
 
 def _methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
@@ -101,20 +103,15 @@ def _methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str
     ]
 
 
-def _bound(part: nn.Module, method: str) -> functools.partial[Any]:
-    """The method of the part's class; a partial, unlike a bound method, pickles by the class."""
-    return functools.partial(getattr(type(part), method), part)
-
-
-def _refusal() -> fx.GraphModule:
-    """An AssertionError or a warning and the method, given how to do each, and the method's arguments.
+def _refusal(method: str) -> fx.GraphModule:
+    """An AssertionError, or a warning and the method, given how to do each, a class, a module and the arguments.
 
     It knows no function by itself: a graph that is unpickled runs once without values, and calls of what it was given
     are then only noted.
     """
     graph = fx.Graph()
-    given = ("expect", "warn", "later", "save", "*arguments", "**keywords")
-    expect, warn, later, save, arguments, keywords = map(graph.placeholder, given)
+    given = ("expect", "warn", "later", "kind", "part", "*arguments", "**keywords")
+    expect, warn, later, kind, part, arguments, keywords = map(graph.placeholder, given)
 
     def call(function: fx.Node, *values: Any, **named: Any) -> fx.Node:
         return graph.call_method("__call__", (function, *values), named)
@@ -122,6 +119,8 @@ def _refusal() -> fx.GraphModule:
     lacking = graph.call_method("isdisjoint", (graph.call_method("keys", (keywords,)), (_OWN_STATE,)))
     call(expect, lacking, False, msg=_PLAIN)
     call(warn, _CHECKPOINT)
-    graph.call_method("run", (call(later, target=save, args=arguments, kwargs=keywords),))
+    save = graph.call_function(getattr, (kind, method))
+    whole = graph.call_function(operator.add, ((part,), arguments))
+    graph.call_method("run", (call(later, target=save, args=whole, kwargs=keywords),))
     graph.output(None)
     return fx.GraphModule(nn.Module(), graph, class_name="RefuseSaving")
