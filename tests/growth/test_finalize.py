@@ -284,7 +284,8 @@ class Naming(nn.Module):
 )
 @pytest.mark.parametrize("blueprint", ["mlp", "input_skip"])
 def test_whatever_a_fossil_follows_runs_it_once(middle: nn.Module, blueprint: str) -> None:
-    model = attach(nn.Sequential(nn.Linear(5, 5), middle, nn.Linear(5, 3)), ["1"], random(4, 5))
+    host = nn.Sequential(nn.Linear(5, 5), copy.deepcopy(middle), nn.Linear(5, 3))
+    model = attach(host, ["1"], random(4, 5))
     fossilize(model, "1", blueprint)
     plain = model.finalize()
     for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):

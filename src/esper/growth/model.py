@@ -157,10 +157,17 @@ class GrowingModel(nn.Module):
     def finalize(self) -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with its fossils.
 
-        Seeds that are not fossilized are dropped. The copy keeps the host's state-dict keys; a fossil's tensors appear
-        beside them, as attributes ``fossil_...`` of the submodule that it follows, where a forward hook made of torch
-        operations reads them. It trains on, copies, pickles, compiles and exports like any module. Fossils that read
-        the network's input find it where the example input had it: in the same place, or under the same keyword.
+        Seeds that are not fossilized are dropped. The copy keeps the host's state-dict keys; a fossil appears beside
+        them as a module ``fossil_BLUEPRINT`` in the submodule that it follows, where hooks made of torch operations
+        run it. (In a submodule that runs whatever it holds, in another way than `nn.Sequential`, the fossil's tensors
+        are attributes ``fossil_BLUEPRINT_...`` instead.) It trains on, copies, pickles, compiles and exports like any
+        module, and its layers keep what grew when they are put together anew. Only fossils that read the network's
+        input need the whole, where they find it as in the example input: in the same place, or under the same keyword;
+        in a part alone they raise KeyError.
+
+        Where a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError,
+        since ``from_pretrained`` would lose what grew. Whoever gives ``state_dict``, as their Trainer does for its
+        checkpoints, gets them with a warning: the finalized model itself takes them back.
 
         Raises:
             ExportError: `torch.export` cannot trace the blueprint of a fossil.

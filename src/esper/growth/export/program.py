@@ -50,7 +50,9 @@ def _traced(model: nn.Module, inputs: Inputs, fixed_batch: bool) -> ExportedProg
     if not fixed_batch:
         given = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
         axes = {name: _dynamic(argument, inputs) for name, argument in given.items()}
-    return trace(model, inputs.positional, inputs.keywords, dynamic_shapes=axes)
+    # Copies, as torch marks the very tensors that it was to take for dynamic.
+    keywords = {name: one.clone() for name, one in inputs.keywords.items()}
+    return trace(model, tuple(one.clone() for one in inputs.positional), keywords, dynamic_shapes=axes)
 
 
 def _dynamic(argument: Any, inputs: Inputs) -> Any:
