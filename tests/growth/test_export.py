@@ -24,6 +24,7 @@ from esper.growth.export.program import traced
 from esper.growth.export.reloading import tensors_in
 from esper.growth.export.source import source_of
 from esper.growth.export.verifying import verify
+from esper.growth.persist import save
 from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
@@ -32,7 +33,7 @@ NAMES = {Format.PT2: "net.pt2", Format.ONNX: "net.onnx", Format.SAFETENSORS: "ne
 FILES = {
     Format.PT2: {"net.pt2"},
     Format.ONNX: {"net.onnx"},
-    Format.SAFETENSORS: {"net.safetensors", "net.json"},
+    Format.SAFETENSORS: {"net.safetensors", "net.structure.json"},
     Format.PYTHON: {"net.py", "net.weights.safetensors"},
 }
 
@@ -74,7 +75,7 @@ def by_hand(kind: Format, file: Path, plain: nn.Module, inputs: Tensor) -> Tenso
             session = pytest.importorskip("onnxruntime").InferenceSession(file)
             return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
         case Format.SAFETENSORS:
-            classes = json.loads(file.with_suffix(".json").read_text())["classes"]
+            classes = json.loads(file.with_suffix(".structure.json").read_text())["classes"]
             assert classes["2"] == "torch.nn.modules.linear.Linear"
             assert load_file(file).keys() == plain.state_dict().keys()
             plain.load_state_dict(load_file(file))
@@ -153,13 +154,6 @@ def test_a_file_that_needs_esper_is_refused(plain: nn.Module, tmp_path: Path) ->
         verify(Format.PYTHON, tmp_path / "net.py", inputs, [], tmp_path)
 
 
-class Whole(nn.Module):
-    """Works for one batch size only."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs.reshape(3, 5) * 2
-
-
 class Deciding(nn.Module):
     """Looks at values."""
 
@@ -167,23 +161,18 @@ class Deciding(nn.Module):
         return inputs if inputs.sum() > 0 else -inputs
 
 
-@pytest.mark.parametrize("model", [Whole(), Deciding()], ids=["whole", "deciding"])
-def test_what_cannot_be_traced_is_refused(model: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=f"cannot trace {type(model).__name__} for batches of any size"):
-        export(model, random(3, 5), "pt2", tmp_path / "net.pt2")
-    assert not names_in(tmp_path)
-
-
 def test_mistakes_are_named(plain: nn.Module, tmp_path: Path) -> None:
     inputs = random(3, 5)
     with pytest.raises(ExportError, match="unknown format 'onyx': choose from pt2, onnx, safetensors, python"):
         export(plain, inputs, "onyx", tmp_path / "net")
-    with pytest.raises(ExportError, match=r"needs a file name that ends in \.py, not 'net'"):
-        export(plain, inputs, "python", tmp_path / "net")
+    for kind, name in NAMES.items():
+        ending = Path(name).suffix
+        with pytest.raises(ExportError, match=rf"needs a file name that ends in \{ending}, not 'net'"):
+            export(plain, inputs, kind, tmp_path / "net")
     with pytest.raises(ExportError, match="holds a bool"):
-        export(plain, (inputs, True), "pt2", tmp_path / "net")
+        export(plain, (inputs, True), "pt2", tmp_path / "net.pt2")
     with pytest.raises(ExportError, match="needs a first tensor"):
-        export(plain, torch.tensor(1.0), "pt2", tmp_path / "net")
+        export(plain, torch.tensor(1.0), "pt2", tmp_path / "net.pt2")
 
 
 @pytest.mark.parametrize("kind", Format)
@@ -195,8 +184,37 @@ def test_a_missing_folder_is_said_before_any_work(
         export(plain, random(3, 5), kind, tmp_path / "nowhere" / NAMES[kind])
 
 
-def test_no_two_formats_write_one_file() -> None:
+def test_no_two_formats_write_one_file(plain: nn.Module, tmp_path: Path) -> None:
     assert sum(map(len, FILES.values())) == len(set.union(*FILES.values()))
+    with pytest.raises(ExportError, match=r"ends in \.weights\.safetensors is that of a python export's second file"):
+        export(plain, random(3, 5), "safetensors", tmp_path / "net.weights.safetensors")
+
+
+def test_files_beside_a_saved_model_are_untouched(tmp_path: Path) -> None:
+    model = attach(classifier(), ["0"], random(4, 5))
+    save(model, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    export(model.finalize(), random(4, 5), "safetensors", tmp_path / "model.safetensors")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Format if len(FILES[kind]) > 1])
+def test_a_second_file_of_another_origin_is_never_replaced(kind: Format, plain: nn.Module, tmp_path: Path) -> None:
+    (beside,) = FILES[kind] - {NAMES[kind]}
+    (tmp_path / beside).write_text("mine")
+    with pytest.raises(ExportError, match=f"{beside} is there already without {NAMES[kind]}"):
+        export(plain, random(3, 5), kind, tmp_path / NAMES[kind])
+    assert names_in(tmp_path) == {beside}
+    assert (tmp_path / beside).read_text() == "mine"
+
+
+def test_a_second_export_of_one_format_replaces_both_files_of_the_first(plain: nn.Module, tmp_path: Path) -> None:
+    export(nn.Linear(5, 2), random(3, 5), "safetensors", tmp_path / "net.safetensors")
+    export(plain, random(3, 5), "safetensors", tmp_path / "net.safetensors")
+    assert names_in(tmp_path) == FILES[Format.SAFETENSORS]
+    assert load_file(tmp_path / "net.safetensors").keys() == plain.state_dict().keys()
+    classes = json.loads((tmp_path / "net.structure.json").read_text())["classes"]
+    assert classes[""].endswith("Sequential")
 
 
 def test_weights_alone_need_no_model_that_can_be_traced(tmp_path: Path) -> None:
@@ -215,7 +233,7 @@ def test_random_inputs_have_the_range_of_the_example() -> None:
         50, torch.Generator().manual_seed(0)
     )
     assert drawn.keywords["words"].shape == (50, 2)
-    assert set(drawn.keywords["words"].flatten().tolist()) == {3, 7, 9}
+    assert {tuple(row) for row in drawn.keywords["words"].tolist()} == {(3, 7), (7, 9)}
     assert torch.equal(drawn.keywords["scale"], torch.full((50, 1), 5.0))
     assert drawn.keywords["shift"].shape == (3,)
 

@@ -19,6 +19,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.fossil_graph import trace
 from esper.growth.model import GrowingModel
+from esper.growth.persist import load, save
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
@@ -147,7 +148,7 @@ def test_the_hosts_keys_stay_and_those_of_fossils_come_beside_them() -> None:
     model = grown_classifier()
     keys = model.finalize().state_dict().keys()
     assert keys > classifier().state_dict().keys()
-    assert {"2.fossil_inner", "2.fossil_alpha", "0.fossil_weight"} < keys
+    assert {"2.fossil_mlp.inner", "2.fossil_mlp.alpha", "0.fossil_input_skip.weight"} < keys
     assert len(keys) == len(model.state_dict())
 
 
@@ -161,7 +162,7 @@ def test_it_trains_on_with_batch_normalisation() -> None:
     plain(random(8, 1, 4, 4)).square().mean().backward()
     optimizer.step()
     same = {name for name, tensor in plain.state_dict().items() if torch.equal(tensor, before[name])}
-    assert same == {"block.fossil_alpha"}
+    assert same == {"block.fossil_conv3x3.alpha"}
     model.train()(random(8, 1, 4, 4))
     assert_close(plain.norm.running_mean, model.host.norm.running_mean)
     plain.eval()
@@ -183,8 +184,8 @@ def test_copies_are_independent() -> None:
     other = copy.deepcopy(plain)
     assert torch.equal(other(random(3, 5)), expected)
     with torch.no_grad():
-        other[2].fossil_alpha.zero_()
-        other[0].fossil_weight.zero_()
+        other[2].fossil_mlp.alpha.zero_()
+        other[0].fossil_input_skip.weight.zero_()
     assert not torch.equal(other(random(3, 5)), expected)
     assert torch.equal(plain(random(3, 5)), expected)
 
@@ -228,7 +229,100 @@ def test_what_was_finalized_may_grow_again() -> None:
     twice = model.finalize()
     assert_close(twice(random(3, 5)), model(random(3, 5)))
     assert not torch.allclose(twice(random(3, 5)), grown_classifier()(random(3, 5)), atol=1e-3)
-    assert {"2.fossil_inner", "2.fossil_inner_"} < twice.state_dict().keys()
+    assert {"2.fossil_mlp.inner", "2.fossil_mlp_.inner"} < twice.state_dict().keys()
+
+
+def test_what_grew_is_shown_as_modules_with_names() -> None:
+    plain = grown_classifier().finalize()
+    count = sum(parameter.numel() for parameter in plain[2].fossil_mlp.parameters())
+    assert f"(fossil_mlp): Identity(what grew: mlp, {count} parameters)" in str(plain)
+    assert "(fossil_input_skip): Identity(what grew: input_skip" in str(copy.deepcopy(plain))
+    assert "(fossil_mlp): Identity(what grew: mlp" in str(pickle.loads(pickle.dumps(plain)))
+
+
+class Branches(nn.ModuleList):
+    """Runs what it holds, side by side."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.stack([branch(inputs) for branch in self]).sum(0)
+
+
+class Asking(nn.Module):
+    """Runs what it holds, one after the other, in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for child in self.children():
+            inputs = child(inputs).relu()
+        return inputs
+
+
+class Naming(nn.Module):
+    """Runs what it holds by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(self.first(inputs).relu())
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        nn.Linear(5, 5),
+        nn.Sequential(nn.Linear(5, 5), nn.ReLU()),
+        Branches([nn.Linear(5, 5), nn.Linear(5, 5)]),
+        Asking(),
+        Naming(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+@pytest.mark.parametrize("blueprint", ["mlp", "input_skip"])
+def test_whatever_a_fossil_follows_runs_it_once(middle: nn.Module, blueprint: str) -> None:
+    host = nn.Sequential(nn.Linear(5, 5), copy.deepcopy(middle), nn.Linear(5, 3))
+    model = attach(host, ["1"], random(4, 5))
+    fossilize(model, "1", blueprint)
+    plain = model.finalize()
+    for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert_close(one(random(3, 5)), model(random(3, 5)))
+    assert any("fossil_" in name for name, _ in plain.named_parameters())
+
+
+def test_layers_that_are_put_together_anew_keep_what_grew() -> None:
+    model = attach(nn.Sequential(classifier(), nn.ReLU(), nn.Linear(3, 3)), ["0", "0.2", "2"], random(4, 5))
+    for slot in ("0", "0.2", "2"):
+        fossilize(model, slot, "mlp")
+    plain = model.finalize()
+    expected = model(random(3, 5))
+    assert_close(nn.Sequential(*plain.children())(random(3, 5)), expected)
+    parts = [*plain[0].children(), *list(plain.children())[1:]]
+    assert_close(nn.Sequential(*parts)(random(3, 5)), expected)
+
+
+def test_parts_that_read_the_networks_input_are_refused_without_it() -> None:
+    plain = grown_classifier().finalize()
+    with pytest.raises(KeyError, match="reads the input of the whole network, which has not been called"):
+        nn.Sequential(*plain.children())(random(3, 5))
+    with pytest.raises(KeyError, match="reads the input of the whole network"):
+        plain[0](random(3, 5))
+
+
+def test_a_fresh_host_and_the_saved_structure_take_the_state_of_a_plain_model(tmp_path: Path) -> None:
+    model = grown_classifier()
+    save(model, tmp_path)
+    trained = model.finalize()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.1)
+    again = load(tmp_path, classifier(), random(4, 5)).finalize()
+    assert_close(again(random(3, 5)), model(random(3, 5)))
+    again.load_state_dict(trained.state_dict())
+    assert torch.equal(again(random(3, 5)), trained(random(3, 5)))
 
 
 class Branching(Blueprint):

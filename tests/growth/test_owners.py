@@ -80,7 +80,7 @@ def by_onnx(model: nn.Module, folder: Path) -> None:
     pytest.importorskip("onnxscript")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, (INPUTS,), folder / "model.onnx", dynamo=False)
+        torch.onnx.export(model, (INPUTS,), folder / "model.onnx", dynamo=True, verbose=False)
 
 
 TRACES: dict[str, Callable[[nn.Module, Path], Any]] = {

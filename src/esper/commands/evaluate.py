@@ -41,7 +41,7 @@ def command(
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
-    directory = RunDirectory.open(run)
+    directory = RunDirectory.open_own(run)
     with directory.locked("esper evaluate"):
         found = _evaluate(directory, instances, transfer, computing, console)
     comparisons = compare_splits(found.results)

@@ -85,7 +85,7 @@ def command(
     elif config or run_dir or given:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
-        run, result = _go_on(GrowDirectory.open(resume), download, console)
+        run, result = _go_on(GrowDirectory.open_own(resume), download, console)
     _conclude(console, run, result)
     if json:
         print_json({"run": str(run.path), **asdict(result)})

@@ -64,7 +64,7 @@ def command(
     else:
         if config or run_dir or seed is not None or overrides:
             raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
-        run = RunDirectory.open(resume)
+        run = RunDirectory.open_own(resume)
         with run.locked(_WHAT):
             summary = _train(run, computing, console)
     report = write_report(run)

@@ -9,7 +9,15 @@ from typing import ClassVar, Self
 from esper.errors import RunError
 from esper.experiments.lock import locked
 from esper.files import TEMPORARY_SUFFIX
+from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
+
+_HOLDING = {
+    "esper train": "it holds a controller, which `esper evaluate {run}` compares and `esper grow --controller {run}` "
+    "lets grow a model",
+    "esper grow": "it holds a model that has grown, which `esper report {run}` shows and `esper export {run}` writes",
+}
+"""What runs are good for, by the command that made them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,24 @@ class RunDirectory:
                 )
         return run
 
+    @classmethod
+    def open_own(cls, path: Path) -> Self:
+        """As `open`, but only a run that `command` made.
+
+        Raises:
+            RunError: as `open`; or another command made it.
+        """
+        run = cls.open(path)
+        if not run.has_store:
+            return run
+        with RunReader.open(run.store) as reader:
+            made_by = f"esper {reader.metadata().get('command')}"
+        if made_by != cls.command and made_by in _HOLDING:
+            raise RunError(
+                f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {_HOLDING[made_by].format(run=path)}"
+            )
+        return run
+
     def require_new(self) -> None:
         """RunError if there is anything that a start which was killed at once does not leave."""
         for found in self.path.iterdir():
@@ -80,8 +106,12 @@ class RunDirectory:
         Raises:
             RunError: it is damaged, held by somebody, or cannot be written.
         """
-        made = self.store.is_file() and self.store.stat().st_size > 0
-        return RunStore.open(self.store) if made else RunStore.create(self.store)
+        return RunStore.open(self.store) if self.has_store else RunStore.create(self.store)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the store is made; a run that was killed at once may have none, or an empty file."""
+        return self.store.is_file() and self.store.stat().st_size > 0
 
     @property
     def lock(self) -> Path:

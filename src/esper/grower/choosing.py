@@ -69,7 +69,7 @@ def _trained(name: str) -> tuple[RunDirectory, TrainSettings]:
             f"no controller {name!r}{did_you_mean(name, _RULES)}: give one of {', '.join(_RULES)}, "
             "or the directory of a run of `esper train`"
         )
-    run = RunDirectory.open(Path(name))
+    run = RunDirectory.open_own(Path(name))
     return run, load_settings(TrainSettings, run.config)
 
 

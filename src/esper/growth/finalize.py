@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, cast
 
-from torch import nn
+from torch import fx, nn
 
-from esper.growth.fossil_graph import trace
+from esper.growth.fossil_graph import TracedFossil, trace
 from esper.growth.input_relay import relay_input
+from esper.growth.pretrained import refuse_saving
 from esper.growth.unfinished import Unfinished, folded
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
 
 PREFIX = "fossil_"
-"""Begins the names of a fossil's tensors in the submodule that it follows."""
+"""Begins the names of fossils in the submodules that they follow."""
+_ASKING = frozenset({"_modules", "children", "named_children", "modules", "named_modules"})
+"""What a module asks of itself that runs whatever it holds."""
 
 
 def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
@@ -31,21 +37,10 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     grown.release()
     for name in kept:
         slot, seed = grown.slots[name], grown.seeds[name]
-        traced = trace(seed, slot.site, slot.name)
-        behind = grown.host.get_submodule(slot.name)
-        inputs = None
-        if traced.reads_inputs:
-            inputs = _unused(behind, "inputs")
-            relay_input(grown.host, slot.name, inputs, grown.tap.place)
-        names: dict[str, str] = {}
-        for name, tensor in traced.tensors.items():
-            names[name] = _unused(behind, name.removeprefix("blueprint."))
-            if isinstance(tensor, nn.Parameter):
-                behind.register_parameter(names[name], tensor)
-            else:
-                behind.register_buffer(names[name], tensor)
-        behind.register_forward_hook(traced.hook(names, inputs))
-        _keep_padded(grown.host, slot.name)
+        traced = trace(seed, slot.site, name)
+        _fold(grown.host, name, type(seed.blueprint).name, traced, grown.tap.place)
+        _keep_padded(grown.host, name)
+    refuse_saving(grown.host, list(kept))
     return grown.host
 
 
@@ -60,9 +55,63 @@ def _keep_padded(host: nn.Module, submodule: str) -> None:
             module.enable_nested_tensor = module.use_nested_tensor = False
 
 
-def _unused(module: nn.Module, name: str) -> str:
+def _fold(host: nn.Module, behind: str, kind: str, traced: TracedFossil, place: int | str) -> None:
+    """Let a traced fossil follow the host's submodule ``behind``."""
+    followed = host.get_submodule(behind)
+    fossil = _unused(followed, PREFIX + kind)
+    if _runs_what_it_holds(followed):
+        owner, path, prefix = followed, behind, f"{fossil}_"
+    else:
+        # It returns what it is given, and its hook makes of that what the fossil does.
+        owner, path, prefix = nn.Identity(), f"{behind}.{fossil}", ""
+        count = sum(tensor.numel() for tensor in traced.tensors.values() if isinstance(tensor, nn.Parameter))
+        vars(owner)["extra_repr"] = functools.partial(str, f"what grew: {kind}, {count} parameters")
+        followed.add_module(fossil, owner)
+        if type(followed).forward is not nn.Sequential.forward:  # which runs it by itself
+            followed.register_forward_hook(_running(fossil))
+    inputs = None
+    if traced.reads_inputs:
+        inputs = _unused(owner, f"{prefix}inputs")
+        relay_input(host, path, inputs, place)
+    names: dict[str, str] = {}
+    for name, tensor in traced.tensors.items():
+        names[name] = _unused(owner, prefix + name.removeprefix("blueprint.").replace(".", "_"))
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(names[name], tensor)
+        else:
+            owner.register_buffer(names[name], tensor)
+    owner.register_forward_hook(traced.hook(names, inputs))
+
+
+def _runs_what_it_holds(module: nn.Module) -> bool:
+    """Whether a module may run all that is registered in it, in a way of its own, so that a fossil there might disturb.
+
+    It may if it is a container with a forward pass, or if a method of its class asks for its children.
+    """
+    if type(module).forward is nn.Sequential.forward:
+        return False
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return True
+    own = (kind for kind in type(module).__mro__ if kind is not nn.Module and issubclass(kind, nn.Module))
+    methods = (method for kind in own for method in vars(kind).values() if inspect.isfunction(method))
+    return any(not _ASKING.isdisjoint(_names(method.__code__)) for method in methods)
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function asks for by name, with the functions within it."""
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _running(submodule: str) -> fx.GraphModule:
+    """A forward hook that gives the output to a submodule of the module that it hooks."""
+    graph = fx.Graph()
+    module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
+    graph.output(graph.call_method(submodule, (module, features)))
+    return fx.GraphModule(nn.Module(), graph, class_name="RunFossil")
+
+
+def _unused(module: nn.Module, wanted: str) -> str:
     """An attribute that ``module`` does not have yet; it may carry fossils of an earlier growth."""
-    wanted = PREFIX + name.replace(".", "_")
     taken = set(dir(module))
     while wanted in taken:
         wanted += "_"

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
 
 from esper.errors import ExportError
+from esper.growth.input_relay import INPUT
 from esper.growth.seed import Seed
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 
@@ -32,18 +33,15 @@ class TracedFossil:
     def hook(self, names: Mapping[str, str], inputs: str | None) -> fx.GraphModule:
         """A forward hook that reads the tensors as attributes of the module that it hooks.
 
-        The module must own them and not the hook: as a child, the hook would be run by a host that runs its children,
-        as `nn.Sequential` does.
-
         Args:
             names: Of attributes, by the names in `tensors`.
-            inputs: Name of the attribute that is a list with the network's input; None if that is not read.
+            inputs: Name of the attribute in which `relay_input` keeps the network's input; None: that is not read.
         """
         graph = fx.Graph()
         module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
         read = [features]
         if inputs is not None:
-            read.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), -1)))
+            read.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), INPUT)))
         given = iter(read)
         copies: dict[fx.Node, fx.Node] = {}
         targets = {spec.arg.name: spec.target for spec in self.program.graph_signature.input_specs}

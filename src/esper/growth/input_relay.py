@@ -9,6 +9,12 @@ from torch import Tensor, fx, nn
 
 from esper.growth.probe import Arguments
 
+INPUT = (
+    "what grew here reads the input of the whole network, which has not been called: call the network that finalize() "
+    "returned and not its parts, or let another blueprint grow"
+)
+"""Key of the input, and what a KeyError says where it is not."""
+
 
 def input_place(arguments: Arguments) -> int | str:
     """Where among a host's arguments its input is, which is the first tensor: an index, or the name of a keyword."""
@@ -19,19 +25,19 @@ def input_place(arguments: Arguments) -> int | str:
 
 
 def relay_input(host: nn.Module, submodule: str, attribute: str, place: int | str) -> None:
-    """While ``host`` runs, let ``submodule`` have the host's input as only member of a list.
+    """While ``host`` runs, let ``submodule`` have the host's input as only value of a dictionary, under `INPUT`.
 
     The hooks are `fx.GraphModule`s, so they copy, pickle, compile and export with the host. When the host has run, the
-    list is emptied: a copy or a file of the host holds no data. So `torch.utils.checkpoint` must not run the submodule
-    again later.
+    dictionary is emptied: a copy or a file of the host holds no data. So `torch.utils.checkpoint` must not run the
+    submodule again later.
 
     Args:
         host: Gets two hooks.
         submodule: Its name in the host.
-        attribute: What the list is called there.
+        attribute: What the dictionary is called there.
         place: Of the input among the host's arguments: an index, or the name of a keyword.
     """
-    setattr(host.get_submodule(submodule), attribute, list[object]())
+    setattr(host.get_submodule(submodule), attribute, dict[str, object]())
     host.register_forward_pre_hook(_keeping(submodule, attribute, place), with_kwargs=True)
     host.register_forward_hook(_forgetting(submodule, attribute), always_call=True)
 
@@ -40,8 +46,8 @@ def _keeping(submodule: str, attribute: str, place: int | str) -> fx.GraphModule
     graph = fx.Graph()
     module, arguments, keywords = (graph.placeholder(name) for name in ("module", "arguments", "keywords"))
     given = arguments if isinstance(place, int) else keywords
-    kept = _list(graph, module, submodule, attribute)
-    graph.call_method("append", (kept, graph.call_function(operator.getitem, (given, place))))
+    kept = _kept(graph, module, submodule, attribute)
+    graph.call_method("update", (kept, {INPUT: graph.call_function(operator.getitem, (given, place))}))
     graph.output(None)
     return fx.GraphModule(nn.Module(), graph, class_name="KeepInput")
 
@@ -49,11 +55,11 @@ def _keeping(submodule: str, attribute: str, place: int | str) -> fx.GraphModule
 def _forgetting(submodule: str, attribute: str) -> fx.GraphModule:
     graph = fx.Graph()
     module, _, _ = (graph.placeholder(name) for name in ("module", "arguments", "output"))
-    graph.call_method("clear", (_list(graph, module, submodule, attribute),))
+    graph.call_method("clear", (_kept(graph, module, submodule, attribute),))
     graph.output(None)
     return fx.GraphModule(nn.Module(), graph, class_name="ForgetInput")
 
 
-def _list(graph: fx.Graph, module: fx.Node, submodule: str, attribute: str) -> fx.Node:
-    # By way of the submodule: compiled code would take a reference of the host's own for another list.
+def _kept(graph: fx.Graph, module: fx.Node, submodule: str, attribute: str) -> fx.Node:
+    # By way of the submodule: compiled code would take a reference of the host's own for another dictionary.
     return graph.call_function(getattr, (graph.call_method("get_submodule", (module, submodule)), attribute))

@@ -14,6 +14,7 @@ from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
+from esper.growth.pretrained import guard
 from esper.growth.probe import Arguments, probe
 from esper.growth.seating import require_free
 from esper.growth.seed import Seed
@@ -114,6 +115,7 @@ class GrowingModel(nn.Module):
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
         self.slots = Slots(made)
+        self._guards = guard(self)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
         self.outputs = probed.outputs
@@ -199,20 +201,27 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Take the slots off the host, which then computes what it did before it was attached to."""
-        for hook in self._hooks:
-            hook.remove()
+        for one in (*self._hooks, *self._guards):
+            one.remove()
+        self._guards.clear()
         self.copies.released = True
 
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.
 
-        The copy keeps the host's state-dict keys; a seed's tensors appear beside them, as attributes ``fossil_...`` of
-        the submodule that it follows, where a forward hook made of torch operations reads them. It trains on, copies,
-        pickles, compiles and exports like any module. Seeds that read the network's input find it where the example
-        input had it: in the same place, or under the same keyword.
-
         Fossils are folded in. What becomes of unfinished seeds, which their grower has neither fossilized nor pruned,
         is said by ``unfinished``; `esper.Grower.finish` measures and judges them first, so that there are none.
+
+        The copy keeps the host's state-dict keys; a seed appears beside them as a module ``fossil_BLUEPRINT`` in the
+        submodule that it follows, where hooks made of torch operations run it. (In a submodule that runs whatever it holds, in another way than `nn.Sequential`, the fossil's tensors
+        are attributes ``fossil_BLUEPRINT_...`` instead.) It trains on, copies, pickles, compiles and exports like any
+        module, and its layers keep what grew when they are put together anew. Only fossils that read the network's
+        input need the whole, where they find it as in the example input: in the same place, or under the same keyword;
+        in a part alone they raise KeyError.
+
+        Where a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError,
+        since ``from_pretrained`` would lose what grew. Whoever gives ``state_dict``, as their Trainer does for its
+        checkpoints, gets them with a warning: the finalized model itself takes them back.
 
         Args:
             unfinished: ``keep`` folds in the seeds that count (alpha above 0, not isolated), at their present alpha, so

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import distributed, nn
 
 from esper.errors import SlotError
@@ -64,6 +65,8 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def _forward_hooks(module: nn.Module) -> list[Any]:
+    if isinstance(module, torch.jit.ScriptModule):  # which takes none
+        return []
     handle = module.register_forward_hook(_nothing)
     hooks: Any = handle.hooks_dict_ref()
     handle.remove()

@@ -102,7 +102,7 @@ def result_at(path: Path, settings: GrowSettings, splits: Splits, what: str) -> 
         RunError: it cannot be written, or is in use.
     """
     if (path / "config.yaml").exists():
-        directory = GrowDirectory.open(path)
+        directory = GrowDirectory.open_own(path)
         if load_settings(GrowSettings, directory.config) != settings:
             raise ConfigError(f"{path} holds a run of other settings: choose another folder")
     else:

@@ -9,42 +9,61 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from esper.errors import ExportError, RunError
+from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
 from esper.growth.export.formats import WRITERS, Format, ProgramWriter, WeightsWriter
 from esper.growth.export.inputs import Inputs
+from esper.growth.export.outputs import return_plain
 from esper.growth.export.program import traced
 from esper.growth.export.reloading import tensors_in
-from esper.growth.export.verifying import verify, verify_weights
+from esper.growth.export.verifying import tolerance_of, verify, verify_weights
 from esper.growth.probe import Arguments
 
 _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
 
 
-def export(model: nn.Module, example_input: Arguments, format: Format | str, path: Path | str) -> None:  # noqa: A002
+def export(
+    model: nn.Module,
+    example_input: Arguments,
+    format: Format | str,  # noqa: A002
+    path: Path | str,
+    *,
+    fixed_batch: bool = False,
+) -> None:
     """Write ``model``, as it computes in eval mode, to ``path``, for batches of any size.
 
     Before anything appears there, a fresh process that cannot import Esper loads the file and runs it on random inputs
-    of another batch size than the one it was traced with; its outputs must equal the model's to 1e-5. Weights alone
-    (``safetensors``) need no model that can be traced: what is read back must be the model's tensors, bit for bit.
+    of another batch size than the one it was traced with; its outputs must equal the model's to 1e-5, or to the
+    precision of its numbers where that is coarser. Weights alone (``safetensors``) need no model that can be traced:
+    what is read back must be the model's tensors, bit for bit.
+
+    The file returns tensors in tuples, lists and dictionaries of Python's own, also where the model returns an object
+    such as Hugging Face's `ModelOutput`; what holds no tensor, such as the cache of a language model, is left out.
 
     Args:
         model: From `GrowingModel.finalize`, or any other module.
         example_input: What the model takes; tensors only, batch first.
         format: ``pt2``, ``onnx``, ``safetensors`` or ``python``; see `Format`. The last two write a second file beside.
-        path: Of the file. Existing files are replaced.
+        path: Of the file; its name ends as the format demands. What was exported there before is replaced.
+        fixed_batch: Whether the file need only work for batches as large as the example input. For models that cannot
+            be traced otherwise.
 
     Raises:
-        ExportError: the model cannot be traced or written in this format, or the file does not compute the same.
+        ConfigError: ``fixed_batch`` is given for weights alone.
+        ExportError: the model cannot be traced or written in this format, or the file does not compute the same; or
+            the second file's place is taken by one of another origin.
         RunError: the file cannot be written, for instance because its folder is missing.
     """
     kind, path = _format(format), Path(path)
     writer = WRITERS[kind]
-    if writer.suffix is not None and path.suffix != writer.suffix:
-        raise ExportError(f"the {kind} format needs a file name that ends in {writer.suffix}, not {path.name!r}")
-    if not path.parent.is_dir():
-        raise RunError(f"cannot write {path} (there is no folder {path.parent}): make it, or choose another one")
+    _check_place(kind, writer, path)
+    if isinstance(writer, ProgramWriter):
+        writer.check(model, Inputs.of(example_input))
+    elif fixed_batch:
+        raise ConfigError(
+            f"the {kind} format holds weights alone, which fit batches of any size: leave out fixed_batch"
+        )
     plain = copy.deepcopy(model).cpu().eval()
     try:
         with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as name:
@@ -53,7 +72,7 @@ def export(model: nn.Module, example_input: Arguments, format: Format | str, pat
                 writer.write(plain, written)
                 verify_weights(written, model)
             else:
-                _write_program(plain, Inputs.of(example_input), kind, writer, written)
+                _write_program(plain, Inputs.of(example_input), kind, writer, written, fixed_batch=fixed_batch)
             if writer.companion is not None:
                 move_durably(written.with_suffix(writer.companion), path.with_suffix(writer.companion))
             move_durably(written, path)
@@ -61,16 +80,37 @@ def export(model: nn.Module, example_input: Arguments, format: Format | str, pat
         raise RunError(f"cannot write {path} ({error.strerror or error}): choose a writable folder") from error
 
 
-def _write_program(plain: nn.Module, inputs: Inputs, kind: Format, writer: ProgramWriter, written: Path) -> None:
+def _check_place(kind: Format, writer: ProgramWriter | WeightsWriter, path: Path) -> None:
+    """Whether the files of a format can be written, as far as that can be said before any work."""
+    if not path.name.endswith(writer.suffix) or path.name == writer.suffix:
+        raise ExportError(f"the {kind} format needs a file name that ends in {writer.suffix}, not {path.name!r}")
+    if not path.parent.is_dir():
+        raise RunError(f"cannot write {path} (there is no folder {path.parent}): make it, or choose another one")
+    for other, theirs in WRITERS.items():
+        if theirs.companion is not None and path.name.endswith(theirs.companion):
+            raise ExportError(
+                f"a name that ends in {theirs.companion} is that of a {other} export's second file: choose another"
+            )
+    beside = None if writer.companion is None else path.with_suffix(writer.companion)
+    if beside is not None and beside.exists() and not path.exists():
+        raise ExportError(
+            f"{beside} is there already without {path.name}, whose second file it would be: choose another name"
+        )
+
+
+def _write_program(
+    plain: nn.Module, inputs: Inputs, kind: Format, writer: ProgramWriter, written: Path, *, fixed_batch: bool
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    program = traced(plain, inputs.drawn(_TRACED_BATCH, generator))
-    fresh = inputs.drawn(_VERIFIED_BATCH, generator)
+    return_plain(plain)
+    program = traced(plain, inputs if fixed_batch else inputs.drawn(_TRACED_BATCH, generator), fixed_batch=fixed_batch)
+    fresh = inputs.drawn(inputs.batch if fixed_batch else _VERIFIED_BATCH, generator)
     with torch.no_grad():
         expected = tensors_in(plain(*fresh.positional, **fresh.keywords))
     writer.write(plain, program, written)
     work = written.parent / "work"
     work.mkdir()
-    verify(kind, written, fresh, expected, work)
+    verify(kind, written, fresh, expected, work, tolerance_of(plain))
 
 
 def _format(given: str) -> Format:

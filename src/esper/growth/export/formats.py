@@ -19,9 +19,14 @@ from torch.export import ExportedProgram
 
 from esper.errors import ExportError
 from esper.extras import require
+from esper.growth.export.inputs import Inputs
 from esper.growth.export.source import WEIGHTS_SUFFIX, source_of, weights_of
 
+STRUCTURE_SUFFIX = ".structure.json"
+"""Of the file that says which classes weights alone belong to; `esper.save` writes a model.json."""
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+_ONNX_TYPES = (torch.float32, torch.float16)
+"""Of floating-point numbers that onnxruntime computes with throughout; it convolves no float64, for one."""
 
 
 class Format(StrEnum):
@@ -32,7 +37,7 @@ class Format(StrEnum):
     ONNX = "onnx"
     """One ONNX file with the weights inside; needs the extra ``onnx``."""
     SAFETENSORS = "safetensors"
-    """The state dict alone, for a module of the same structure, and a JSON file that names the classes."""
+    """The state dict alone, for a module of the same structure, and its classes in a file NAME.structure.json."""
     PYTHON = "python"
     """A Python file with the network as plain torch code, and its weights in a file NAME.weights.safetensors."""
 
@@ -43,10 +48,12 @@ class ProgramWriter:
 
     write: Callable[[nn.Module, ExportedProgram, Path], None]
     """Writes the file at the path, and its companion beside it."""
+    suffix: str
+    """That the file's own name must have, so that no two formats write one file."""
     companion: str | None = None
     """Suffix of a second file that belongs to it; no other format writes one of that name."""
-    suffix: str | None = None
-    """That the file's own name must have; None: any."""
+    check: Callable[[nn.Module, Inputs], None] = lambda _model, _inputs: None
+    """Raises ExportError, before any work, for a model and inputs that it cannot express."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,8 @@ class WeightsWriter:
 
     write: Callable[[nn.Module, Path], None]
     """As that of `ProgramWriter`."""
+    suffix: str
     companion: str | None = None
-    suffix: str | None = None
 
 
 def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
@@ -65,8 +72,17 @@ def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
         torch.export.save(program, file)
 
 
-def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
+def _check_onnx(model: nn.Module, inputs: Inputs) -> None:
     require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
+    for tensor in (*model.parameters(), *inputs.tensors):
+        if tensor.is_floating_point() and tensor.dtype not in _ONNX_TYPES:
+            raise ExportError(
+                f"the model computes in {tensor.dtype}, which onnxruntime does not everywhere: export model.float() "
+                "with an example input of torch.float32, or choose another format"
+            )
+
+
+def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
     try:
         with _quiet():
             torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
@@ -97,7 +113,7 @@ def _write_safetensors(model: nn.Module, path: Path) -> None:
     path.write_bytes(encode(_apart(model.state_dict())))
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in modules}
-    path.with_suffix(".json").write_text(json.dumps({"classes": classes}, indent=2) + "\n")
+    path.with_suffix(STRUCTURE_SUFFIX).write_text(json.dumps({"classes": classes}, indent=2) + "\n")
 
 
 def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> None:
@@ -106,10 +122,10 @@ def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> Non
 
 
 WRITERS: Mapping[Format, ProgramWriter | WeightsWriter] = {
-    Format.PT2: ProgramWriter(_write_pt2),
-    Format.ONNX: ProgramWriter(_write_onnx),
-    Format.SAFETENSORS: WeightsWriter(_write_safetensors, companion=".json", suffix=".safetensors"),
-    Format.PYTHON: ProgramWriter(_write_python, companion=WEIGHTS_SUFFIX, suffix=".py"),
+    Format.PT2: ProgramWriter(_write_pt2, ".pt2"),
+    Format.ONNX: ProgramWriter(_write_onnx, ".onnx", check=_check_onnx),
+    Format.SAFETENSORS: WeightsWriter(_write_safetensors, ".safetensors", companion=STRUCTURE_SUFFIX),
+    Format.PYTHON: ProgramWriter(_write_python, ".py", companion=WEIGHTS_SUFFIX),
 }
 
 

@@ -49,23 +49,32 @@ class Inputs:
         return cls(tuple(one.cpu() for one in positional), {name: one.cpu() for name, one in keywords.items()})
 
     @property
+    def batch(self) -> int:
+        """How many examples there are."""
+        return len(self.tensors[0])
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All of them, positional ones first."""
         return [*self.positional, *self.keywords.values()]
 
     def has_batch(self, tensor: Tensor) -> bool:
         """Whether the first axis of ``tensor``, one of these, is the batch."""
-        return tensor.dim() > 0 and len(tensor) == len(self.tensors[0])
+        return tensor.dim() > 0 and len(tensor) == self.batch
 
     def drawn(self, batch: int, generator: torch.Generator) -> Inputs:
-        """Random ones of another batch size: normal ones as large as these, or values that occur in these."""
+        """Random ones of another batch size.
+
+        Floating-point ones are normal, as large as these. Others, and those with infinities, may be indices and masks
+        that belong together: of them come examples of these, and what has no batch stays as it is.
+        """
+        examples = torch.randint(self.batch, (batch,), generator=generator)
 
         def draw(like: Tensor) -> Tensor:
-            shape = (batch, *like.shape[1:]) if self.has_batch(like) else like.shape
-            if like.is_floating_point():
+            if like.is_floating_point() and like.isfinite().all():
+                shape = (batch, *like.shape[1:]) if self.has_batch(like) else like.shape
                 noise = torch.randn(shape, generator=generator).to(like.dtype)
                 return like.mean() + noise * (like.std() if like.numel() > 1 else 1.0)
-            chosen = torch.randint(like.numel(), shape, generator=generator)
-            return like.flatten()[chosen]
+            return like[examples] if self.has_batch(like) else like
 
         return Inputs(tuple(map(draw, self.positional)), {name: draw(one) for name, one in self.keywords.items()})

@@ -18,21 +18,32 @@ from esper.growth.export.formats import Format
 from esper.growth.export.inputs import Inputs
 
 TOLERANCE = 1e-5
-"""Greatest difference of an output, relative to the largest output or to one, whichever is larger."""
+"""Greatest difference of an output, relative to the largest output or to one, whichever is larger.
+
+Where a model computes in numbers that are coarser, it is the relative distance of neighbouring ones.
+"""
 _SECONDS = 600
 _INPUTS = "inputs.safetensors"
 _OUTPUTS = "outputs.safetensors"
 
 
-def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor], folder: Path) -> None:
+def verify(
+    kind: Format,
+    file: Path,
+    inputs: Inputs,
+    expected: Sequence[Tensor],
+    folder: Path,
+    tolerance: float = TOLERANCE,
+) -> None:
     """Load ``file`` in a fresh process, run it on ``inputs`` and compare what it returns with ``expected``.
 
     Args:
         kind: Of the file.
         file: Just written.
-        inputs: Of another batch size than the model was traced with.
+        inputs: Of another batch size than the model was traced with, unless that is fixed.
         expected: What the model returns for them.
         folder: For temporary files.
+        tolerance: As `TOLERANCE`.
 
     Raises:
         ExportError: the file cannot be run, or returns something else.
@@ -42,7 +53,13 @@ def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor],
     (folder / _INPUTS).write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
     _run(kind, file, folder)
     outputs = load((folder / _OUTPUTS).read_bytes())
-    _compare(kind, [outputs[str(index)] for index in range(len(outputs))], expected)
+    _compare(kind, [outputs[str(index)] for index in range(len(outputs))], expected, tolerance)
+
+
+def tolerance_of(model: nn.Module) -> float:
+    """The tolerance that suits the numbers in which ``model`` computes."""
+    types = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
+    return max([TOLERANCE, *(torch.finfo(one).eps for one in types)])
 
 
 def verify_weights(file: Path, model: nn.Module) -> None:
@@ -78,7 +95,7 @@ def _run(kind: Format, file: Path, folder: Path) -> None:
         raise ExportError(f"the {kind} file does not run without Esper ({reason}): nothing is written")
 
 
-def _compare(kind: Format, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def _compare(kind: Format, found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
     if [one.shape for one in found] != [one.shape for one in expected]:
         shapes = [[tuple(one.shape) for one in each] for each in (found, expected)]
         raise ExportError(f"the {kind} file returns shapes {shapes[0]}, the model {shapes[1]}: nothing is written")
@@ -87,8 +104,8 @@ def _compare(kind: Format, found: Sequence[Tensor], expected: Sequence[Tensor]) 
             continue
         scale = max(1.0, float(ours.abs().max()))
         off = float((ours.double() - theirs.double()).abs().max()) / scale
-        if not off <= TOLERANCE:  # NaN, too
+        if not off <= tolerance:  # NaN, too
             raise ExportError(
-                f"the {kind} file returns something else than the model, off by {off:.2g} where {TOLERANCE:.0e} is "
+                f"the {kind} file returns something else than the model, off by {off:.2g} where {tolerance:.0e} is "
                 "allowed: nothing is written; choose another format"
             )

@@ -1,0 +1,126 @@
+"""Refuse ``save_pretrained`` where ``from_pretrained`` would lose what grew, as it builds the bare class again.
+
+That is a method of Hugging Face's models, as is ``push_to_hub``. An attribute of the instance comes before a method.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import fx, nn
+from torch.testing import assert_close
+
+from esper.errors import ExportError
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
+
+METHODS = ("save_pretrained", "push_to_hub")
+_OWN_STATE = "state_dict"
+"""Keyword of those who write checkpoints, which the same structure reads again, as Hugging Face's Trainer does."""
+_GROWING = (
+    "save_pretrained would lose what grew in this model, because from_pretrained builds it without: save the growing "
+    "model by esper.save, or what finalize() returns by esper.export"
+)
+_PLAIN = (
+    "from_pretrained would lose what grew in this model, because it builds it without: keep the model itself by "
+    "torch.save, or write it by esper.export, or save the growing model by esper.save before finalize()"
+)
+_CHECKPOINT = (
+    "this checkpoint is for the finalized model alone, to be read by its load_state_dict: from_pretrained would lose "
+    "what grew in it"
+)
+
+
+class SaveGuard:
+    """In place of a method of a host's part that saves it; refuses while something grows.
+
+    Args:
+        model: Whose seeds count.
+        part: The host, or a part of it.
+        method: Its name.
+    """
+
+    def __init__(self, model: GrowingModel, part: nn.Module, method: str) -> None:
+        self._model, self._part, self._method = model, part, method
+        self._before = vars(part).get(method)
+        """Another attribute in the method's place, as of a host that was finalized once."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the method does, if nothing grows.
+
+        Raises:
+            ExportError: something does.
+        """
+        if self._model.seeds:
+            raise ExportError(_GROWING)
+        if self._before is not None:
+            return self._before(*arguments, **keywords)
+        return getattr(type(self._part), self._method)(self._part, *arguments, **keywords)
+
+    def remove(self) -> None:
+        """Put back what was there before."""
+        del vars(self._part)[self._method]
+        if self._before is not None:
+            vars(self._part)[self._method] = self._before
+
+
+def guard(model: GrowingModel) -> list[SaveGuard]:
+    """Let no part of the host be saved, by methods of Hugging Face's, while something grows in it."""
+    guards: list[SaveGuard] = []
+    for part, method in _methods(model.host, model.slots):
+        guards.append(SaveGuard(model, part, method))
+        vars(part)[method] = guards[-1]
+    return guards
+
+
+def refuse_saving(plain: nn.Module, grown: Iterable[str]) -> None:
+    """Let no part of ``plain`` be saved, by methods of Hugging Face's, that holds a submodule in which something grew.
+
+    It says so without Esper: what stands in the method's place is made of torch and Python alone, and copies and
+    pickles with the module. Checkpoints for which the caller gives ``state_dict`` are written, with a warning.
+    """
+    for part, method in _methods(plain, grown):
+        # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.
+        how = (assert_close, warnings.warn, threading.Thread, type(part), part)
+        vars(part)[method] = functools.partial(_refusal(method), *how)
+
+
+def _methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """Parts of the host that one of the slots is in or at, the host included, with those of the methods they have."""
+    names = [f"{name}." for name in slots]
+    return [
+        (part, method)
+        for name, part in cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
+        if any(one.startswith(name and f"{name}.") for one in names)
+        for method in METHODS
+        if callable(getattr(type(part), method, None))
+    ]
+
+
+def _refusal(method: str) -> fx.GraphModule:
+    """An AssertionError, or a warning and the method, given how to do each, a class, a module and the arguments.
+
+    It knows no function by itself: a graph that is unpickled runs once without values, and calls of what it was given
+    are then only noted.
+    """
+    graph = fx.Graph()
+    given = ("expect", "warn", "later", "kind", "part", "*arguments", "**keywords")
+    expect, warn, later, kind, part, arguments, keywords = map(graph.placeholder, given)
+
+    def call(function: fx.Node, *values: Any, **named: Any) -> fx.Node:
+        return graph.call_method("__call__", (function, *values), named)
+
+    lacking = graph.call_method("isdisjoint", (graph.call_method("keys", (keywords,)), (_OWN_STATE,)))
+    call(expect, lacking, False, msg=_PLAIN)
+    call(warn, _CHECKPOINT)
+    save = graph.call_function(getattr, (kind, method))
+    whole = graph.call_function(operator.add, ((part,), arguments))
+    graph.call_method("run", (call(later, target=save, args=whole, kwargs=keywords),))
+    graph.output(None)
+    return fx.GraphModule(nn.Module(), graph, class_name="RefuseSaving")

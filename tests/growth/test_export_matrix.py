@@ -1,0 +1,233 @@
+"""Every kind of model in every format: which is exported, and which is refused with which sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import EsperError
+from esper.growth.attach import attach
+from esper.growth.export import Format, export
+from esper.growth.export.outputs import plain_output
+from esper.growth.probe import Arguments
+from growth.growing import fossilize, random
+from growth.plain_hosts import Convolutional, classifier, seeded
+
+SUFFIX = {Format.PT2: ".pt2", Format.ONNX: ".onnx", Format.SAFETENSORS: ".safetensors", Format.PYTHON: ".py"}
+PROGRAMS = (Format.PT2, Format.ONNX, Format.PYTHON)
+
+
+@dataclass
+class Answer:
+    """What some models return."""
+
+    logits: Tensor
+    note: str
+    hidden: tuple[Tensor, ...] | None = None
+
+
+class Returning(nn.Module):
+    """Returns what ``wrapped`` makes of its logits."""
+
+    def __init__(self, wrapped: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.head, self.wrapped = nn.Linear(5, 3), wrapped
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.wrapped(self.head(inputs))
+
+
+class OfOneSize(nn.Module):
+    """Takes three examples and no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(inputs.reshape(3, 5))
+
+
+class Deciding(nn.Module):
+    """Looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(inputs if inputs.sum() > 0 else -inputs)
+
+
+def grown(host: nn.Module, slot: str, blueprint: str, given: Arguments) -> nn.Module:
+    model = attach(host, {slot: [blueprint]}, given)
+    fossilize(model, slot, blueprint)
+    return model.finalize()
+
+
+def words(*shape: int) -> Tensor:
+    return torch.randint(30, shape, generator=torch.Generator().manual_seed(1))
+
+
+def bert() -> tuple[nn.Module, Arguments]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    given = {"attention_mask": mask, "input_ids": words(2, 4)}  # not in the order of the signature
+    return transformers.BertForSequenceClassification(config).eval(), given
+
+
+def grown_bert() -> tuple[nn.Module, Arguments]:
+    model, given = bert()
+    return grown(model, "bert.encoder.layer.0.output", "lowrank", given), given
+
+
+def gpt2() -> tuple[nn.Module, Arguments]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=30, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    given = {"input_ids": words(2, 4)}
+    return grown(transformers.GPT2LMHeadModel(config).eval(), "transformer.h.0.mlp", "lowrank", given), given
+
+
+def vit() -> tuple[nn.Module, Arguments]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
+    )
+    return transformers.ViTForImageClassification(config).eval(), {"pixel_values": random(2, 3, 8, 8)}
+
+
+def t5() -> tuple[nn.Module, Arguments]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    given = {"input_ids": words(2, 4), "decoder_input_ids": words(2, 3)}
+    return transformers.T5ForConditionalGeneration(config).eval(), given
+
+
+def mlp(kind: torch.dtype = torch.float32) -> tuple[nn.Module, Arguments]:
+    plain = grown(classifier(), "2", "mlp", random(4, 5))
+    return plain.to(kind), random(3, 5).to(kind)
+
+
+def cnn(kind: torch.dtype = torch.float32) -> tuple[nn.Module, Arguments]:
+    plain = grown(Convolutional(), "block", "conv3x3", random(2, 1, 4, 4))
+    return plain.to(kind), random(2, 1, 4, 4).to(kind)
+
+
+class Row(NamedTuple):
+    make: Callable[[], tuple[nn.Module, Arguments]]
+    refused: dict[Format, str] = {}
+    """The sentences of formats that are refused; the others work."""
+    fixed_batch: bool = False
+
+
+def _all(sentence: str) -> dict[Format, str]:
+    return dict.fromkeys(PROGRAMS, sentence)
+
+
+ROWS = {
+    "mlp": Row(mlp),
+    "mlp fixed": Row(mlp, {Format.SAFETENSORS: "holds weights alone"}, fixed_batch=True),
+    "mlp float64": Row(lambda: mlp(torch.float64), {Format.ONNX: r"computes in torch.float64.*model\.float\(\)"}),
+    "mlp bfloat16": Row(lambda: mlp(torch.bfloat16), {Format.ONNX: r"computes in torch.bfloat16.*model\.float\(\)"}),
+    "cnn": Row(cnn),
+    "cnn float64": Row(lambda: cnn(torch.float64), {Format.ONNX: "computes in torch.float64"}),
+    "cnn bfloat16": Row(lambda: cnn(torch.bfloat16), {Format.ONNX: "computes in torch.bfloat16"}),
+    "bert": Row(bert),
+    "bert grown": Row(grown_bert),
+    "gpt2 grown": Row(gpt2),
+    "vit": Row(vit),
+    "t5": Row(t5),
+    "dictionary": Row(lambda: (Returning(lambda out: {"logits": out, "loss": None}), random(3, 5))),
+    "tuple": Row(lambda: (Returning(lambda out: (out, [out * 2, 3])), random(3, 5))),
+    "dataclass": Row(lambda: (Returning(lambda out: Answer(out, "x", (out * 2,))), random(3, 5))),
+    "no tensor": Row(
+        lambda: (Returning(lambda out: object()), random(3, 5)),
+        _all("returns a object in which no tensor is found"),
+    ),
+    "one size": Row(
+        lambda: (OfOneSize(), random(3, 5)),
+        _all("cannot trace OfOneSize for batches of any size .*with fixed_batch=True"),
+    ),
+    "one size fixed": Row(
+        lambda: (OfOneSize(), random(3, 5)), {Format.SAFETENSORS: "holds weights alone"}, fixed_batch=True
+    ),
+    "deciding": Row(
+        lambda: (Deciding(), random(3, 5)),
+        _all(r"cannot trace Deciding \(.*export its weights alone as safetensors"),
+    ),
+}
+
+QUICK = {("tuple", Format.PT2)}
+"""Of the cells that work, those that are no minute's matter in all."""
+
+
+def cells(works: bool) -> list[Any]:
+    return [
+        pytest.param(
+            row,
+            kind,
+            id=f"{name}-{kind}",
+            marks=[pytest.mark.slow] if works and kind in PROGRAMS and (name, kind) not in QUICK else [],
+        )
+        for name, row in ROWS.items()
+        for kind in Format
+        if works is (kind not in row.refused)
+    ]
+
+
+@pytest.mark.parametrize(("row", "kind"), cells(works=True))
+def test_it_is_exported(row: Row, kind: Format, tmp_path: Path) -> None:
+    if kind is Format.ONNX:
+        pytest.importorskip("onnxruntime")
+    seeded()
+    model, given = row.make()
+    export(model, given, kind, tmp_path / f"net{SUFFIX[kind]}", fixed_batch=row.fixed_batch)
+    assert (tmp_path / f"net{SUFFIX[kind]}").stat().st_size
+
+
+@pytest.mark.parametrize(("row", "kind"), cells(works=False))
+def test_it_is_refused_with_the_cause(row: Row, kind: Format, tmp_path: Path) -> None:
+    if kind is Format.ONNX:
+        pytest.importorskip("onnxruntime")
+    seeded()
+    model, given = row.make()
+    with pytest.raises(EsperError, match=row.refused[kind]):
+        export(model, given, kind, tmp_path / f"net{SUFFIX[kind]}", fixed_batch=row.fixed_batch)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_numbers_that_onnx_has_not_are_said_before_any_work(
+    kind: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("the work has begun"))
+    model, given = mlp()
+    with pytest.raises(EsperError, match="computes in"):
+        export(model.to(kind), given, "onnx", tmp_path / "net.onnx")
+    with pytest.raises(EsperError, match="computes in"):
+        export(model.float(), random(3, 5).to(kind), "onnx", tmp_path / "net.onnx")
+
+
+def test_what_a_model_returns_becomes_pythons_own() -> None:
+    one, two = torch.zeros(1), torch.zeros(2)
+    assert plain_output(Answer(one, "note", (two, two))) == {"logits": one, "hidden": (two, two)}
+    assert plain_output({"a": None, "b": [one, object()]}) == {"b": [one]}
+    assert plain_output((one, None, {})) == (one,)
+    transformers = pytest.importorskip("transformers")
+    found = plain_output(transformers.modeling_outputs.CausalLMOutputWithPast(logits=one, past_key_values=object()))
+    assert type(found) is dict
+    assert found == {"logits": one}
