@@ -14,18 +14,21 @@ from esper.control.controller import Controller
 from esper.control.features import View
 from esper.control.history import History
 from esper.control.observation import observe
-from esper.errors import CheckpointError
+from esper.errors import CheckpointError, DivergedError
 from esper.grower.arguments import checked, require_conduct, whole_score
 from esper.grower.choosing import chosen
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Score, measured, note
+from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
+from esper.grower.recording import Account, Recording
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
+from esper.grower.verbose import say
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import wait
 from esper.lifecycle.masks import legal_actions
@@ -81,10 +84,15 @@ class Grower:
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
             isolation ``shadow`` needs it.
         scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
+        run: A new folder for the run's store, which `esper dash`, `watch`, `report`, `runs`, `query` and `bridge` read:
+            all that a decision was about is safe there when `step` returns. A grower that was saved goes on in the
+            folder it had. Of several processes the first one writes.
+        verbose: Print a line per decision.
 
     Raises:
         ConfigError: an argument is out of range, or the rules need a ``loss``.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
+        RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
     def __init__(
@@ -103,6 +111,8 @@ class Grower:
         seed: int = 0,
         loss: Loss | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        run: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         classes = checked(model, classes, horizon, rent, train_size)
         require_conduct(conduct, horizon)
@@ -125,8 +135,8 @@ class Grower:
         self._evaluate = evaluate
         self._classes, self._horizon, self._rent, self._train_size = classes, horizon, rent, train_size
         self._seed = seed
-        kinds = self.subject.roster.kinds
-        self._history = History(1, len(model.slots), len(kinds), classes)
+        self._kinds = [kind.name for kind in self.subject.roster.kinds]
+        self._history = History(1, len(model.slots), len(self._kinds), classes)
         self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
@@ -136,6 +146,10 @@ class Grower:
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
         self.subject.table = self._after(self._actions).table
+        self._verbose = verbose
+        self._own_run = None if run is None else self._opened(Path(run), controller)
+        self.recording: Recording | OwnRun | None = self._own_run
+        """Where decisions are kept, if anywhere."""
 
     def step(
         self,
@@ -158,7 +172,10 @@ class Grower:
         Raises:
             ConfigError: of ``val_loss`` and ``accuracy`` only one is given, or a seed came or went by another hand.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
+            RunError: the run's folder is another grower's, or cannot be written.
         """
+        if self._own_run is not None:
+            self._processes.agreed(self._own_run.require_open)
         loss = float(train_loss.detach()) if isinstance(train_loss, Tensor) else float(train_loss)
         whole = whole_score(val_loss, accuracy)
         require_planted(self.model, self.subject.table)
@@ -168,12 +185,36 @@ class Grower:
             evaluation = self._measure(loss, train_accuracy, whole, due)
         else:  # what was known of its fossils is of a model that is no more
             evaluation = self._measure(loss, train_accuracy, None, np.ones_like(due))
-        finished = self.finished
-        actions, changes = self._decide()
+        finished, before = self.finished, self.subject.table
+        actions, result = self._decide()
         self.decisions += 1
-        names = list(self.model.slots)
-        kinds = [kind.name for kind in self.subject.roster.kinds]
-        return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback, finished)
+        changes = joined([undone, result.transitions])
+        decision = told(
+            self.decisions, list(self.model.slots), self._kinds, actions, changes, evaluation, rollback, finished
+        )
+        self._tell(
+            Account(
+                decision,
+                train_loss=loss,
+                train_accuracy=train_accuracy,
+                loss=float(evaluation.loss[0]),
+                accuracy=float(evaluation.accuracy[0]),
+                accuracy_before=float("nan") if whole is None else whole.accuracy,
+                verdicts=result.verdicts,
+                before=before,
+                after=result.table,
+            )
+        )
+        return decision
+
+    def close(self) -> None:
+        """Say in the run's folder that training has ended, and let go of it; without a ``run`` it does nothing.
+
+        A run whose last planned decision was taken has ended anyway.
+        """
+        own = self._own_run
+        if own is not None:
+            self._processes.agreed(lambda: own.close(self.decisions))
 
     @property
     def finished(self) -> bool:
@@ -204,6 +245,9 @@ class Grower:
             return None, Transitions.none()
         try:
             rollback = governor.rollback()
+        except DivergedError as error:
+            self._fail(error)
+            raise
         finally:  # the one too many prunes as well before it raises
             gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
             self.subject.table, changes = revoke(self.subject.table, gone)
@@ -229,7 +273,7 @@ class Grower:
         self._history.record(self._actions, subject.table, training, evaluation)
         return evaluation
 
-    def _decide(self) -> tuple[NDArray[np.int64], Transitions]:
+    def _decide(self) -> tuple[NDArray[np.int64], Step]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.
 
         A failure leaves model, optimizer and table as they were.
@@ -257,7 +301,7 @@ class Grower:
         settle(self.model, subject.table, self.rules.isolation)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
-        return actions, result.transitions
+        return actions, result
 
     def _after(self, actions: NDArray[np.int64]) -> Step:
         """What the lifecycle makes of these actions ``[1, 8]``."""
@@ -273,7 +317,8 @@ class Grower:
         Raises:
             CheckpointError: the controller's state cannot be saved.
         """
-        return {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+        state = {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+        return state if self._own_run is None else {**state, "run": self._own_run.id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -283,6 +328,7 @@ class Grower:
 
         Raises:
             CheckpointError: the state is of another model, controller or version, or the model holds other seeds.
+            RunError: the ``run`` is not the one that the state was saved in.
         """
         for key, here in self._signature().items():
             if state.get(key) != here:
@@ -298,6 +344,40 @@ class Grower:
         subject.table, subject.evidence = memory["table"], memory["evidence"]
         subject.germinations = memory["germinations"]
         settle(self.model, subject.table, self.rules.isolation)
+        own = self._own_run
+        if own is not None:
+            self._processes.agreed(lambda: own.resume(self.decisions, state.get("run")))
+
+    def _opened(self, path: Path, controller: str | Path | Controller) -> OwnRun:
+        """The run that is written to the folder ``path``."""
+        told: dict[str, Any] = {
+            "host": type(self.model.host).__name__,
+            "controller": str(controller) if isinstance(controller, str | Path) else controller.name,
+            "slots": {slot.name: list(slot.blueprints) for slot in self.model.slots.values()},
+            "horizon": self._horizon,
+            "rules": self.rules.model_dump(mode="json"),
+            "conduct": self.conduct.model_dump(mode="json"),
+            "rent": self._rent,
+            "train_size": self._train_size,
+            "classes": self._classes,
+            "seed": self._seed,
+        }
+        own = OwnRun(path, self.model, self._kinds, told, self._horizon)
+        self._processes.agreed(own.open)
+        return own
+
+    def _tell(self, account: Account) -> None:
+        """Whoever wants to know."""
+        if self._verbose and self._processes.first:
+            say(account)
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.keep(account))
+
+    def _fail(self, error: DivergedError) -> None:
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.failed(self.decisions, error))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""
@@ -309,7 +389,7 @@ class Grower:
         return {
             "version": STATE_VERSION,
             "slots": list(self.model.slots),
-            "blueprints": [kind.name for kind in self.subject.roster.kinds],
+            "blueprints": self._kinds,
             "controller": self.controller.name,
         }
 
