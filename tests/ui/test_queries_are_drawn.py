@@ -156,9 +156,9 @@ ON_PAGES: dict[str, Check] = {
     growing.SEEDS.text: bars,
     growing.REWARDS.text: curves_of("iteration", "paid_per_episode", "term"),
     HEALTH.text: health,
-    grown_figures.CURVES.text: curves_of("epoch", "value", "measure", "data"),
+    grown_figures.CURVES.text: curves_of("decision", "value", "measure", "data"),
     grown_figures.CHANGES.text: changes,
-    grown_figures.CONTRIBUTIONS.text: curves_of("epoch", "contribution", "slot_name"),
+    grown_figures.CONTRIBUTIONS.text: curves_of("decision", "contribution", "slot_name"),
     **{one.source.text: cells_of(one) for one in TABLES},
 }
 """How each page's figures and tables are read back, by their query."""
@@ -247,15 +247,15 @@ def dots(calls: Calls, found: list[Record]) -> None:
 
 
 def measures(calls: Calls, found: list[Record]) -> None:
-    assert plotted(calls) == series(found, "epoch", "value", "measure", "data")
-    rollbacks = {one["epoch"] for one in found if one["measure"] == "rollback"}
+    assert plotted(calls) == series(found, "decision", "value", "measure", "data")
+    rollbacks = {one["decision"] for one in found if one["measure"] == "rollback"}
     assert {args[0] for args in calls["axvline"]} == rollbacks != set()
 
 
 def stage_lanes(calls: Calls, found: list[Record]) -> None:
     slots = list(dict.fromkeys(one["slot_name"] for one in found))
     bars = [(place, left + 0.5) for place, width, _, left in (args for args in calls["barh"] if len(args) == 4)]
-    shown = [(slots.index(one["slot_name"]), one["epoch"]) for one in found if one["stage"] != "dormant"]
+    shown = [(slots.index(one["slot_name"]), one["decision"]) for one in found if one["stage"] != "dormant"]
     assert Counter(bars) == Counter(shown)
 
 
@@ -270,7 +270,7 @@ IN_FILES: dict[str, Callable[[Calls, list[Record]], None]] = {
     "rewards": lines("iteration", "paid_per_episode", "term"),
     "curves": measures,
     "stages": stage_lanes,
-    "grown contributions": lines("epoch", "contribution", "slot_name"),
+    "grown contributions": lines("decision", "contribution", "slot_name"),
 }
 """How what each figure draws is read back."""
 REGISTRY = {

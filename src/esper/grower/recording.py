@@ -120,14 +120,15 @@ class Recording:
         yield self._decided(account)
 
     def _figures(self, account: Account) -> dict[str, float]:
-        figures = {
+        """By scalar; accuracies only where there are any."""
+        accuracies = {"train_accuracy": account.train_accuracy, "validation_accuracy": account.accuracy}
+        return {
             "train_loss": account.train_loss,
             "validation_loss": account.loss,
-            "validation_accuracy": account.accuracy,
+            **{name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)},
             "added_parameters": self._added(),
             **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
         }
-        return figures if account.train_accuracy is None else {**figures, "train_accuracy": account.train_accuracy}
 
     def _judgements(self, account: Account) -> Iterator[Event]:
         """Gates that say something else than before, or that others stood in the place of."""
