@@ -69,8 +69,8 @@ TABLES = (
             Column("op", "operation", text, numeric=False),
             Column("slot_name", "slot", text, numeric=False),
             Column("blueprint", "blueprint", text, numeric=False),
-            Column("changes", "changes", text, numeric=False),
-            Column("verdicts", "gates", text, numeric=False),
+            Column("changes", "changes", text, numeric=False, long=True),
+            Column("verdicts", "gates", text, numeric=False, long=True),
             Column("loss", "loss", decimals),
             Column("accuracy", "accuracy", decimals),
         ),
@@ -109,8 +109,6 @@ _KEPT_TABLE = Table(
     ),
     "no seed was kept",
 )
-RESULT_TABLES = (_RESULT_TABLE, _KEPT_TABLE)
-"""Of `esper grow` only: in a loop of one's own nobody tests."""
 
 
 def result_exhibits(result: Result | None) -> list[Exhibit]:

@@ -18,9 +18,8 @@ from esper.lifecycle.stages import Stage
 from esper.reading import read_bounded
 from esper.strict_yaml import MOST_BYTES
 from esper.telemetry.reader import RunReader
-from esper.ui.figures.exhibits import grown_exhibits
+from esper.ui.figures.exhibits import grown_exhibits, own_exhibits
 from esper.ui.figures.grown import CHANGES, CONTRIBUTIONS, CURVES
-from esper.ui.figures.grown_tables import RESULT_TABLES
 from esper.ui.figures.record import Exhibit, Table
 from esper.ui.figures.rows import Rows, fetch
 from esper.ui.formats import duration, percent, score
@@ -58,7 +57,7 @@ class GrownData:
     @property
     def own(self) -> bool:
         """Whether a `Grower` wrote it in its owner's loop."""
-        return "task" not in self.metadata
+        return _is_own(self.metadata)
 
     def rows(self, name: str) -> Rows:
         """The numbers of a figure."""
@@ -76,8 +75,12 @@ def load_grown(run: GrowDirectory) -> GrownData:
         metadata, progress = reader.metadata(), progress_of(run, reader)
     (changes,) = fetch(run.store, [CHANGES.text])
     slots: list[str] = metadata.get("slots", [])
-    exhibits = grown_exhibits(run.store, result)
+    exhibits = own_exhibits(run.store) if _is_own(metadata) else grown_exhibits(run.store, result)
     return GrownData(str(run.path), metadata, _config(run.config), progress, slots, changes, result, exhibits)
+
+
+def _is_own(metadata: Mapping[str, Any]) -> bool:
+    return "task" not in metadata
 
 
 def _config(path: Path) -> str:
@@ -90,13 +93,12 @@ def _config(path: Path) -> str:
 def grown_html(data: GrownData) -> str:
     """The whole page."""
     host, task = data.metadata.get("host", "a model"), data.metadata.get("task")
-    tables = [(what, rows) for what, rows in _tables(data.exhibits) if rows or not (data.own and what in RESULT_TABLES)]
     parts = [
         element("h1", f"How {host} grew" if task is None else f"How {host} grew on {task}"),
         element("p", _facts(data), class_="facts"),
         _answer(data),
         *_figures(data),
-        *(section(what.name.capitalize(), exhibited(what, rows)) for what, rows in tables),
+        *(section(what.name.capitalize(), exhibited(what, rows)) for what, rows in _tables(data.exhibits)),
         _settings(data),
     ]
     return document(f"Esper: {Path(data.run).name}", *parts)
@@ -213,7 +215,7 @@ def _curves(rows: Rows, decisions: int, rollbacks: Sequence[float], title: str) 
 
 
 def _stages(data: GrownData, decisions: int) -> Element:
-    caption = "One lane per slot over the decisions' decisions; a label names the blueprint that germinated there."
+    caption = "One lane per slot over the decisions; a label names the blueprint that germinated there."
     drawn = lanes(_changes(data.changes), decisions, data.slots)
     return section("What its slots went through", figure(drawn, caption, stage_legend(), source=CHANGES))
 
@@ -236,7 +238,8 @@ def _contributions(rows: Rows, decisions: int) -> list[Element]:
 def _settings(data: GrownData) -> Element:
     """How to do it again, as far as Esper knows."""
     if data.own:
-        return section("What the grower was told", element("pre", data.config))
+        told = element("details", element("summary", "All settings"), element("pre", data.config))
+        return section("What the grower was told", told)
     command = f"esper grow --config {shlex.quote(f'{data.run}/config.yaml')} --run-dir runs/again"
     return section(
         "How to reproduce this",
