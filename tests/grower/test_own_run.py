@@ -275,6 +275,12 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert isinstance(main(["runs", str(run.parent)]), int)
     assert "mine" in capsys.readouterr().out
     for words in (
+        ["grow", "--resume", str(run)],
+        ["export", str(run), "--to", "python", "--out", str(tmp_path / "out")],
+    ):
+        assert main(words) == 2
+        assert "was written by an esper.Grower in a training loop" in capsys.readouterr().err
+    for words in (
         ["query", str(run), "select count(*) from decisions"],
         ["export-events", str(run), "--to", "jsonl", "--out", str(tmp_path / "events.jsonl")],
         ["report", str(run)],

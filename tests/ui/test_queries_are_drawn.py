@@ -33,6 +33,7 @@ from esper.ui.figures.health import HEALTH
 from esper.ui.figures.record import Table, measured
 from esper.ui.report.plot import Plot
 from esper.ui.report.subject import report_on
+from grower.training_loop import Loop
 from ui import planted
 from ui.figures_cases import grown, trained
 
@@ -60,6 +61,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
         store.emit(RolledBack(1, 1, 0, 0, "exploded", 9.0, 0.1, 1.0, float("nan"), (0,), False))
     return made.path
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a model that grew in its owner's loop, with a rollback."""
+    path = tmp_path_factory.mktemp("own") / "run"
+    loop = Loop("heuristic", run=path)
+    for number in range(1, 11):
+        loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    return path
 
 
 def asked(run: Path, sql: str, capsys: pytest.CaptureFixture[str]) -> list[Record]:
@@ -117,7 +128,8 @@ def areas(markup: str, found: list[Record]) -> None:
 
 def changes(markup: str, found: list[Record]) -> None:
     drawn = {(stage, int(start)) for stage, start in titled(markup, r"(\w+)[^<]*: decisions (\d+) to \d+")}
-    assert drawn == {(one["after"], one["step"]) for one in found if one["after"] != "dormant"}
+    joined = ("dormant", "embargoed", "resetting")  # a cooldown is one bar, from its beginning
+    assert drawn == {(one["after"], one["step"]) for one in found if one["after"] not in joined}
 
 
 def health(markup: str, found: list[Record]) -> Counter[Curve]:
@@ -167,7 +179,7 @@ ON_PAGES: dict[str, Check] = {
 """How each page's figures and tables are read back, by their query."""
 
 
-@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 6)])
+@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 6), ("own", 6)])
 def test_pages_draw_what_their_queries_return(
     which: str,
     least: int,

@@ -78,6 +78,17 @@ def address(folder: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[Path]:
+    """The run of a model that grew in its owner's loop; its ninth training loss was not finite."""
+    loop = Loop("heuristic", run=folder / "alone")
+    for number in range(1, 11):
+        loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    loop.grower.close()
+    yield folder / "alone"
+    delete(folder / "alone")
+
+
 @contextmanager
 def opened(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     """A page that may neither complain nor ask elsewhere."""
@@ -186,9 +197,9 @@ def test_the_log_filters_and_pages(browser: Browser, address: str):
         expect(page.get_by_text("No event is like this")).to_be_visible()
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_telephone(browser: Browser, address: str, view: str):
-    with opened(browser, f"{address}#/{view}?run=first", viewport={"width": 400, "height": 800}) as page:
+@pytest.mark.parametrize("place", [*(f"{view}?run=first" for view in VIEWS), "model?run=alone"])
+def test_nothing_is_wider_than_a_telephone(browser: Browser, address: str, alone: Path, place: str):
+    with opened(browser, f"{address}#/{place}", viewport={"width": 400, "height": 800}) as page:
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         page.wait_for_function("document.querySelector('main canvas, .log li')")
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
@@ -300,17 +311,6 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
         expect(page.locator("main img, main script, main b[onclick], select img")).to_have_count(0)
         assert page.title() == "Esper"
     delete(folder / name)
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[Path]:
-    """The run of a model that grew in its owner's loop; its ninth training loss was not finite."""
-    loop = Loop("heuristic", run=folder / "alone")
-    for number in range(1, 11):
-        loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
-    loop.grower.close()
-    yield folder / "alone"
-    delete(folder / "alone")
 
 
 def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):

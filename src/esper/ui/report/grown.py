@@ -155,7 +155,7 @@ def _standing(data: GrownData) -> tuple[str, str]:
     return short, (
         f"After {data.progress.done} decisions ({data.progress.state}): loss {score(newest['loss'])} on validation "
         f"data; {_parameters(data.metadata)} parameters and {newest['added_parameters']:,.0f} of what grew "
-        f"({_residents(data)}); {rollbacks} rollbacks."
+        f"({_residents(data)}); {rollbacks} rollback{'' if rollbacks == 1 else 's'}."
     )
 
 
