@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.run_state import State, progress_of
+from esper.grower.decision import Change
 from esper.grower.structure import regrow
 from esper.lifecycle.actions import Op
+from esper.lifecycle.gates import Reason
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Cause
 from esper.telemetry.events import (
     Event,
     GateJudged,
@@ -248,6 +253,39 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     Loop("none").grower.close()
 
 
+def test_a_score_that_is_no_accuracy_is_not_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    loop = Loop("none", run=tmp_path / "run")
+    own = loop.grower.recording
+    assert own is not None
+    keep = own.keep
+    monkeypatch.setattr(own, "keep", lambda account: keep(replace(account, metric="loss")))
+    train(loop, 2)
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        assert reader.metadata()["metric"] == "loss"
+        assert "validation_accuracy" not in reader.scalar_names()
+        assert [number for number, _ in reader.series("validation_score")] == [1, 2]
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Score by decision" in page
+    assert "Accuracy by decision" not in page
+
+
+def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
+    loop = Loop("all_at_start", run=tmp_path / "run")
+    train(loop, 3)
+    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
+    assert loop.grower.recording is not None
+    loop.grower.recording.resolved(3, [kept], {"0": 0.25})
+    assert state(tmp_path / "run") is State.FINISHED
+    assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
+        3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25
+    )
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
+    train(loop, 1)
+    assert state(tmp_path / "run") is State.RUNNING
+
+
 def test_a_run_that_diverges_says_why(tmp_path: Path):
     loop = Loop("none", run=tmp_path / "run")
     for _ in range(3):
@@ -262,7 +300,7 @@ def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):
     loop = Loop("heuristic", verbose=True)
     decisions = train(loop, 8)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(";")[0] for line in lines] == list(map(str, decisions))
+    assert all(line.startswith(f"{decision}; ") for line, decision in zip(lines, decisions, strict=True))
     assert all("loss " in line and "accuracy 0." in line for line in lines)
     assert any(decision.op is Op.GERMINATE for decision in decisions)
     train(Loop("none"), 1)

@@ -15,6 +15,7 @@ import yaml
 from esper.errors import RunError
 from esper.experiments.run_directory import RunDirectory
 from esper.files import write_atomically
+from esper.grower.decision import Change
 from esper.grower.recording import Account, Recording
 from esper.growth.model import GrowingModel
 from esper.telemetry.events import RunEnded
@@ -102,6 +103,13 @@ class OwnRun:
         self._recording.keep(account)
         if account.decision.finished or number == self._horizon:
             self._end(number)
+
+    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+        """As `Recording.resolved`; the run has ended, until there is another decision."""
+        assert self._recording is not None
+        self._recording.resolved(done, changes, contributions)
+        if not self._ended:
+            self._end(done)
 
     def failed(self, done: int, error: Exception) -> None:
         """The run stops after so many decisions."""

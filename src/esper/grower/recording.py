@@ -28,6 +28,9 @@ from esper.training.governor.model import Rollback
 
 COMMAND = "grow"
 """What metadata call the runs of models that grow alone."""
+ACCURACY = "accuracy"
+METRIC = "metric"
+"""Metadata that say what growth is about."""
 _EPISODE, _ENVIRONMENT = 1, 0
 """There is but one of each."""
 _Verdict = tuple[str, str]
@@ -51,6 +54,8 @@ class Account:
     """Of the gates ahead of the slots ``[1, S]`` when the decision was made."""
     before: SeedTable
     after: SeedTable
+    metric: str = ACCURACY
+    """What the accuracies are, if they are something else: the score that growth is about."""
 
 
 class Recording:
@@ -70,6 +75,7 @@ class Recording:
         self._blueprints = list(blueprints)
         self._rent = rent
         self._judged: list[_Verdict | None] = [None] * len(self._slots)
+        self._metric: str | None = None
 
     def begin(self, done: int, seed: int, described: Mapping[str, Any]) -> None:
         """Begin the run, or go on with it after so many decisions: what it told of later ones is forgotten.
@@ -100,10 +106,19 @@ class Recording:
     def keep(self, account: Account) -> None:
         """Keep a decision, durably."""
         decision, store = account.decision, self._store
+        if account.metric != self._metric:  # it may be known only when it is first measured
+            store.set_metadata({METRIC: account.metric})
+            self._metric = account.metric
         store.scalars(decision.number, self._figures(account))
         for event in self._events(account):
             store.emit(event)
         store.flush()
+
+    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+        """What became of unfinished seeds after so many decisions, when growth ended; contributions by slot."""
+        for change in changes:
+            self._store.emit(self._changed(done, change, contributions))
+        self._store.flush()
 
     def failed(self, done: int, error: Exception) -> None:
         """The run stops after so many decisions."""
@@ -116,12 +131,13 @@ class Recording:
             yield self._rolled_back(account, rollback)
         yield from self._judgements(account)
         for change in account.decision.changes:
-            yield self._changed(account.decision, change)
+            yield self._changed(account.decision.number, change, account.decision.contributions)
         yield self._decided(account)
 
     def _figures(self, account: Account) -> dict[str, float]:
         """By scalar; accuracies only where there are any."""
-        accuracies = {"train_accuracy": account.train_accuracy, "validation_accuracy": account.accuracy}
+        measured = "validation_accuracy" if account.metric == ACCURACY else "validation_score"
+        accuracies = {"train_accuracy": account.train_accuracy, measured: account.accuracy}
         return {
             "train_loss": account.train_loss,
             "validation_loss": account.loss,
@@ -137,7 +153,9 @@ class Recording:
             reason = Reason(number)
             verdict = None if reason is Reason.NO_GATE else (GATES[Stage(stage)], reason.name.lower())
             if verdict is not None and verdict != self._judged[slot]:
-                yield GateJudged(*_place(account.decision), slot, verdict[0], reason is Reason.PASSED, verdict[1])
+                yield GateJudged(
+                    *_place(account.decision.number), slot, verdict[0], reason is Reason.PASSED, verdict[1]
+                )
             self._judged[slot] = verdict
 
     def _last_verdicts(self, done: int) -> list[_Verdict | None]:
@@ -154,7 +172,7 @@ class Recording:
         residents = cast("list[int]", table.blueprint[0].tolist())
         added = self._added() / self._model.host_parameters
         return StepTaken(
-            *_place(decision),
+            *_place(decision.number),
             op=decision.op.name.lower(),
             slot=None if decision.slot is None else self._slots.index(decision.slot),
             blueprint=decision.blueprint,
@@ -169,21 +187,21 @@ class Recording:
             contributions=tuple(decision.contributions.get(slot) for slot in self._slots),
         )
 
-    def _changed(self, decision: Decision, change: Change) -> Event:
+    def _changed(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
         return LifecycleTransition(
-            *_place(decision),
+            *_place(number),
             slot=self._slots.index(change.slot),
             before=change.before.name.lower(),
             after=change.after.name.lower(),
             blueprint=change.blueprint,
             cause=change.cause.name.lower(),
             reason=change.reason.name.lower(),
-            contribution=decision.contributions.get(change.slot),
+            contribution=contributions.get(change.slot),
         )
 
     def _rolled_back(self, account: Account, rollback: Rollback) -> Event:
         return RolledBack(
-            *_place(account.decision),
+            *_place(account.decision.number),
             trouble=rollback.trouble.name.lower(),
             loss_before=rollback.loss,
             accuracy_before=account.accuracy_before,
@@ -198,6 +216,6 @@ class Recording:
         return sum(parameter.numel() for seed in self._model.seeds.values() for parameter in seed.parameters())
 
 
-def _place(decision: Decision) -> tuple[int, int, int, int]:
-    """The first fields of a `NetworkEvent`."""
-    return decision.number, _EPISODE, _ENVIRONMENT, decision.number - 1
+def _place(number: int) -> tuple[int, int, int, int]:
+    """The first fields of a `NetworkEvent` of the decision with that number."""
+    return number, _EPISODE, _ENVIRONMENT, number - 1

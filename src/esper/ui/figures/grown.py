@@ -40,6 +40,8 @@ UNION ALL
 SELECT 'loss', replace(name, '_loss', ''), iteration, value
 FROM scalars WHERE name IN ('train_loss', 'validation_loss')
 UNION ALL
+SELECT 'score', 'validation', iteration, value FROM scalars WHERE name = 'validation_score'
+UNION ALL
 SELECT 'added_parameters', 'seeds', iteration, value FROM scalars WHERE name = 'added_parameters'
 UNION ALL
 SELECT 'rollback', trouble, iteration, NULL FROM rollbacks
@@ -62,7 +64,7 @@ WHERE slot IN (SELECT slot FROM slots WHERE contribution IS NOT NULL)
 ORDER BY slot, step
 """)
 
-_PANELS = {"accuracy": "accuracy", "loss": "loss (nats)", "added_parameters": "added\nparameters"}
+_PANELS = {"accuracy": "accuracy", "score": "score", "loss": "loss (nats)", "added_parameters": "added\nparameters"}
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
 _COLOURS = {
     Stage.GERMINATED: "#d7dce4",

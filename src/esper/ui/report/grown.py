@@ -197,6 +197,7 @@ def _figures(data: GrownData) -> list[Element]:
 
 _MEASURES = {
     "accuracy": "Accuracy by decision",
+    "score": "Score by decision",
     "loss": "Loss by decision, in nats",
     "added_parameters": "Parameters of all seeds by decision",
 }

@@ -9,9 +9,9 @@ from esper.ui.dash.queries.episode import Episode
 from esper.ui.dash.queries.lives import lives
 from esper.ui.dash.queries.values import plain
 
-_DESCRIBED = ("host", "task", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
-FIGURES = ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "added_parameters")
-"""Scalars that are drawn."""
+_DESCRIBED = ("host", "task", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations", "metric")
+FIGURES = ("train_loss", "train_accuracy", "validation_loss", "added_parameters")
+"""Scalars that are drawn; the score is told with decisions."""
 
 
 def model(reader: RunReader) -> dict[str, Any]:

@@ -19,7 +19,7 @@ export function decisionsTable(answer) {
     figure(score(one.loss)),
     figure(score(one.accuracy)),
   ]);
-  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", "Accuracy"];
+  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", (answer.metric ?? "accuracy") === "accuracy" ? "Accuracy" : "Score"];
   return element("div", { className: "tall" }, table(heads, rows, "Decisions"));
 }
 

@@ -18,6 +18,11 @@ export async function open(context) {
   return view;
 }
 
+const isAccuracy = (answer) => (answer.metric ?? "accuracy") === "accuracy";
+
+/** What growth is about. */
+const scored = (answer) => (isAccuracy(answer) ? "accuracy" : `score (${words(answer.metric)})`);
+
 class ModelView {
   constructor(context) {
     this.context = context;
@@ -58,22 +63,22 @@ class ModelView {
     const parts = {
       head: element("div"),
       lanes: new Lanes(),
-      accuracy: chart("Accuracy", "On validation data, and while training where that is known. Red flags are rollbacks."),
+      score: chart(isAccuracy(this.answer) ? "Accuracy" : "Score", "On validation data, and while training where that is known. Red flags are rollbacks."),
       loss: chart("Loss", "On validation data and while training."),
-      contributions: chart("What each seed contributes", "Accuracy with the slot's seed less accuracy without it."),
+      contributions: chart("What each seed contributes", `${isAccuracy(this.answer) ? "Accuracy" : "Score"} with the slot's seed less that without it.`),
       parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
       seeds: element("div"),
       rollbacks: element("div"),
       decisions: element("div"),
     };
-    parts.charts = [parts.accuracy, parts.loss, parts.contributions, parts.parameters];
+    parts.charts = [parts.score, parts.loss, parts.contributions, parts.parameters];
     const wide = (...content) => element("div", { className: "cards wide" }, content);
     this.context.root.replaceChildren(
       parts.head,
       wide(card("Stages of each slot", null, parts.lanes.node, stageLegend())),
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
-        card("Seeds", "What each added to accuracy when it was kept or pruned, and what those that are there add now; numbers are decisions.", parts.seeds),
+        card("Seeds", "What each added when it was kept or pruned, and what those that are there add now; numbers are decisions.", parts.seeds),
         card("Decisions", "The newest first, with what they were made on, what changed and what the gates said anew.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
@@ -105,7 +110,7 @@ class ModelView {
     const residents = (last.blueprints ?? []).flatMap((blueprint, slot) =>
       blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(last.stages?.[slot])})`] : []);
     return [
-      `After decision ${last.iteration}: accuracy ${score(last.accuracy)}, loss ${score(last.loss)}, score ${score(last.objective)}; ` +
+      `After decision ${last.iteration}: ${scored(answer)} ${score(last.accuracy)}, loss ${score(last.loss)}, less rent ${score(last.objective)}; ` +
         `${size}; ${residents.join(", ") || "nothing grows"}.`,
     ];
   }
@@ -116,13 +121,14 @@ class ModelView {
     const x = decisions.map((one) => one.iteration);
     const marks = answer.rollbacks.map((one) => ({ x: one.iteration, label: words(one.trouble) }));
     const values = (name) => x.map((number) => figures[name][number] ?? null);
-    const both = (name) => [
-      { label: "validation", values: values(`validation_${name}`) },
-      { label: "training", values: values(`train_${name}`), dashed: true },
+    const both = (validation, name) => [
+      { label: "validation", values: validation },
+      { label: "training", values: values(name), dashed: true },
     ];
+    const scores = decisions.map((one) => (typeof one.accuracy === "number" ? one.accuracy : null));
     parts.lanes.update(decisions, answer.slots, this.planned());
-    parts.accuracy.update({ x, lines: both("accuracy"), marks });
-    parts.loss.update({ x, lines: both("loss"), marks });
+    parts.score.update({ x, lines: both(scores, "train_accuracy"), marks });
+    parts.loss.update({ x, lines: both(values("validation_loss"), "train_loss"), marks });
     const slots = decisions[0].stages?.length ?? 0;
     const contributions = Array.from({ length: slots }, (_, slot) => ({
       label: named(answer.slots, slot, "slot"),
