@@ -63,7 +63,7 @@ class ModelView {
     const parts = {
       head: element("div"),
       lanes: new Lanes(),
-      score: chart(isAccuracy(this.answer) ? "Accuracy" : "Score", "On validation data, and while training where that is known. Red flags are rollbacks."),
+      score: chart(isAccuracy(this.answer) ? "Accuracy" : "Score", "On validation data, and while training where known; red flags are rollbacks."),
       loss: chart("Loss", "On validation data and while training."),
       contributions: chart("What each seed contributes", `${isAccuracy(this.answer) ? "Accuracy" : "Score"} with the slot's seed less that without it.`),
       parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
@@ -109,8 +109,9 @@ class ModelView {
     const size = host ? `${host} parameters and ${added ?? "–"} of what grew (+${percent(added / host)})` : `${added ?? "–"} parameters grew`;
     const residents = (last.blueprints ?? []).flatMap((blueprint, slot) =>
       blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(last.stages?.[slot])})`] : []);
+    const net = last.objective === last.accuracy ? "" : ` (${score(last.objective)} less rent)`;
     return [
-      `After decision ${last.iteration}: ${scored(answer)} ${score(last.accuracy)}, loss ${score(last.loss)}, less rent ${score(last.objective)}; ` +
+      `After decision ${last.iteration}: ${scored(answer)} ${score(last.accuracy)}${net}, loss ${score(last.loss)}; ` +
         `${size}; ${residents.join(", ") || "nothing grows"}.`,
     ];
   }
