@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,12 +180,18 @@ def of_other_slots(path: Path) -> None:
     train(Loop("heuristic", model, run=path), 1)
 
 
+def of_no_grower(path: Path) -> None:
+    train(Loop("heuristic", run=path), 1)
+    with closing(sqlite3.connect(path / "run.db")) as store, store:
+        store.execute("DELETE FROM metadata WHERE key = 'id'")
+
+
 def damaged(path: Path) -> None:
     path.mkdir()
     (path / "run.db").write_bytes(b"not SQLite" * 99)
 
 
-@pytest.mark.parametrize("made", [grown_by_esper_grow, with_a_file, a_file, of_other_slots, damaged])
+@pytest.mark.parametrize("made", [grown_by_esper_grow, with_a_file, a_file, of_other_slots, of_no_grower, damaged])
 def test_a_folder_that_holds_something_else_is_refused_at_once_and_left_as_it_is(made: Any, tmp_path: Path):
     path = tmp_path / "taken"
     made(path)
