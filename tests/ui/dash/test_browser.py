@@ -293,6 +293,8 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
     name = "<b onclick=x>run"
     attacked = Plan(networks=2, slots=2, steps=4, families=(ATTACK, ATTACK + "2"), blueprints=(ATTACK,), reason=ATTACK)
     plant(folder / name, attacked)
+    with RunStore.open(plant(folder / "attacked", attacked)) as writer:
+        writer.set_metadata({"command": "grow", "host": ATTACK})
     with opened(browser, f"{address}#/population?run=first") as page:
         for view in VIEWS:
             page.goto(f"{address}#/{view}?run=%3Cb%20onclick%3Dx%3Erun&environment=1")
@@ -303,14 +305,13 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
             assert page.title() == "Esper"
         page.goto(f"{address}#/network?run=%3Cb%20onclick%3Dx%3Erun&environment=1")
         expect(page.get_by_text(ATTACK).first).to_be_visible()
-        with RunStore.open(folder / name / "run.db") as writer:
-            writer.set_metadata({"command": "grow", "host": ATTACK})
-        page.reload()
+        page.goto(f"{address}#/model?run=attacked")
         expect(page.get_by_role("heading", level=1)).to_have_text(ATTACK)
         page.wait_for_function("document.querySelector('main canvas')")
         expect(page.locator("main img, main script, main b[onclick], select img")).to_have_count(0)
         assert page.title() == "Esper"
     delete(folder / name)
+    delete(folder / "attacked")
 
 
 def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):
