@@ -28,6 +28,8 @@ FALSE_ALARM = 7
 """Decision at which the second one is."""
 SAVED_AFTER = 6
 SEED = 7
+RUN = "run"
+"""Folder of the run that fresh processes begin and resumed ones go on with."""
 
 
 def main(folder: Path, rank: int, how: str) -> None:
@@ -53,6 +55,8 @@ def main(folder: Path, rank: int, how: str) -> None:
         seed=SEED + rank,
         rules=rules,
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
+        run=None if how == "shadow" else folder / RUN,
+        verbose=True,
     )
     carrier.carry("grower", grower)
     if saved is not None:

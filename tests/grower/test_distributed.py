@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from esper import Grower
 from esper.grower.distributed import Processes
-from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, SAVED_AFTER, SEED, train
+from esper.telemetry.events import RunResumed, StepTaken
+from esper.telemetry.reader import RunReader
+from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, RUN, SAVED_AFTER, SEED, train
 from grower.training_loop import APART, growing, validate
 
 TESTS = Path(__file__).parent.parent
@@ -27,13 +29,15 @@ def run(folder: Path, how: str) -> list[dict[str, Any]]:
         subprocess.Popen(
             [sys.executable, "-m", "grower.processes", str(folder), str(rank), how],
             env=path,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(RANKS)
     ]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors)
+    said = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors for _, errors in said)
+    assert [bool(words) for words, _ in said] == [True, False], "only the first process speaks"
     return [torch.load(folder / f"rank-{rank}-{how}.pt", weights_only=True) for rank in range(RANKS)]
 
 
@@ -83,6 +87,10 @@ def test_training_resumes_on_all_processes(trained: tuple[Path, list[dict[str, A
         assert after["told"] == before["told"][SAVED_AFTER:]
         torch.testing.assert_close(after["model"], before["model"], rtol=0, atol=0)
     assert torch.equal(resumed[0]["grower"], whole[0]["grower"])
+    # All processes were given the folder of the run; had more than the first one written, it would have been in use.
+    with RunReader.open(folder / RUN / "run.db") as reader:
+        assert [step.iteration for step in reader.events(StepTaken)] == list(range(1, DECISIONS + 1))
+        assert [event.iteration for event in reader.events(RunResumed)] == [SAVED_AFTER]
 
 
 @pytest.mark.slow

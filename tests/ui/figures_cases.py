@@ -54,7 +54,7 @@ def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
     run = GrowDirectory.create(path)
     dump_settings(GrowSettings(host="mlp"), run.config)
     with RunStore.create(run.store) as store:
-        store.set_metadata({"command": "grow", "slots": [name, "layer1"]})
+        store.set_metadata({"command": "grow", "task": "digits", "host": "mlp", "slots": [name, "layer1"]})
         for event in _episode(1, 0, name, "digits"):
             store.emit(event)
         figures = {"train_accuracy": 0.5, "validation_accuracy": 0.4, "train_loss": 1.0, "validation_loss": 1.2}

@@ -33,6 +33,7 @@ from esper.ui.figures.health import HEALTH
 from esper.ui.figures.record import Table, measured
 from esper.ui.report.plot import Plot
 from esper.ui.report.subject import report_on
+from grower.training_loop import Loop
 from ui import planted
 from ui.figures_cases import grown, trained
 
@@ -60,6 +61,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
         store.emit(RolledBack(1, 1, 0, 0, "exploded", 9.0, 0.1, 1.0, float("nan"), (0,), False))
     return made.path
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a model that grew in its owner's loop, with a rollback."""
+    path = tmp_path_factory.mktemp("own") / "run"
+    loop = Loop("heuristic", run=path)
+    for number in range(1, 11):
+        loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    return path
 
 
 def asked(run: Path, sql: str, capsys: pytest.CaptureFixture[str]) -> list[Record]:
@@ -117,7 +128,8 @@ def areas(markup: str, found: list[Record]) -> None:
 
 def changes(markup: str, found: list[Record]) -> None:
     drawn = {(stage, int(start)) for stage, start in titled(markup, r"(\w+)[^<]*: decisions (\d+) to \d+")}
-    assert drawn == {(one["after"], one["step"]) for one in found if one["after"] != "dormant"}
+    joined = ("dormant", "embargoed", "resetting")  # a cooldown is one bar, from its beginning
+    assert drawn == {(one["after"], one["step"]) for one in found if one["after"] not in joined}
 
 
 def health(markup: str, found: list[Record]) -> Counter[Curve]:
@@ -143,7 +155,10 @@ Check = Callable[[str, list[Record]], Counter[Curve] | None]
 
 def cells_of(table: Table) -> Check:
     def check(markup: str, found: list[Record]) -> None:
-        rows = [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", markup, re.DOTALL)]
+        rows = [
+            re.findall(r'<td(?: class="long")?>([^<]*)</td>', row)
+            for row in re.findall(r"<tr>(.*?)</tr>", markup, re.DOTALL)
+        ]
         written = [[html.escape(column.written(one[column.name])) for column in table.columns] for one in found]
         assert [row for row in rows if row] == written
 
@@ -156,15 +171,15 @@ ON_PAGES: dict[str, Check] = {
     growing.SEEDS.text: bars,
     growing.REWARDS.text: curves_of("iteration", "paid_per_episode", "term"),
     HEALTH.text: health,
-    grown_figures.CURVES.text: curves_of("epoch", "value", "measure", "data"),
+    grown_figures.CURVES.text: curves_of("decision", "value", "measure", "data"),
     grown_figures.CHANGES.text: changes,
-    grown_figures.CONTRIBUTIONS.text: curves_of("epoch", "contribution", "slot_name"),
+    grown_figures.CONTRIBUTIONS.text: curves_of("decision", "contribution", "slot_name"),
     **{one.source.text: cells_of(one) for one in TABLES},
 }
 """How each page's figures and tables are read back, by their query."""
 
 
-@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 6)])
+@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 6), ("own", 6)])
 def test_pages_draw_what_their_queries_return(
     which: str,
     least: int,
@@ -247,15 +262,15 @@ def dots(calls: Calls, found: list[Record]) -> None:
 
 
 def measures(calls: Calls, found: list[Record]) -> None:
-    assert plotted(calls) == series(found, "epoch", "value", "measure", "data")
-    rollbacks = {one["epoch"] for one in found if one["measure"] == "rollback"}
+    assert plotted(calls) == series(found, "decision", "value", "measure", "data")
+    rollbacks = {one["decision"] for one in found if one["measure"] == "rollback"}
     assert {args[0] for args in calls["axvline"]} == rollbacks != set()
 
 
 def stage_lanes(calls: Calls, found: list[Record]) -> None:
     slots = list(dict.fromkeys(one["slot_name"] for one in found))
     bars = [(place, left + 0.5) for place, width, _, left in (args for args in calls["barh"] if len(args) == 4)]
-    shown = [(slots.index(one["slot_name"]), one["epoch"]) for one in found if one["stage"] != "dormant"]
+    shown = [(slots.index(one["slot_name"]), one["decision"]) for one in found if one["stage"] != "dormant"]
     assert Counter(bars) == Counter(shown)
 
 
@@ -270,7 +285,7 @@ IN_FILES: dict[str, Callable[[Calls, list[Record]], None]] = {
     "rewards": lines("iteration", "paid_per_episode", "term"),
     "curves": measures,
     "stages": stage_lanes,
-    "grown contributions": lines("epoch", "contribution", "slot_name"),
+    "grown contributions": lines("decision", "contribution", "slot_name"),
 }
 """How what each figure draws is read back."""
 REGISTRY = {

@@ -38,6 +38,11 @@ class Processes:
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
         self._averaged: WeakSet[nn.Module] = WeakSet()
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that decides."""
+        return self._group is None or distributed.get_rank() == FIRST
+
     def agreed(self, compute: Callable[[], T]) -> T:
         """What ``compute`` returns in the first process, in all of them; it is called only there.
 
@@ -47,7 +52,7 @@ class Processes:
         if self._group is None:
             return compute()
         outcome: list[Any] = []
-        if distributed.get_rank() == FIRST:
+        if self.first:
             try:
                 outcome = [compute()]
             finally:

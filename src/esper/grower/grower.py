@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from esper.control.controller import Controller
 from esper.control.features import View
 from esper.control.history import History
 from esper.control.observation import observe
-from esper.errors import CheckpointError
+from esper.errors import CheckpointError, DivergedError
 from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
 from esper.grower.choosing import chosen
 from esper.grower.decision import Decision, told
@@ -25,13 +26,16 @@ from esper.grower.figures import Figures
 from esper.grower.finishing import Ending, resolved
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Measurement, Number, compared, measured, note
+from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
+from esper.grower.recording import Account, Recording
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
 from esper.grower.trained import TrainedBy
+from esper.grower.verbose import say
 from esper.grower.watch import Watch
 from esper.growth.model import GrowingModel
 from esper.growth.seating import require_seated
@@ -96,10 +100,15 @@ class Grower:
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
             isolation ``shadow`` needs it.
         scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
+        run: A new folder for the run's store, which `esper dash`, `watch`, `report`, `runs`, `query` and `bridge` read:
+            all that a decision was about is safe there when `step` returns. A grower that was saved goes on in the
+            folder it had. Of several processes the first one writes.
+        verbose: Print a line per decision.
 
     Raises:
         ConfigError: an argument is out of range, the rules need a ``loss``, or nothing can grow within the horizon.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
+        RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
     def __init__(
@@ -120,6 +129,8 @@ class Grower:
         seed: int = 0,
         loss: Loss | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        run: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         require_sizes(classes, horizon, rent, train_size, seed)
         self.scores = Scores(metric, higher_is_better, classes, model.outputs)
@@ -149,8 +160,10 @@ class Grower:
         self._asked_for = metric
         self._rent, self._train_size = rent, train_size
         self._seed = seed
-        kinds = self.subject.roster.kinds
-        self._history = History(1, len(model.slots), len(kinds), self.scores.chance_loss, self.scores.chance_score)
+        self._kinds = [kind.name for kind in self.subject.roster.kinds]
+        self._history = History(
+            1, len(model.slots), len(self._kinds), self.scores.chance_loss, self.scores.chance_score
+        )
         self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
@@ -160,6 +173,10 @@ class Grower:
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
         self.subject.table = self._after(self._actions).table
+        self._verbose = verbose
+        self._own_run = None if run is None else self._opened(Path(run), controller, horizon, classes)
+        self.recording: Recording | OwnRun | None = self._own_run
+        """Where decisions are kept, if anywhere."""
 
     def step(
         self,
@@ -187,13 +204,17 @@ class Grower:
                 hand, or another optimizer trains the model.
             SlotError: a submodule with a slot was replaced.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
+            RunError: the run's folder is another grower's, or cannot be written.
         """
+        if self._own_run is not None:
+            self._processes.agreed(self._own_run.require_open)
         given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
         self._trained.require()
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
         now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
+        first = found
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:  # what was known of its fossils is of a model that is no more
             found = self._processes.agreed(lambda: self._measured(now, None, np.ones_like(due)))
@@ -203,12 +224,35 @@ class Grower:
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
             barred = self._watch.barred(verdict, found.usual, idle=idle)
-        finished = self.finished
-        actions, changes = self._decide(barred)
+        finished, before = self.finished, self.subject.table
+        actions, result = self._decide(barred)
         self.decisions += 1
-        names = list(self.model.slots)
-        kinds = [kind.name for kind in self.subject.roster.kinds]
-        return told(self.decisions, names, kinds, actions, joined([undone, changes]), evaluation, rollback, finished)
+        changes = joined([undone, result.transitions])
+        decision = told(
+            self.decisions, list(self.model.slots), self._kinds, actions, changes, evaluation, rollback, finished
+        )
+        self._tell(
+            Account(
+                decision,
+                train_loss=now.train_loss,
+                train_accuracy=now.train_accuracy,
+                score_before=math.nan if first is None else self.scores.score(first.usual),
+                verdicts=result.verdicts,
+                before=before,
+                after=result.table,
+                metric=self.scores.metric,
+            )
+        )
+        return decision
+
+    def close(self) -> None:
+        """Say in the run's folder that training has ended, and let go of it; without a ``run`` it does nothing.
+
+        A run whose last planned decision was taken has ended anyway.
+        """
+        own = self._own_run
+        if own is not None:
+            self._processes.agreed(lambda: own.close(self.decisions))
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
@@ -224,7 +268,11 @@ class Grower:
             ConfigError: a seed came or went by another hand.
         """
         require_planted(self.model, self.subject.table)
-        return resolved(self.subject, self._rent, self._contributions, self._resolve, list(self.model.slots))
+        ending = resolved(self.subject, self._rent, self._contributions, self._resolve, list(self.model.slots))
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.resolved(self.decisions, ending.changes, ending.contributions))
+        return ending
 
     @property
     def finished(self) -> bool:
@@ -269,6 +317,9 @@ class Grower:
             return None, Transitions.none()
         try:
             rollback = governor.rollback()
+        except DivergedError as error:
+            self._fail(error)
+            raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
             gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
@@ -293,7 +344,7 @@ class Grower:
         self._history.record(self._actions, subject.table, training, evaluation)
         return training, evaluation
 
-    def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Transitions]:
+    def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Step]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.
 
         A failure leaves model, optimizer and table as they were.
@@ -322,7 +373,7 @@ class Grower:
         settle(self.model, subject.table, self.rules.isolation)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
-        return actions, result.transitions
+        return actions, result
 
     def _contributions(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`."""
@@ -354,7 +405,8 @@ class Grower:
         Raises:
             CheckpointError: the controller's state cannot be saved.
         """
-        return {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+        state = {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+        return state if self._own_run is None else {**state, "run": self._own_run.id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -364,6 +416,7 @@ class Grower:
 
         Raises:
             CheckpointError: the state is of another model, controller or version, or the model holds other seeds.
+            RunError: the ``run`` is not the one that the state was saved in.
         """
         for key, here in self._signature().items():
             if state.get(key) != here:
@@ -381,6 +434,43 @@ class Grower:
         subject.germinations = memory["germinations"]
         settle(self.model, subject.table, self.rules.isolation)
         note(self.model, self._history.accuracy_contribution)
+        own = self._own_run
+        if own is not None:
+            self._processes.agreed(lambda: own.resume(self.decisions, state.get("run")))
+
+    def _opened(
+        self, path: Path, controller: str | Path | Controller, horizon: int | None, classes: int | None
+    ) -> OwnRun:
+        """The run that is written to the folder ``path``."""
+        told: dict[str, Any] = {
+            "host": type(self.model.host).__name__,
+            "controller": str(controller) if isinstance(controller, str | Path) else controller.name,
+            "slots": {slot.name: list(slot.blueprints) for slot in self.model.slots.values()},
+            "horizon": horizon,
+            "rules": self.rules.model_dump(mode="json"),
+            "conduct": self.conduct.model_dump(mode="json"),
+            "rent": self._rent,
+            "train_size": self._train_size,
+            "classes": classes,
+            "metric": self._asked_for,
+            "seed": self._seed,
+        }
+        own = OwnRun(path, self.model, self._kinds, told, horizon)
+        self._processes.agreed(own.open)
+        return own
+
+    def _tell(self, account: Account) -> None:
+        """Whoever wants to know."""
+        if self._verbose and self._processes.first:
+            say(account)
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.keep(account))
+
+    def _fail(self, error: DivergedError) -> None:
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.failed(self.decisions, error))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""
@@ -392,7 +482,7 @@ class Grower:
         return {
             "version": STATE_VERSION,
             "slots": list(self.model.slots),
-            "blueprints": [kind.name for kind in self.subject.roster.kinds],
+            "blueprints": self._kinds,
             "controller": self.controller.name,
             "metric": self._asked_for,
         }

@@ -107,7 +107,7 @@ def mirrors_in(module: nn.Module, kind: type[Any], original: Any) -> list[Any]:
     Raises:
         SlotError: there is none, or one has other slots or is the original itself.
     """
-    found = [part for part in module.modules() if isinstance(part, kind)]
+    found: list[Any] = [part for part in module.modules() if isinstance(part, kind)]
     if not found or any(one is original or list(one.slots) != list(original.slots) for one in found):
         raise SlotError(
             f"the {type(module).__name__} holds no copy of this model: give copy.deepcopy(model), or what holds one, "

@@ -213,11 +213,11 @@ class GrowingModel(nn.Module):
         is said by ``unfinished``; `esper.Grower.finish` measures and judges them first, so that there are none.
 
         The copy keeps the host's state-dict keys; a seed appears beside them as a module ``fossil_BLUEPRINT`` in the
-        submodule that it follows, where hooks made of torch operations run it. (In a submodule that runs whatever it holds, in another way than `nn.Sequential`, the fossil's tensors
-        are attributes ``fossil_BLUEPRINT_...`` instead.) It trains on, copies, pickles, compiles and exports like any
-        module, and its layers keep what grew when they are put together anew. Only fossils that read the network's
-        input need the whole, where they find it as in the example input: in the same place, or under the same keyword;
-        in a part alone they raise KeyError.
+        submodule that it follows, where hooks made of torch operations run it. (In a submodule that runs whatever it
+        holds, in another way than `nn.Sequential`, the fossil's tensors are attributes ``fossil_BLUEPRINT_...``
+        instead.) It trains on, copies, pickles, compiles and exports like any module, and its layers keep what grew
+        when they are put together anew. Only fossils that read the network's input need the whole, where they find it
+        as in the example input: in the same place, or under the same keyword; in a part alone they raise KeyError.
 
         Where a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError,
         since ``from_pretrained`` would lose what grew. Whoever gives ``state_dict``, as their Trainer does for its

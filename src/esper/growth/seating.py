@@ -68,7 +68,7 @@ def _forward_hooks(module: nn.Module) -> list[Any]:
     if isinstance(module, torch.jit.ScriptModule):  # which takes none
         return []
     handle = module.register_forward_hook(_nothing)
-    hooks: Any = handle.hooks_dict_ref()
+    hooks = cast("dict[int, Any]", handle.hooks_dict_ref())
     handle.remove()
     return list(hooks.values())
 

@@ -34,7 +34,7 @@ def require_untraced() -> None:
     Raises:
         ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
     """
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise ExportError(
             "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
             "returns, or let esper.export do both"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import socket
@@ -15,7 +16,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from esper.telemetry.events import StepTaken
+from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
+from grower.training_loop import Loop
 from ui.dash.planted_run import Plan, accuracy, advance, begin, plant
 
 CHROMIUM = shutil.which("chromium")
@@ -72,6 +76,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(folder: Path) -> Iterator[str]:
     with served(folder, free_port()) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[Path]:
+    """The run of a model that grew in its owner's loop; its ninth training loss was not finite."""
+    loop = Loop("heuristic", run=folder / "alone")
+    for number in range(1, 11):
+        loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    loop.grower.close()
+    yield folder / "alone"
+    delete(folder / "alone")
 
 
 @contextmanager
@@ -182,9 +197,9 @@ def test_the_log_filters_and_pages(browser: Browser, address: str):
         expect(page.get_by_text("No event is like this")).to_be_visible()
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_telephone(browser: Browser, address: str, view: str):
-    with opened(browser, f"{address}#/{view}?run=first", viewport={"width": 400, "height": 800}) as page:
+@pytest.mark.parametrize("place", [*(f"{view}?run=first" for view in VIEWS), "model?run=alone"])
+def test_nothing_is_wider_than_a_telephone(browser: Browser, address: str, alone: Path, place: str):
+    with opened(browser, f"{address}#/{place}", viewport={"width": 400, "height": 800}) as page:
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         page.wait_for_function("document.querySelector('main canvas, .log li')")
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
@@ -278,6 +293,8 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
     name = "<b onclick=x>run"
     attacked = Plan(networks=2, slots=2, steps=4, families=(ATTACK, ATTACK + "2"), blueprints=(ATTACK,), reason=ATTACK)
     plant(folder / name, attacked)
+    with RunStore.open(plant(folder / "attacked", attacked)) as writer:
+        writer.set_metadata({"command": "grow", "host": ATTACK})
     with opened(browser, f"{address}#/population?run=first") as page:
         for view in VIEWS:
             page.goto(f"{address}#/{view}?run=%3Cb%20onclick%3Dx%3Erun&environment=1")
@@ -288,19 +305,57 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
             assert page.title() == "Esper"
         page.goto(f"{address}#/network?run=%3Cb%20onclick%3Dx%3Erun&environment=1")
         expect(page.get_by_text(ATTACK).first).to_be_visible()
+        page.goto(f"{address}#/model?run=attacked")
+        expect(page.get_by_role("heading", level=1)).to_have_text(ATTACK)
+        page.wait_for_function("document.querySelector('main canvas')")
+        expect(page.locator("main img, main script, main b[onclick], select img")).to_have_count(0)
+        assert page.title() == "Esper"
     delete(folder / name)
+    delete(folder / "attacked")
 
 
-def test_a_model_that_grew_alone_shows_too(browser: Browser, address: str, folder: Path):
-    store = plant(folder / "alone", Plan(networks=1, slots=2, steps=6, iterations=1))
-    with RunStore.open(store) as writer:
-        writer.set_metadata({"command": "grow"})
-        writer.scalars(2, {"train_loss": 0.5, "validation_loss": 0.6, "validation_accuracy": 0.8})
-    with opened(browser, f"{address}#/learning?run=alone") as page:
-        expect(page.get_by_role("img", name=re.compile(r"Accuracy\. Newest: validation 0.8"))).to_be_visible()
-        page.get_by_role("link", name="Network").click()
-        expect(page.get_by_role("heading", name="Network 0")).to_be_visible()
-    delete(folder / "alone")
+def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):
+    with RunReader.open(alone / "run.db") as reader:
+        steps, seeds = reader.events(StepTaken), reader.rows("SELECT blueprint FROM seeds")
+        last, slots = steps[-1], reader.metadata()["slots"]
+        added = reader.scalars_at(last.iteration)["added_parameters"]
+    with opened(browser, f"{address}#/population?run=alone") as page:  # which such a run has none of
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sequential")
+        assert page.url.endswith("#/model?run=alone")
+        assert page.locator("nav a").all_text_contents() == ["Model", "Compare", "Events"]
+        expect(page.locator("#status")).to_have_text("finished, decision 10 of 20")
+        expect(page.locator("main")).to_contain_text(
+            f"After decision 10: accuracy {last.accuracy:.3f}, loss {last.loss:.3f}"
+        )
+        expect(page.locator("main")).to_contain_text(f"and {added:.0f} of what grew")
+        for title in ("Accuracy", "Loss", "What each seed contributes", "Parameters"):
+            expect(page.get_by_role("img", name=re.compile(rf"^{title}\. Newest: (?!nothing)"))).to_be_visible()
+        assert lit(page) > 10
+        expect(page.get_by_role("region", name="Lives of the seeds").locator("tbody tr")).to_have_count(len(seeds))
+        rows = page.locator(".tall tbody tr")
+        expect(rows).to_have_count(len(steps))
+        for row, step in zip(rows.all(), reversed(steps), strict=True):
+            what = f"{step.op} {step.blueprint} in {slots[step.slot or 0]}" if step.blueprint else step.op
+            expect(row.locator("td").nth(1)).to_contain_text(what)
+            expect(row.locator("td").last).to_have_text(f"{step.accuracy:.3f}")
+        expect(rows.nth(1)).to_contain_text("rolled back: not finite")
+        expect(page.get_by_text("held back, alpha moving").first).to_be_attached()
+        expect(page.get_by_role("region", name="Rollbacks").last.locator("tbody tr")).to_have_count(1)
+        page.locator("#run").select_option("first")
+        expect(page.get_by_role("heading", name="Population")).to_be_visible()
+        page.locator("#run").select_option("alone")
+        expect(page.get_by_role("heading", name="Sequential")).to_be_visible()
+
+
+def test_the_page_of_a_model_follows_its_training(browser: Browser, address: str, folder: Path):
+    loop = Loop("heuristic", run=folder / "growing")
+    with opened(browser, f"{address}#/model?run=growing") as page:
+        expect(page.get_by_text("No decision was made yet")).to_be_visible()
+        for number in range(1, 4):
+            loop.epoch()
+            expect(page.get_by_text(f"After decision {number}:")).to_be_visible()
+    loop.grower.close()
+    delete(folder / "growing")
 
 
 def test_every_view_is_reached_with_the_tab_key(browser: Browser, address: str):

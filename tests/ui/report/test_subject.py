@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from esper.telemetry.events import RolledBack, RunStarted
 from esper.telemetry.store import RunStore
 from esper.ui.report.subject import report_on
 from experiments.results_cases import planted
+from grower.training_loop import Loop
 from ui.figures_cases import grown, trained
 
 
@@ -71,6 +73,29 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
     assert page.count('class="curve objective"') == 2
     assert 'class="stage fossilized"' in page
     assert "<td>exploded</td>" in page
+
+
+def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "mine"
+    loop = Loop("heuristic", run=run)
+    assert "No decision yet" in report_on(run).html
+    for number in range(1, 11):
+        decision = loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    report = report_on(run)
+    page = report.html
+    assert "<h1>How Sequential grew</h1>" in page
+    assert "controller heuristic, seed 0, 20 decisions planned" in page
+    added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
+    assert f"After {decision.number} decisions (running)" in page
+    assert f"{loop.model.host_parameters} parameters and {added} of what grew" in page
+    assert "; 1 rollback." in page
+    assert "G3 held back: alpha moving" in page
+    assert "blending to holding" in page
+    assert "horizon: 20" in page
+    assert "esper grow --" not in page
+    assert {what.name for what, rows in report.exhibits() if rows} == {
+        *("curves", "stages", "contributions", "seeds", "decisions", "rollbacks")
+    }
 
 
 def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:

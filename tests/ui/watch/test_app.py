@@ -200,7 +200,7 @@ def test_what_a_resumed_run_makes_anew_replaces_what_was(run: RunDirectory, stor
     watch(run, scenario)
 
 
-def test_a_grown_model_shows_its_epochs(run: RunDirectory, store: RunStore):
+def test_a_grown_model_shows_its_decisions(run: RunDirectory, store: RunStore):
     store.set_metadata({"command": "grow", "iterations": 6, "steps": 6, "slots": ["first", "second"]})
     for epoch in range(1, 4):
         store.scalars(epoch, {"validation_accuracy": 0.5 + epoch / 10, "added_parameters": 1234.0})
@@ -208,7 +208,7 @@ def test_a_grown_model_shows_its_epochs(run: RunDirectory, store: RunStore):
     store.flush()
 
     async def scenario(pilot: Pilot[None]):
-        text = await sees(pilot, "epoch 3/6, accuracy 0.800", "0.730")
+        text = await sees(pilot, "decision 3/6, accuracy 0.800", "0.730")
         assert "···" in text
         await pilot.press("enter")
         await sees(pilot, "network 0 of 1, episode 1")

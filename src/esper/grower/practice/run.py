@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from esper import __version__
 from esper.config import dump_settings, load_settings
-from esper.errors import ConfigError, DivergedError
+from esper.errors import ConfigError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.interrupts import Interrupts
 from esper.grower.practice.checkpoint import capture, restore
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.growth import Epoch, Growth
-from esper.grower.practice.record import described, record, record_ending
+from esper.grower.practice.record import described, figures
 from esper.grower.practice.result import Result, concluded, read_result, write_result
 from esper.grower.practice.settings import GrowSettings
+from esper.grower.recording import Recording
 from esper.growth.persist import save
 from esper.signals import Terminated
 from esper.tasks.practice.examples import Splits
-from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.events import RunEnded, RunInterrupted
 from esper.telemetry.store import RunStore
 
 KEPT_CHECKPOINTS = 2
@@ -43,13 +43,10 @@ class GrowRun:
             found = self._checkpoints.latest()
             restore(growth, found.tensors, found.state)
             self.done = found.iteration
-            event = RunResumed(self.done, __version__)
-        else:
-            event = RunStarted(0, __version__, growth.settings.seed)
-            store.set_metadata(described(growth))
-        store.rewind(self.done)
-        store.emit(event)
-        store.flush()
+        blueprints = [kind.name for kind in growth.grower.subject.roster.kinds]
+        recording = Recording(store, growth.model, blueprints, growth.settings.rent)
+        recording.begin(self.done, growth.settings.seed, described(growth.settings))
+        growth.grower.recording = recording
 
     def train(self, show: Callable[[Epoch], None]) -> None:
         """Do the epochs that remain and ``show`` each, up to a plateau; Ctrl-C and SIGTERM lose one at most.
@@ -62,17 +59,14 @@ class GrowRun:
                 while not self.over:
                     with interrupts.at_once():
                         epoch = self.growth.epoch(self.done + 1)
-                    record(self.store, epoch, self.growth)
+                    self.store.scalars(epoch.number, figures(epoch))
+                    self.store.flush()
                     self._checkpoints.save(epoch.number, *capture(self.growth))
                     self.done = epoch.number
                     show(epoch)
                     interrupts.check()
         except (KeyboardInterrupt, Terminated) as stopped:
             self.store.emit(RunInterrupted(self.done, type(stopped).__name__))
-            self.store.flush()
-            raise
-        except DivergedError as error:
-            self.store.emit(RunFailed(self.done, str(error)))
             self.store.flush()
             raise
 
@@ -85,7 +79,7 @@ class GrowRun:
         """Judge what is unfinished, test and save what stays; the second time, only read the result."""
         if self.run.result.exists():
             return read_result(self.run.result)
-        record_ending(self.store, self.done, self.growth.grower.finish(), list(self.growth.model.slots))
+        self.growth.grower.finish()
         result = concluded(self.growth, self.growth.test(), self.store)
         save(self.growth.model, self.run.model)
         self.store.emit(RunEnded(self.done, result.seconds))

@@ -22,6 +22,7 @@ from esper.ui.dash.parameters import number, optional_number, whole
 from esper.ui.dash.queries.comparison import comparison
 from esper.ui.dash.queries.learning import learning
 from esper.ui.dash.queries.log import log
+from esper.ui.dash.queries.model import model
 from esper.ui.dash.queries.network import look, network
 from esper.ui.dash.queries.overview import overview
 from esper.ui.dash.queries.population import population
@@ -49,7 +50,7 @@ def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = 
 class Views:
     """Answers by the last word of the address; the run is given by name."""
 
-    NAMES = ("runs", "compare", "stream", "population", "network", "look", "learning", "events")
+    NAMES = ("runs", "compare", "stream", "population", "network", "look", "learning", "model", "events")
 
     def __init__(self, finder: RunFinder, stopping: Callable[[], bool]) -> None:
         self._finder = finder
@@ -63,6 +64,7 @@ class Views:
                 reader, *(number(ask.query_params, name) for name in ("episode", "environment", "step"))
             ),
             "learning": lambda reader, _: learning(reader),
+            "model": lambda reader, _: model(reader),
             "events": lambda reader, ask: log(
                 reader,
                 ask.query_params.getlist("type"),

@@ -31,23 +31,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-NO_EPOCH = "no epoch is done"
+NO_DECISION = "no decision was made"
 
 CURVES = Query("""\
-SELECT 'accuracy' AS measure, replace(name, '_accuracy', '') AS data, iteration AS epoch, value
+SELECT 'accuracy' AS measure, replace(name, '_accuracy', '') AS data, iteration AS decision, value
 FROM scalars WHERE name IN ('train_accuracy', 'validation_accuracy')
 UNION ALL
 SELECT 'loss', replace(name, '_loss', ''), iteration, value
 FROM scalars WHERE name IN ('train_loss', 'validation_loss')
 UNION ALL
+SELECT 'score', 'validation', iteration, value FROM scalars WHERE name = 'validation_score'
+UNION ALL
 SELECT 'added_parameters', 'seeds', iteration, value FROM scalars WHERE name = 'added_parameters'
 UNION ALL
 SELECT 'rollback', trouble, iteration, NULL FROM rollbacks
-ORDER BY measure, data, epoch
+ORDER BY measure, data, decision
 """)
 
 STAGES = Query(f"""\
-SELECT {SLOT_NAME} AS slot_name, step + 1 AS epoch, stage, blueprint, alpha
+SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, stage, blueprint, alpha
 FROM slots ORDER BY slot, step
 """)
 
@@ -56,13 +58,13 @@ SELECT step, slot, before, after, blueprint, cause, reason FROM transitions ORDE
 """)
 
 CONTRIBUTIONS = Query(f"""\
-SELECT {SLOT_NAME} AS slot_name, step + 1 AS epoch, contribution
+SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, contribution
 FROM slots
 WHERE slot IN (SELECT slot FROM slots WHERE contribution IS NOT NULL)
 ORDER BY slot, step
 """)
 
-_PANELS = {"accuracy": "accuracy", "loss": "loss (nats)", "added_parameters": "added\nparameters"}
+_PANELS = {"accuracy": "accuracy", "score": "score", "loss": "loss (nats)", "added_parameters": "added\nparameters"}
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
 _COLOURS = {
     Stage.GERMINATED: "#d7dce4",
@@ -84,14 +86,14 @@ def _draw_curves(canvas: Canvas, rows: Rows) -> None:
     column = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(column, panels, strict=True):
         for data, part in measures[name].by("data").items():
-            axes.plot(part.numbers("epoch"), part.numbers("value"), color=_DATA[data], label=data)
-        for epoch in measures["rollback"].numbers("epoch") if "rollback" in measures else []:
-            axes.axvline(epoch, color=VERMILION, linewidth=0.8, linestyle=":", label="rollback")
+            axes.plot(part.numbers("decision"), part.numbers("value"), color=_DATA[data], label=data)
+        for decision in measures["rollback"].numbers("decision") if "rollback" in measures else []:
+            axes.axvline(decision, color=VERMILION, linewidth=0.8, linestyle=":", label="rollback")
         axes.set_ylabel(_PANELS[name])
         if name == "added_parameters":
             axes.set_ylim(bottom=0)
         few_ticks(axes, 4)
-    count_iterations(column[-1], "epoch")
+    count_iterations(column[-1], "decision")
     found = dict(zip(*reversed(column[0].get_legend_handles_labels()), strict=True))
     canvas.legend(found.values(), found.keys(), loc="outside upper center", ncols=4)
     canvas.align_ylabels()
@@ -110,21 +112,21 @@ def _draw_stages(canvas: Canvas, rows: Rows) -> None:
         if stage in seen:
             axes.barh(0, 0, color=shade, label=stage.name.lower())
     name_rows(axes, list(slots))
-    axes.set_xlim(min(rows.numbers("epoch")) - 0.5, max(rows.numbers("epoch")) + 0.5)
-    count_iterations(axes, "epoch")
+    axes.set_xlim(min(rows.numbers("decision")) - 0.5, max(rows.numbers("decision")) + 0.5)
+    count_iterations(axes, "decision")
     legend_above(canvas, axes)
 
 
 def _draw_lane(axes: Axes, place: int, part: Rows, stages: Sequence[Stage]) -> None:
     """A bar per time in one stage; where a seed begins, its blueprint stands above."""
-    epochs, blueprints = part.numbers("epoch"), part.column("blueprint")
+    decisions, blueprints = part.numbers("decision"), part.column("blueprint")
     before: tuple[Stage, str | None] = (Stage.DORMANT, None)
-    for epoch, stage, blueprint in zip(epochs, stages, blueprints, strict=True):
+    for decision, stage, blueprint in zip(decisions, stages, blueprints, strict=True):
         if stage in _COLOURS:
-            axes.barh(place, 1.0, _BAR, left=epoch - 0.5, color=_COLOURS[stage], linewidth=0)
+            axes.barh(place, 1.0, _BAR, left=decision - 0.5, color=_COLOURS[stage], linewidth=0)
         if isinstance(blueprint, str) and before[1] != blueprint:
             style: dict[str, Any] = {"fontsize": LABEL_SIZE - 1, "color": BLACK, "va": "bottom", "clip_on": True}
-            axes.text(epoch - 0.5, place - _BAR / 2 - 0.02, blueprint, **style)
+            axes.text(decision - 0.5, place - _BAR / 2 - 0.02, blueprint, **style)
         before = (stage, blueprint if isinstance(blueprint, str) else None)
 
 
@@ -145,9 +147,9 @@ def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
             "marker": ".",
             "markersize": 2.5,
         }
-        axes.plot(part.numbers("epoch"), part.numbers("contribution"), **style)
+        axes.plot(part.numbers("decision"), part.numbers("contribution"), **style)
     axes.set_ylabel("contribution to\nvalidation accuracy")
-    count_iterations(axes, "epoch")
+    count_iterations(axes, "decision")
     legend_above(canvas, axes)
 
 
@@ -158,7 +160,7 @@ FIGURES = (
         "Dotted lines are rollbacks.",
         CURVES,
         _draw_curves,
-        NO_EPOCH,
+        NO_DECISION,
         height=3.2,
     ),
     Figure(
@@ -166,7 +168,7 @@ FIGURES = (
         "What each slot went through; a seed's blueprint stands where it germinated.",
         STAGES,
         _draw_stages,
-        NO_EPOCH,
+        NO_DECISION,
     ),
     Figure(
         "contributions",

@@ -18,12 +18,23 @@ FROM seeds ORDER BY germinated, slot
 """)
 
 DECISIONS = Query(f"""\
-SELECT iteration AS epoch, op, {SLOT_NAME} AS slot_name, blueprint, accuracy, loss
-FROM decisions WHERE op != 'wait' ORDER BY iteration
+WITH changed AS (
+    SELECT iteration, group_concat({SLOT_NAME} || ' ' || before || ' to ' || after, '; ') AS changes
+    FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
+), judged AS (
+    SELECT iteration,
+        group_concat({SLOT_NAME} || ' ' || gate || ' ' || CASE WHEN passed THEN 'passed'
+            ELSE 'held back: ' || replace(reason, '_', ' ') END, '; ') AS verdicts
+    FROM (SELECT * FROM gates ORDER BY id) GROUP BY iteration
+)
+SELECT iteration AS decision, op, {SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, accuracy
+FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN judged USING (iteration)
+WHERE op != 'wait' OR changes IS NOT NULL OR verdicts IS NOT NULL
+ORDER BY iteration
 """)
 
 ROLLBACKS = Query("""\
-SELECT iteration AS epoch, trouble, loss_before, loss_after, json_array_length(pruned) AS seeds_lost
+SELECT iteration AS decision, trouble, loss_before, loss_after, json_array_length(pruned) AS seeds_lost
 FROM rollbacks ORDER BY id
 """)
 
@@ -34,7 +45,7 @@ _UNFINISHED = "the run has not ended"
 TABLES = (
     Table(
         "seeds",
-        "The life of each seed, by the epochs after which it entered a stage.",
+        "The life of each seed, by the decisions with which it entered a stage.",
         LIVES,
         (
             Column("slot_name", "slot", text, numeric=False),
@@ -50,15 +61,18 @@ TABLES = (
     ),
     Table(
         "decisions",
-        "Every decision other than to wait, with the accuracy and loss on validation data that it was made on.",
+        "Every decision with which something happened: what was decided, which slots changed their stage, what the "
+        "gates ahead of seeds said anew, and the loss and accuracy on validation data that it was made on.",
         DECISIONS,
         (
-            Column("epoch", "epoch", count),
+            Column("decision", "decision", count),
             Column("op", "operation", text, numeric=False),
             Column("slot_name", "slot", text, numeric=False),
             Column("blueprint", "blueprint", text, numeric=False),
-            Column("accuracy", "accuracy", decimals),
+            Column("changes", "changes", text, numeric=False, long=True),
+            Column("verdicts", "gates", text, numeric=False, long=True),
             Column("loss", "loss", decimals),
+            Column("accuracy", "accuracy", decimals),
         ),
         "all decisions were to wait",
     ),
@@ -67,7 +81,7 @@ TABLES = (
         "Every return to the last good state, with the loss before and after, in nats.",
         ROLLBACKS,
         (
-            Column("epoch", "epoch", count),
+            Column("decision", "decision", count),
             Column("trouble", "trouble", text, numeric=False),
             Column("loss_before", "loss before", decimals),
             Column("loss_after", "loss after", decimals),

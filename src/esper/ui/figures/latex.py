@@ -27,6 +27,10 @@ _ESCAPES = {
 }
 
 
+_LONG = r"p{0.2\linewidth}"
+"""Alignment of a column whose values take several lines."""
+
+
 def escaped(text: str) -> str:
     """The text as LaTeX prints it; what cannot be printed becomes a space."""
     marks = "".join(_ESCAPES.get(mark, mark if mark.isprintable() else " ") for mark in text)
@@ -36,7 +40,7 @@ def escaped(text: str) -> str:
 def latex(table: Table, rows: Rows) -> str:
     """A table environment with caption and label."""
     columns = table.columns
-    alignment = "".join("r" if column.numeric else "l" for column in columns)
+    alignment = "".join(_LONG if column.long else "r" if column.numeric else "l" for column in columns)
     written = [
         [column.written(value) for value in values]
         for column, values in zip(columns, (rows.column(column.name) for column in columns), strict=True)

@@ -57,6 +57,8 @@ class Column:
     heading: str
     written: Callable[[Value], str]
     numeric: bool = True
+    long: bool = False
+    """Whether a value may take several lines."""
 
 
 @dataclass(frozen=True)

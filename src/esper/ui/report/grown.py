@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from esper.config import load_settings, settings_text
+from esper.errors import RunError
+from esper.experiments.run_state import Progress, progress_of
 from esper.experiments.tallies import StageChange
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.result import Result, read_result
-from esper.grower.practice.settings import GrowSettings
+from esper.lifecycle.stages import Stage
+from esper.reading import read_bounded
+from esper.strict_yaml import MOST_BYTES
 from esper.telemetry.reader import RunReader
-from esper.ui.figures.exhibits import grown_exhibits
+from esper.ui.figures.exhibits import grown_exhibits, own_exhibits
 from esper.ui.figures.grown import CHANGES, CONTRIBUTIONS, CURVES
 from esper.ui.figures.record import Exhibit, Table
 from esper.ui.figures.rows import Rows, fetch
@@ -34,16 +39,25 @@ _KINDS = {"train": "objective", "validation": "policy", "seeds": "policy"}
 
 @dataclass(frozen=True)
 class GrownData:
-    """A run of `esper grow` as its page needs it."""
+    """A run of `esper grow` or of a `Grower` as its page needs it."""
 
     run: str
-    settings: GrowSettings
+    metadata: Mapping[str, Any]
+    """What the run says of itself."""
+    config: str
+    """Its ``config.yaml``."""
+    progress: Progress
     slots: list[str]
     changes: Rows
     """What `CHANGES` gives."""
     result: Result | None
-    """None before the run has ended."""
+    """None before a run of `esper grow` has ended, and of a `Grower`, which tests nothing."""
     exhibits: list[Exhibit]
+
+    @property
+    def own(self) -> bool:
+        """Whether a `Grower` wrote it in its owner's loop."""
+        return _is_own(self.metadata)
 
     def rows(self, name: str) -> Rows:
         """The numbers of a figure."""
@@ -54,26 +68,38 @@ def load_grown(run: GrowDirectory) -> GrownData:
     """Read a run, also while it goes on.
 
     Raises:
-        RunError, ConfigError: a file of the run is damaged.
+        RunError: a file of the run is missing or damaged.
     """
     result = read_result(run.result) if run.result.exists() else None
     with RunReader.open(run.store) as reader:
-        slots: list[str] = reader.metadata().get("slots", [])
+        metadata, progress = reader.metadata(), progress_of(run, reader)
     (changes,) = fetch(run.store, [CHANGES.text])
-    exhibits = grown_exhibits(run.store, result)
-    return GrownData(str(run.path), load_settings(GrowSettings, run.config), slots, changes, result, exhibits)
+    slots: list[str] = metadata.get("slots", [])
+    exhibits = own_exhibits(run.store) if _is_own(metadata) else grown_exhibits(run.store, result)
+    return GrownData(str(run.path), metadata, _config(run.config), progress, slots, changes, result, exhibits)
+
+
+def _is_own(metadata: Mapping[str, Any]) -> bool:
+    return "task" not in metadata
+
+
+def _config(path: Path) -> str:
+    try:
+        return read_bounded(path, MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise RunError(f"cannot read the configuration {path}: {error.strerror}") from error
 
 
 def grown_html(data: GrownData) -> str:
     """The whole page."""
-    settings = data.settings
+    host, task = data.metadata.get("host", "a model"), data.metadata.get("task")
     parts = [
-        element("h1", f"How {settings.host} grew on {settings.task}"),
+        element("h1", f"How {host} grew" if task is None else f"How {host} grew on {task}"),
         element("p", _facts(data), class_="facts"),
         _answer(data),
         *_figures(data),
         *(section(what.name.capitalize(), exhibited(what, rows)) for what, rows in _tables(data.exhibits)),
-        _reproduce(data),
+        _settings(data),
     ]
     return document(f"Esper: {Path(data.run).name}", *parts)
 
@@ -93,13 +119,17 @@ def _tables(exhibits: Sequence[Exhibit]) -> list[tuple[Table, Rows]]:
 
 
 def _facts(data: GrownData) -> str:
-    settings = data.settings
-    return f"Run {data.run}: controller {settings.controller}, seed {settings.seed}, {settings.epochs} epochs."
+    told = data.metadata
+    planned = told.get("iterations")
+    what = "" if planned is None else f", {planned} decisions planned" if data.own else f", {planned} epochs"
+    return f"Run {data.run}: controller {told.get('controller', '?')}, seed {told.get('seed', '?')}{what}."
 
 
 def _answer(data: GrownData) -> Element:
     result = data.result
-    if result is None:
+    if data.own:
+        short, long = _standing(data)
+    elif result is None:
         short = "Not finished yet"
         long = f"Go on with esper grow --resume {shlex.quote(data.run)}, unless it is running."
     else:
@@ -113,62 +143,107 @@ def _answer(data: GrownData) -> Element:
     return element("div", element("strong", short), element("p", long), class_="answer")
 
 
+def _standing(data: GrownData) -> tuple[str, str]:
+    """How a model stands whose training is its owner's: in short, and at length."""
+    curves = data.rows("curves").by("measure")
+    if "loss" not in curves:
+        return "No decision yet", f"The run is {data.progress.state}."
+    newest = {name: _newest(part) for name, part in curves.items() if name in _MEASURES}
+    share = newest.get("accuracy", math.nan)
+    short = f"{percent(share)} right on validation data" if math.isfinite(share) else f"Loss {score(newest['loss'])}"
+    rollbacks = len(curves["rollback"]) if "rollback" in curves else 0
+    return short, (
+        f"After {data.progress.done} decisions ({data.progress.state}): loss {score(newest['loss'])} on validation "
+        f"data; {_parameters(data.metadata)} parameters and {newest['added_parameters']:,.0f} of what grew "
+        f"({_residents(data)}); {rollbacks} rollback{'' if rollbacks == 1 else 's'}."
+    )
+
+
+def _newest(rows: Rows) -> float:
+    """The last value on validation data, or of what has one kind of data only."""
+    parts = rows.by("data")
+    return (parts.get("validation") or next(iter(parts.values()))).numbers("value")[-1]
+
+
+def _parameters(metadata: Mapping[str, Any]) -> str:
+    host = metadata.get("host_parameters")
+    return f"{host:,}" if isinstance(host, int) else "?"
+
+
+def _residents(data: GrownData) -> str:
+    """Seeds that are in the model after the last decision."""
+    lanes = [(slot, part) for slot, part in data.rows("stages").by("slot_name").items()]
+    last = [(slot, part.texts("stage")[-1], part.column("blueprint")[-1]) for slot, part in lanes]
+    fossilized = Stage.FOSSILIZED.name.lower()
+    told = [
+        f"{blueprint} in {slot}{'' if stage == fossilized else f', {stage}'}"
+        for slot, stage, blueprint in last
+        if blueprint is not None
+    ]
+    return "; ".join(told) or "nothing"
+
+
 def _figures(data: GrownData) -> list[Element]:
     curves = data.rows("curves").by("measure")
     if "loss" not in curves:
-        return [section("How it learned", element("p", "No epoch is done yet.", class_="note"))]
-    epochs = round(max(curves["loss"].numbers("epoch")))
-    rollbacks = curves["rollback"].numbers("epoch") if "rollback" in curves else []
-    drawn = [_curves(curves[name], epochs, rollbacks, title) for name, title in _MEASURES.items() if name in curves]
+        return [section("How it learned", element("p", "No decision was made yet.", class_="note"))]
+    decisions = round(max(curves["loss"].numbers("decision")))
+    rollbacks = curves["rollback"].numbers("decision") if "rollback" in curves else []
+    drawn = [_curves(curves[name], decisions, rollbacks, title) for name, title in _MEASURES.items() if name in curves]
     learned = figure(element("div", *drawn, class_="gauges"), _LEARNED, _SAMPLES, source=CURVES)
-    parts = [section("How it learned", learned), _stages(data, epochs)]
-    return [*parts, *_contributions(data.rows("contributions"), epochs)]
+    parts = [section("How it learned", learned), _stages(data, decisions)]
+    return [*parts, *_contributions(data.rows("contributions"), decisions)]
 
 
 _MEASURES = {
-    "accuracy": "Accuracy by epoch",
-    "loss": "Loss by epoch, in nats",
-    "added_parameters": "Parameters of all seeds by epoch",
+    "accuracy": "Accuracy by decision",
+    "score": "Score by decision",
+    "loss": "Loss by decision, in nats",
+    "added_parameters": "Parameters of all seeds by decision",
 }
-_LEARNED = "Accuracy, loss in nats, and the parameters of all seeds, by epoch; dashed lines are rollbacks."
+_LEARNED = "Accuracy, loss in nats, and the parameters of all seeds, by decision; dashed lines are rollbacks."
 _SAMPLES = legend([("training data", "swatch objective"), ("validation data, seeds", "swatch policy")])
 
 
-def _curves(rows: Rows, epochs: int, rollbacks: Sequence[float], title: str) -> Element:
-    plot = Plot(counting_axis(epochs), axis_for(rows.numbers("value")), HEIGHT)
-    marks: list[Node] = [vertical(plot.across(epoch), 0, plot.height, "baseline") for epoch in rollbacks]
+def _curves(rows: Rows, decisions: int, rollbacks: Sequence[float], title: str) -> Element:
+    plot = Plot(counting_axis(decisions), axis_for(rows.numbers("value")), HEIGHT)
+    marks: list[Node] = [vertical(plot.across(decision), 0, plot.height, "baseline") for decision in rollbacks]
     for name, part in rows.by("data").items():
-        points = list(zip(part.numbers("epoch"), part.numbers("value"), strict=True))
+        points = list(zip(part.numbers("decision"), part.numbers("value"), strict=True))
         marks.append(plot.curve(points, _KINDS[name]))
-    drawn = plot.figure(*marks, title=title, x_title="epoch")
+    drawn = plot.figure(*marks, title=title, x_title="decision")
     return element("div", element("h4", title), drawn)
 
 
-def _stages(data: GrownData, epochs: int) -> Element:
-    caption = "One lane per slot over the epochs' decisions; a label names the blueprint that germinated there."
-    drawn = lanes(_changes(data.changes), epochs, data.slots)
+def _stages(data: GrownData, decisions: int) -> Element:
+    caption = "One lane per slot over the decisions; a label names the blueprint that germinated there."
+    drawn = lanes(_changes(data.changes), decisions, data.slots)
     return section("What its slots went through", figure(drawn, caption, stage_legend(), source=CHANGES))
 
 
-def _contributions(rows: Rows, epochs: int) -> list[Element]:
+def _contributions(rows: Rows, decisions: int) -> list[Element]:
     if not rows:
         return []
-    plot = Plot(counting_axis(epochs), axis_for([0.0, *rows.numbers("contribution")]), HEIGHT)
+    plot = Plot(counting_axis(decisions), axis_for([0.0, *rows.numbers("contribution")]), HEIGHT)
     marks: list[Node] = [plot.level(0, "zero")]
     parts = rows.by("slot_name")
     for index, part in enumerate(parts.values()):
-        points = list(zip(part.numbers("epoch"), part.numbers("contribution"), strict=True))
+        points = list(zip(part.numbers("decision"), part.numbers("contribution"), strict=True))
         marks.append(plot.curve(points, f"hue hue{index % HUES}"))
-    drawn = plot.figure(*marks, title="Contribution of each slot's seed by epoch", x_title="epoch")
+    drawn = plot.figure(*marks, title="Contribution of each slot's seed by decision", x_title="decision")
     entries = [(slot, f"swatch hue hue{index % HUES}") for index, slot in enumerate(parts)]
     caption = "Validation accuracy with the slot's seed less that without it."
     return [section("What its seeds contribute", figure(drawn, caption, legend(entries), source=CONTRIBUTIONS))]
 
 
-def _reproduce(data: GrownData) -> Element:
+def _settings(data: GrownData) -> Element:
+    """How to do it again, as far as Esper knows."""
+    if data.own:
+        told = element("details", element("summary", "All settings"), element("pre", data.config))
+        return section("What the grower was told", told)
     command = f"esper grow --config {shlex.quote(f'{data.run}/config.yaml')} --run-dir runs/again"
     return section(
         "How to reproduce this",
         element("pre", element("code", command)),
-        element("details", element("summary", "All settings"), element("pre", settings_text(data.settings))),
+        element("details", element("summary", "All settings"), element("pre", data.config)),
     )

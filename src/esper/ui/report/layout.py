@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.ui.figures.record import Query, Source, Table
-from esper.ui.figures.rows import Rows
+from esper.ui.figures.record import Column, Query, Source, Table
+from esper.ui.figures.rows import Rows, Value
 from esper.ui.report.markup import Element, Node, element
 
 
@@ -24,9 +24,14 @@ def exhibited(what: Table, rows: Rows) -> Element:
     """A table with caption and source; where there are no rows, why."""
     if not rows:
         return element("p", f"{what.absent.capitalize()}.", class_="note")
-    cells = [[column.written(value) for value in rows.column(column.name)] for column in what.columns]
+    cells = [[_written(column, value) for value in rows.column(column.name)] for column in what.columns]
     body = table([column.heading for column in what.columns], list(zip(*cells, strict=True)), "numbers")
     return figure(body, what.caption, source=what.source)
+
+
+def _written(column: Column, value: Value) -> Node:
+    text = column.written(value)
+    return element("td", text, class_="long") if column.long else text
 
 
 def _origin(source: Source) -> Element:

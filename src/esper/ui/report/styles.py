@@ -69,7 +69,7 @@ table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-num
 th,td{padding:5px 10px;text-align:left;border-bottom:1px solid var(--line)}
 thead th{vertical-align:bottom}
 th{font-weight:600}td small{color:var(--soft)}
-.numbers td{white-space:nowrap}.numbers td small{display:block}
+.numbers td{white-space:nowrap}.numbers td.long{white-space:normal;min-width:9em}.numbers td small{display:block}
 .dense th,.dense td{padding:5px 6px}
 .heat td{text-align:center;background:rgba(var(--heat-rgb),var(--heat));padding:4px 8px;
 line-height:1.25;white-space:nowrap}

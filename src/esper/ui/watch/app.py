@@ -117,7 +117,7 @@ def _status(run: RunDirectory, progress: Progress | None) -> Text:
     name = printable(run.path.resolve().name)
     if progress is None:
         return Text(name, "bold")
-    unit, what = ("epoch", "accuracy") if progress.command == "grow" else ("iteration", "J")
+    unit, what = ("decision", "accuracy") if progress.command == "grow" else ("iteration", "J")
     total = "" if progress.total is None else f"/{progress.total}"
     parts = [f"{unit} {progress.done}{total}"]
     if progress.score is not None:

@@ -1,4 +1,4 @@
-"""How a controller, or a model that grows alone, learns."""
+"""How a controller learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import payload_of, plain
 
-_LEFT_OUT = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/", "contribution/")
+_LEFT_OUT = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/")
 """Scalars that the view does not draw."""
 
 
@@ -24,7 +24,6 @@ def learning(reader: RunReader) -> dict[str, Any]:
     anomalies = reader.rows("SELECT payload FROM events WHERE type = 'anomaly_raised' ORDER BY id")
     return {
         "cursor": cursor,
-        "command": plain(metadata.get("command")),
         "total": plain(metadata.get("iterations")),
         "baselines": plain(metadata.get("baseline_levels", {})),
         "iterations": ordered,

@@ -14,7 +14,7 @@ const LABEL_HEIGHT = 12;
 /**
  * A card with a chart.
  *
- * `lines` are { label, values, dashed?, points? } over `x`; `levels` are { label, value }, drawn across and named on the
+ * `lines` are { label, values, dashed?, points?, broken? } over `x`, broken where a value is missing; `levels` are { label, value }, drawn across and named on the
  * right; `marks` are { x, label } that are flagged. `update` takes a new `{ x, lines, levels, marks }`.
  */
 export class Chart {
@@ -85,7 +85,7 @@ export class Chart {
     const stroke = colour(line.colour ?? `c${(index % COLOURS) + 1}`);
     const single = this.data.x.length < 2;
     const dash = line.dashed ? [6, 4] : index >= COLOURS ? [2, 3] : undefined;
-    return { stroke, width: 2, dash, spanGaps: true, points: { show: single || Boolean(line.points), size: 6, fill: stroke } };
+    return { stroke, width: 2, dash, spanGaps: !line.broken, points: { show: single || Boolean(line.points), size: 6, fill: stroke } };
   }
 
   level() {

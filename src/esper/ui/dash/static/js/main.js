@@ -4,16 +4,17 @@ import { element, empty } from "./dom.js";
 import { words } from "./formats.js";
 import { atMostEvery } from "./later.js";
 import { Live } from "./live.js";
-import { VIEWS, address, go, here } from "./place.js";
+import { address, go, here, viewsOf } from "./place.js";
 import { ask } from "./server.js";
 import { startTheme } from "./theme.js";
 import * as compare from "./views/compare.js";
 import * as events from "./views/events.js";
 import * as learning from "./views/learning.js";
+import * as model from "./views/model.js";
 import * as network from "./views/network.js";
 import * as population from "./views/population.js";
 
-const MODULES = { population, network, learning, compare, events };
+const MODULES = { population, network, learning, model, compare, events };
 const REFRESH_MS = 4000;
 
 const main = document.getElementById("main");
@@ -83,7 +84,9 @@ async function show() {
   const { view, parameters } = here();
   const run = parameters.get("run");
   if (run === null || !runs.length) return;
-  showTabs(view);
+  const views = viewsOf(runs.find((one) => one.name === run));
+  if (!views.includes(view)) return go(views[0], {}, true);
+  showTabs(view, views);
   chooser.value = run;
   showStatus();
   if (opened.view === view && opened.run === run && opened.shown?.changed?.(parameters)) return;
@@ -120,9 +123,9 @@ function retryLater(number) {
   }, REFRESH_MS);
 }
 
-function showTabs(view) {
+function showTabs(view, views) {
   const tabs = document.getElementById("tabs");
-  const links = VIEWS.map((name) => {
+  const links = views.map((name) => {
     const title = name[0].toUpperCase() + name.slice(1);
     const link = element("a", { href: address(name) }, title);
     if (name === view) link.setAttribute("aria-current", "page");
@@ -138,7 +141,7 @@ function showTabs(view) {
 function showStatus() {
   const run = runs.find((one) => one.name === here().parameters.get("run"));
   const total = run?.total ? ` of ${run.total}` : "";
-  const unit = run?.command === "grow" ? "epoch" : "iteration";
+  const unit = run?.command === "grow" ? "decision" : "iteration";
   const progress = run && !run.error ? `${words(run.state)}, ${unit} ${run.done}${total}` : "cannot be read";
   status.textContent = connected === false ? "connection lost, trying again" : progress;
   status.dataset.state = connected === false ? "waiting" : connected && run?.state === "running" ? "live" : "still";
@@ -165,7 +168,9 @@ async function refresh() {
       const newest = [...runs].sort((one, other) => (other.started ?? 0) - (one.started ?? 0))[0];
       go(here().view, { run: newest.name }, true);
     }
-    if (none) await show();
+    const { view, parameters } = here();
+    const known = runs.find((one) => one.name === parameters.get("run"));
+    if (none || (known && !viewsOf(known).includes(view))) await show();
     else showStatus();
   } catch (error) {
     if (!runs.length) complain(error.message);

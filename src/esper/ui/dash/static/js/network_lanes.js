@@ -54,7 +54,7 @@ export class Lanes {
     for (const decision of this.data.decisions) {
       const stage = decision.stages?.[lane];
       const box = { x: AXIS + decision.step * block, y: top, width: block, height: LANE };
-      drawBlock(context, box, stage, decision.alphas?.[lane]);
+      drawBlock(context, { ...box, ...pixels(decision.step, block) }, stage, decision.alphas?.[lane]);
       stretch = { stage, count: stretch.stage === stage ? stretch.count + 1 : 1 };
       drawGlyph(context, box, stage, stretch.count);
       const blueprint = decision.blueprints?.[lane] ?? null;
@@ -75,4 +75,10 @@ export class Lanes {
     this.resize.disconnect();
     onTheme.delete(this.redraw);
   }
+}
+
+/** A step's place in whole pixels, where neighbours meet without a seam. */
+function pixels(step, block) {
+  const x = Math.round(AXIS + step * block);
+  return { x, width: Math.round(AXIS + (step + 1) * block) - x };
 }

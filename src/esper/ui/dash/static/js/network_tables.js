@@ -5,33 +5,39 @@ import { named, score, signed, whole, words } from "./formats.js";
 
 const none = (sentence) => element("p", { className: "note" }, sentence);
 
-/** One row per seed. */
-export function seedsTable({ seeds, slots }) {
+/** Decisions are counted from 1, steps from 0. */
+const moment = (step, unit) => figure(whole(typeof step === "number" && unit === "decision" ? step + 1 : step));
+
+/** One row per seed; `newest` contributions by slot, where they are told. */
+export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
-  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Adds"];
+  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Adds", ...(newest ? ["Adds now"] : [])];
+  const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
+  const now = (seed) => (residents.get(seed.slot) === seed && seed.outcome !== "pruned" ? newest[seed.slot] : null);
   const steps = ["germinated", "trained", "blended", "held", "fossilized", "pruned"];
   const rows = seeds.map((seed) => [
     named(slots, seed.slot, "slot"),
     words(seed.blueprint),
-    ...steps.map((name) => figure(whole(seed[name]))),
+    ...steps.map((name) => moment(seed[name], unit)),
     element("span", { className: { fossilized: "good", pruned: "bad" }[seed.outcome] ?? "" }, words(seed.outcome)),
     words(seed.cause),
     figure(signed(seed.contribution)),
+    ...(newest ? [figure(signed(now(seed)))] : []),
   ]);
-  return table(heads, rows, "Lives of the seeds; numbers are steps");
+  return table(heads, rows, `Lives of the seeds; numbers are ${unit}s`);
 }
 
 /** One row per rollback. */
-export function rollbacksTable({ rollbacks, slots }) {
-  if (!rollbacks.length) return none("The governor never rolled this network back.");
+export function rollbacksTable({ rollbacks, slots }, unit = "step") {
+  if (!rollbacks.length) return none("The governor never rolled it back.");
   const rows = rollbacks.map((one) => [
-    figure(whole(one.step)),
+    moment(one.step, unit),
     words(one.trouble),
     `${score(one.loss_before)} to ${score(one.loss_after)}`,
     (one.pruned ?? []).map((slot) => named(slots, slot, "slot")).join(", ") || "none",
     one.ended ? "ended the episode" : "",
   ]);
-  return table(["Step", "Trouble", "Loss", "Seeds gone", ""], rows, "Rollbacks");
+  return table([unit[0].toUpperCase() + unit.slice(1), "Trouble", "Loss", "Seeds gone", ""], rows, "Rollbacks");
 }
 
 /** One row per new verdict. */

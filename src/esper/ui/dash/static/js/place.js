@@ -1,6 +1,11 @@
 // Where the reader is: all of it stands in the address, after the #.
 
-export const VIEWS = ["population", "network", "learning", "compare", "events"];
+const OF_POPULATIONS = ["population", "network", "learning", "compare", "events"];
+const OF_ONE_MODEL = ["model", "compare", "events"];
+const VIEWS = [...OF_POPULATIONS, ...OF_ONE_MODEL];
+
+/** The views of a run: a model that grows alone has a page of its own. */
+export const viewsOf = (run) => (run?.command === "grow" ? OF_ONE_MODEL : OF_POPULATIONS);
 
 /** The view and its parameters. */
 export function here() {

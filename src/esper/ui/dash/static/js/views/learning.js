@@ -1,10 +1,10 @@
-// Whether a controller, or a model that grows alone, learns, and whether it does so soundly.
+// Whether a controller learns, and whether it does so soundly.
 
 import { Chart } from "../charts.js";
 import { card, element, empty, table } from "../dom.js";
 import { whole, words } from "../formats.js";
 
-const TYPES = ["ppo_updated", "policy_probed", "anomaly_raised", "step_taken"];
+const TYPES = ["ppo_updated", "policy_probed", "anomaly_raised"];
 const RELOAD_MS = 2000;
 const GRADIENTS = "ppo/module_gradient_norm/";
 const ENTROPIES = "ppo/head_entropy/";
@@ -12,26 +12,18 @@ const FAMILIES = "objective/";
 
 const named = (...pairs) => pairs.map(([name, label]) => ({ name, label }));
 
-/** Charts of fixed figures by the command that made the run. */
-const CHARTS = {
-  train: [
-    ["Score", "J of the exploring networks, and the greedy policy's score on the probe instances among the baselines' there.",
-      named(["objective", "J, exploring"], ["probe_score", "policy on probes"]), { levels: true, height: 290 }],
-    ["Approximate KL divergence", "How far each update moved the policy.", named(["ppo/kl", "KL"])],
-    ["Clip fraction", "Share of decisions whose ratio left the clip range.", named(["ppo/clip_fraction", "clipped"])],
-    ["Explained variance", "1: the value head foresees the returns; 0 or less: it knows nothing.",
-      named(["ppo/explained_variance", "explained variance"])],
-    ["Gradient norm", "Over all parameters, before clipping.", named(["ppo/gradient_norm", "gradient norm"])],
-    ["Losses", "Of the policy and of the value head.", named(["ppo/policy_loss", "policy"], ["ppo/value_loss", "value"])],
-    ["Entropy", "Mean over the heads that had a choice; 1 is chance, 0 is certainty.", named(["ppo/entropy", "entropy"])],
-  ],
-  grow: [
-    ["Accuracy", "At the end of each epoch.", named(["validation_accuracy", "validation"], ["train_accuracy", "training"]),
-      { height: 290 }],
-    ["Loss", "Mean cross-entropy in nats.", named(["validation_loss", "validation"], ["train_loss", "training"])],
-    ["Added parameters", "Of all seeds there are.", named(["added_parameters", "parameters"])],
-  ],
-};
+/** Charts of fixed figures. */
+const CHARTS = [
+  ["Score", "J of the exploring networks, and the greedy policy's score on the probe instances among the baselines' there.",
+    named(["objective", "J, exploring"], ["probe_score", "policy on probes"]), { levels: true, height: 290 }],
+  ["Approximate KL divergence", "How far each update moved the policy.", named(["ppo/kl", "KL"])],
+  ["Clip fraction", "Share of decisions whose ratio left the clip range.", named(["ppo/clip_fraction", "clipped"])],
+  ["Explained variance", "1: the value head foresees the returns; 0 or less: it knows nothing.",
+    named(["ppo/explained_variance", "explained variance"])],
+  ["Gradient norm", "Over all parameters, before clipping.", named(["ppo/gradient_norm", "gradient norm"])],
+  ["Losses", "Of the policy and of the value head.", named(["ppo/policy_loss", "policy"], ["ppo/value_loss", "value"])],
+  ["Entropy", "Mean over the heads that had a choice; 1 is chance, 0 is certainty.", named(["ppo/entropy", "entropy"])],
+];
 
 /** Charts of figures that have a common beginning. */
 const GROUPS = [
@@ -60,8 +52,7 @@ class LearningView {
     this.show(answer);
     if (this.following) return;
     this.following = true;
-    const types = answer.command === "grow" ? TYPES : TYPES.slice(0, 3);
-    this.context.follow(types, answer.cursor, { news: this.reload, reload: this.reload });
+    this.context.follow(TYPES, answer.cursor, { news: this.reload, reload: this.reload });
   }
 
   show(answer) {
@@ -72,16 +63,15 @@ class LearningView {
       return;
     }
     if (!this.main) this.build();
-    const unit = answer.command === "grow" ? "epoch" : "iteration";
     const marks = answer.anomalies.map((one) => ({ x: one.iteration, label: one.anomaly }));
-    const wanted = [...(CHARTS[answer.command] ?? CHARTS.train), ...this.groups(answer)];
+    const wanted = [...CHARTS, ...this.groups(answer)];
     for (const [title, note, figures, options = {}] of wanted) {
       const lines = figures
         .filter(({ name }) => answer.series[name])
         .map(({ name, label }) => ({ label, values: answer.series[name], points: name === "probe_score" }));
       const levels = options.levels ? levelsOf(answer.baselines) : [];
-      this.chart(title, note, { height: options.height, unit, wide: Boolean(options.height) })
-        .update({ x: answer.iterations, lines, levels, marks: unit === "iteration" ? marks : [] });
+      this.chart(title, note, { height: options.height, wide: Boolean(options.height) })
+        .update({ x: answer.iterations, lines, levels, marks });
     }
     this.showAnomalies(answer);
   }
@@ -103,9 +93,9 @@ class LearningView {
     this.context.root.replaceChildren(element("h1", {}, "Learning"), this.main, this.anomalies, this.cards);
   }
 
-  chart(title, note, { height, unit, wide }) {
+  chart(title, note, { height, wide }) {
     if (!this.charts.has(title)) {
-      const chart = new Chart({ title, note, height, unit });
+      const chart = new Chart({ title, note, height });
       this.charts.set(title, chart);
       (wide ? this.main : this.cards).append(chart.node);
     }
@@ -117,7 +107,7 @@ class LearningView {
     const note = rows.length ? "Red flags in the charts mark their iterations." : "No update looked unhealthy.";
     const list = rows.length ? table(["Iteration", "Anomaly", "Meaning"], rows, "Anomalies") : null;
     const tall = list && element("div", { className: "tall" }, list);
-    if (answer.command !== "grow") this.anomalies.replaceChildren(card("Anomalies", note, tall ?? ""));
+    this.anomalies.replaceChildren(card("Anomalies", note, tall ?? ""));
   }
 
   close() {

@@ -125,7 +125,7 @@ class NetworkView {
       ? `${words(started.family)} ${words(started.variant)}, ${started.instance}; rent ${brief(started.rent)}, learning rate ` +
         `${brief(started.learning_rate)}, ${brief(started.train_size)} examples, widths ${(started.widths ?? []).join(" ")}, ` +
         `${brief(started.host_parameters)} parameters`
-      : "A model that grows alone.";
+      : "What it learns was not told.";
     const result = ended
       ? `Ended with J ${score(ended.objective)}, accuracy ${score(ended.accuracy)}, ${percent(ended.added)} parameters added; ` +
         `kept: ${(ended.kept ?? []).filter(Boolean).join(", ") || "nothing"}.`
@@ -158,6 +158,7 @@ class NetworkView {
       label: named(answer.slots, slot, "slot"),
       values: decisions.map((one) => one.contributions?.[slot] ?? null),
       points: true,
+      broken: true, // another seed's life
     }));
     parts.contributions.update({ x, lines: contributions });
     const terms = [...new Set(decisions.flatMap((one) => Object.entries(one.terms ?? {}).filter(([, value]) => value).map(([name]) => name)))];

@@ -1,0 +1,225 @@
+"""What a run store keeps of a model that grows: every decision, what it was made on and what it changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from esper import __version__
+from esper.grower.decision import Change, Decision
+from esper.growth.model import GrowingModel
+from esper.lifecycle.gates import GATES, Reason, Verdicts
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
+from esper.lifecycle.transitions import Cause
+from esper.telemetry.events import (
+    Event,
+    GateJudged,
+    LifecycleTransition,
+    RolledBack,
+    RunFailed,
+    RunResumed,
+    RunStarted,
+    StepTaken,
+)
+from esper.telemetry.store import RunStore
+from esper.training.governor.model import Rollback
+
+COMMAND = "grow"
+"""What metadata call the runs of models that grow alone."""
+ACCURACY = "accuracy"
+METRIC = "metric"
+"""Metadata that say what growth is about."""
+_EPISODE, _ENVIRONMENT = 1, 0
+"""There is but one of each."""
+_Verdict = tuple[str, str]
+"""A gate and its reason."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """A decision with what it was made on, and how the slots stood around it."""
+
+    decision: Decision
+    train_loss: float
+    train_accuracy: float | None
+    """None: not known."""
+    score_before: float
+    """What growth is about, before the rollback, if there was one; NaN: not measured."""
+    verdicts: Verdicts
+    """Of the gates ahead of the slots ``[1, S]`` when the decision was made."""
+    before: SeedTable
+    after: SeedTable
+    metric: str = ACCURACY
+    """What growth is about."""
+
+
+class Recording:
+    """Writes what a grower does into a run store.
+
+    Args:
+        store: Open for writing.
+        model: The one that grows.
+        blueprints: Names of all that may grow, as the grower counts them.
+        rent: What growth costs, as in the score ``accuracy - rent * log1p(added / host parameters)``.
+    """
+
+    def __init__(self, store: RunStore, model: GrowingModel, blueprints: Sequence[str], rent: float) -> None:
+        self._store = store
+        self._model = model
+        self._slots = list(model.slots)
+        self._blueprints = list(blueprints)
+        self._rent = rent
+        self._judged: list[_Verdict | None] = [None] * len(self._slots)
+        self._metric: str | None = None
+
+    def begin(self, done: int, seed: int, described: Mapping[str, Any]) -> None:
+        """Begin the run, or go on with it after so many decisions: what it told of later ones is forgotten.
+
+        Args:
+            done: Decisions that were taken before.
+            seed: All that is random follows from it.
+            described: What the metadata say besides, by key.
+        """
+        store, model = self._store, self._model
+        store.rewind(done)
+        store.set_metadata(
+            {
+                "command": COMMAND,
+                "seed": seed,
+                "environments": 1,
+                "slots": self._slots,
+                "blueprints": self._blueprints,
+                "host_parameters": model.host_parameters,
+                **described,
+            }
+        )
+        anew = not done and not store.newest(RunStarted.name)
+        store.emit(RunStarted(0, __version__, seed) if anew else RunResumed(done, __version__))
+        store.flush()
+        self._judged = self._last_verdicts(done)
+
+    def keep(self, account: Account) -> None:
+        """Keep a decision, durably."""
+        decision, store = account.decision, self._store
+        if account.metric != self._metric:  # it may be known only when it is first measured
+            store.set_metadata({METRIC: account.metric})
+            self._metric = account.metric
+        store.scalars(decision.number, self._figures(account))
+        for event in self._events(account):
+            store.emit(event)
+        store.flush()
+
+    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+        """What became of unfinished seeds after so many decisions, when growth ended; contributions by slot.
+
+        It is kept once, whoever was killed after that and goes on from before.
+        """
+        known = self._store.events(LifecycleTransition)
+        if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in known):
+            return
+        for change in changes:
+            self._store.emit(self._changed(done, change, contributions))
+        self._store.flush()
+
+    def failed(self, done: int, error: Exception) -> None:
+        """The run stops after so many decisions."""
+        self._store.emit(RunFailed(done, str(error)))
+        self._store.flush()
+
+    def _events(self, account: Account) -> Iterator[Event]:
+        rollback = account.decision.rollback
+        if rollback is not None:
+            yield self._rolled_back(account, rollback)
+        yield from self._judgements(account)
+        for change in account.decision.changes:
+            yield self._changed(account.decision.number, change, account.decision.contributions)
+        yield self._decided(account)
+
+    def _figures(self, account: Account) -> dict[str, float]:
+        """By scalar; accuracies only where there are any."""
+        measured = "validation_accuracy" if account.metric == ACCURACY else "validation_score"
+        accuracies = {"train_accuracy": account.train_accuracy, measured: account.decision.score}
+        return {
+            "train_loss": account.train_loss,
+            "validation_loss": account.decision.loss,
+            **{name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)},
+            "added_parameters": self._added(),
+            **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
+        }
+
+    def _judgements(self, account: Account) -> Iterator[Event]:
+        """Gates that say something else than before, or that others stood in the place of."""
+        stages, reasons = account.before.stage[0], account.verdicts.reason[0]
+        for slot, (stage, number) in enumerate(zip(stages.tolist(), reasons.tolist(), strict=True)):
+            reason = Reason(number)
+            verdict = None if reason is Reason.NO_GATE else (GATES[Stage(stage)], reason.name.lower())
+            if verdict is not None and verdict != self._judged[slot]:
+                yield GateJudged(
+                    *_place(account.decision.number), slot, verdict[0], reason is Reason.PASSED, verdict[1]
+                )
+            self._judged[slot] = verdict
+
+    def _last_verdicts(self, done: int) -> list[_Verdict | None]:
+        """What the gates said when the last decision was made: their newest words, where they still stood there."""
+        found: list[_Verdict | None] = [None] * len(self._slots)
+        before = [step.stages for step in self._store.events(StepTaken) if step.iteration == done - 1]
+        for event in self._store.events(GateJudged) if before else ():
+            stage = Stage[before[0][event.slot].upper()]
+            found[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
+        return found
+
+    def _decided(self, account: Account) -> Event:
+        decision, table = account.decision, account.after
+        residents = cast("list[int]", table.blueprint[0].tolist())
+        added = self._added() / self._model.host_parameters
+        return StepTaken(
+            *_place(decision.number),
+            op=decision.op.name.lower(),
+            slot=None if decision.slot is None else self._slots.index(decision.slot),
+            blueprint=decision.blueprint,
+            train_loss=account.train_loss,
+            loss=account.decision.loss,
+            accuracy=account.decision.score,
+            objective=account.decision.score - self._rent * math.log1p(added),
+            added=added,
+            stages=tuple(Stage(stage).name.lower() for stage in table.stage[0]),
+            blueprints=tuple(None if index < 0 else self._blueprints[index] for index in residents),
+            alphas=tuple(table.alpha[0].tolist()),
+            contributions=tuple(decision.contributions.get(slot) for slot in self._slots),
+        )
+
+    def _changed(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
+        return LifecycleTransition(
+            *_place(number),
+            slot=self._slots.index(change.slot),
+            before=change.before.name.lower(),
+            after=change.after.name.lower(),
+            blueprint=change.blueprint,
+            cause=change.cause.name.lower(),
+            reason=change.reason.name.lower(),
+            contribution=contributions.get(change.slot),
+        )
+
+    def _rolled_back(self, account: Account, rollback: Rollback) -> Event:
+        return RolledBack(
+            *_place(account.decision.number),
+            trouble=rollback.trouble.name.lower(),
+            loss_before=rollback.loss,
+            accuracy_before=account.score_before,
+            loss_after=rollback.loss_restored,
+            accuracy_after=account.decision.score,
+            pruned=tuple(self._slots.index(name) for name in rollback.pruned),
+            ended=False,
+        )
+
+    def _added(self) -> int:
+        """Parameters of all seeds there are."""
+        return sum(parameter.numel() for seed in self._model.seeds.values() for parameter in seed.parameters())
+
+
+def _place(number: int) -> tuple[int, int, int, int]:
+    """The first fields of a `NetworkEvent` of the decision with that number."""
+    return number, _EPISODE, _ENVIRONMENT, number - 1

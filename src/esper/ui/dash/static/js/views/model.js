@@ -1,0 +1,151 @@
+// One model that grows alone: what grew in it, what each seed earned, and every decision with its reasons.
+
+import { Chart } from "../charts.js";
+import { card, element, empty } from "../dom.js";
+import { named, percent, score, words } from "../formats.js";
+import { decisionsTable } from "../model_tables.js";
+import { Lanes } from "../network_lanes.js";
+import { rollbacksTable, seedsTable } from "../network_tables.js";
+import { stageLegend } from "../stages.js";
+
+const TYPES = ["run_started", "run_ended", "step_taken", "rolled_back"];
+const RELOAD_MS = 1000;
+const UNIT = "decision";
+
+export async function open(context) {
+  const view = new ModelView(context);
+  await view.load();
+  return view;
+}
+
+const isAccuracy = (answer) => (answer.metric ?? "accuracy") === "accuracy";
+
+/** What growth is about. */
+const scored = (answer) => (isAccuracy(answer) ? "accuracy" : `score (${words(answer.metric)})`);
+
+class ModelView {
+  constructor(context) {
+    this.context = context;
+    this.reload = context.reloading(RELOAD_MS, () => this.load());
+    this.parts = null;
+  }
+
+  async load() {
+    const answer = await this.context.load("model");
+    if (!this.context.current()) return;
+    this.answer = answer;
+    this.show();
+    if (this.following) return;
+    this.following = true;
+    this.context.follow(TYPES, answer.cursor, { news: this.reload, reload: this.reload });
+  }
+
+  show() {
+    const { answer, context } = this;
+    if (!answer.decisions.length) {
+      this.close();
+      this.parts = null;
+      const sentence = "No decision was made yet: the first comes with the grower's first step. This page keeps looking.";
+      context.root.replaceChildren(...this.head(), empty(sentence));
+      return;
+    }
+    this.parts ??= this.build();
+    this.parts.head.replaceChildren(...this.head());
+    this.showCurves();
+    this.parts.seeds.replaceChildren(seedsTable(answer, UNIT, answer.decisions.at(-1)?.contributions ?? []));
+    this.parts.rollbacks.replaceChildren(rollbacksTable(answer, UNIT));
+    this.parts.decisions.replaceChildren(decisionsTable(answer));
+  }
+
+  build() {
+    const range = () => [0.5, this.planned() + 0.5];
+    const chart = (title, note) => new Chart({ title, note, unit: UNIT, range, height: 200 });
+    const parts = {
+      head: element("div"),
+      lanes: new Lanes(),
+      score: chart(isAccuracy(this.answer) ? "Accuracy" : "Score", "On validation data, and while training where known; red flags are rollbacks."),
+      loss: chart("Loss", "On validation data and while training."),
+      contributions: chart("What each seed contributes", `${isAccuracy(this.answer) ? "Accuracy" : "Score"} with the slot's seed less that without it.`),
+      parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
+      seeds: element("div"),
+      rollbacks: element("div"),
+      decisions: element("div"),
+    };
+    parts.charts = [parts.score, parts.loss, parts.contributions, parts.parameters];
+    const wide = (...content) => element("div", { className: "cards wide" }, content);
+    this.context.root.replaceChildren(
+      parts.head,
+      wide(card("Stages of each slot", null, parts.lanes.node, stageLegend())),
+      element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
+      wide(
+        card("Seeds", "What each added when it was kept or pruned, and what those that are there add now; numbers are decisions.", parts.seeds),
+        card("Decisions", "The newest first, with what they were made on, what changed and what the gates said anew.", parts.decisions),
+        card("Rollbacks", null, parts.rollbacks),
+      ),
+    );
+    return parts;
+  }
+
+  /** Decisions that are planned, or were made beyond that. */
+  planned() {
+    return Math.max(1, Number(this.answer.iterations) || 0, this.answer.decisions.at(-1)?.iteration ?? 0);
+  }
+
+  head() {
+    const { answer } = this;
+    const title = answer.task ? `${words(answer.host)} on ${words(answer.task)}` : String(answer.host ?? "A model");
+    const planned = answer.iterations ? `, ${answer.iterations} decisions planned` : "";
+    const facts = `A model that grows alone; controller ${answer.controller ?? "–"}, seed ${answer.seed ?? "–"}${planned}.`;
+    return [element("h1", {}, title), ...[facts, ...this.standing()].map((text) => element("p", { className: "facts" }, text))];
+  }
+
+  /** How the model stands after the newest decision. */
+  standing() {
+    const { answer } = this;
+    const last = answer.decisions.at(-1);
+    if (!last) return [];
+    const host = answer.host_parameters;
+    const added = answer.figures.added_parameters[last.iteration];
+    const size = host ? `${host} parameters and ${added ?? "–"} of what grew (+${percent(added / host)})` : `${added ?? "–"} parameters grew`;
+    const residents = (last.blueprints ?? []).flatMap((blueprint, slot) =>
+      blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(last.stages?.[slot])})`] : []);
+    const net = last.objective === last.accuracy ? "" : ` (${score(last.objective)} less rent)`;
+    return [
+      `After decision ${last.iteration}: ${scored(answer)} ${score(last.accuracy)}${net}, loss ${score(last.loss)}; ` +
+        `${size}; ${residents.join(", ") || "nothing grows"}.`,
+    ];
+  }
+
+  showCurves() {
+    const { answer, parts } = this;
+    const { decisions, figures } = answer;
+    const x = decisions.map((one) => one.iteration);
+    const marks = answer.rollbacks.map((one) => ({ x: one.iteration, label: words(one.trouble) }));
+    const values = (name) => x.map((number) => figures[name][number] ?? null);
+    const both = (validation, name) => [
+      { label: "validation", values: validation },
+      { label: "training", values: values(name), dashed: true },
+    ];
+    const scores = decisions.map((one) => (typeof one.accuracy === "number" ? one.accuracy : null));
+    parts.lanes.update(decisions, answer.slots, this.planned());
+    parts.score.update({ x, lines: both(scores, "train_accuracy"), marks });
+    parts.loss.update({ x, lines: both(values("validation_loss"), "train_loss"), marks });
+    const slots = decisions[0].stages?.length ?? 0;
+    const contributions = Array.from({ length: slots }, (_, slot) => ({
+      label: named(answer.slots, slot, "slot"),
+      values: decisions.map((one) => (typeof one.contributions?.[slot] === "number" ? one.contributions[slot] : null)),
+      points: true,
+      broken: true, // another seed's life
+    }));
+    parts.contributions.update({ x, lines: contributions, marks });
+    const host = Number(answer.host_parameters) || 0;
+    const whole = values("added_parameters").map((added) => (added === null ? null : host + added));
+    const alone = { label: "host alone", values: x.map(() => host || null), dashed: true };
+    parts.parameters.update({ x, lines: [{ label: "host and seeds", values: whole }, alone] });
+  }
+
+  close() {
+    for (const chart of this.parts?.charts ?? []) chart.close();
+    this.parts?.lanes.close();
+  }
+}

@@ -1,0 +1,338 @@
+"""A grower's own run: what it keeps equals what `step` returned, through every way to stop and go on."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper import Decision, attach
+from esper.cli import main
+from esper.errors import ConfigError, DivergedError, EsperError, RunError
+from esper.experiments.run_directory import RunDirectory
+from esper.experiments.run_state import State, progress_of
+from esper.grower.decision import Change
+from esper.grower.structure import regrow
+from esper.lifecycle.actions import Op
+from esper.lifecycle.gates import Reason
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Cause
+from esper.telemetry.events import (
+    Event,
+    GateJudged,
+    LifecycleTransition,
+    RolledBack,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    RunStarted,
+    StepTaken,
+)
+from esper.telemetry.reader import RunReader
+from grower.training_loop import Loop, growing, host
+
+BLOWN_UP = 6
+"""Decision whose loss is not finite."""
+TOLD = (StepTaken, LifecycleTransition, GateJudged, RolledBack)
+
+
+def train(loop: Loop, decisions: int) -> list[Decision]:
+    return [
+        loop.epoch(lambda loss: math.nan if loop.grower.decisions == BLOWN_UP - 1 else loss) for _ in range(decisions)
+    ]
+
+
+def resumed(saved: dict[str, Any], controller: str, **options: Any) -> Loop:
+    model = growing(seed=5)
+    regrow(model, saved["grower"]["seeds"])
+    model.load_state_dict(saved["model"])
+    loop = Loop(controller, model, **options)
+    loop.optimizer.load_state_dict(saved["optimizer"])
+    loop.scheduler.load_state_dict(saved["scheduler"])
+    loop.grower.load_state_dict(saved["grower"])
+    return loop
+
+
+def events(run: Path, *kinds: type[Event]) -> list[Event]:
+    with RunReader.open(run / "run.db") as reader:
+        return [one.event for one in reader.stored_events() if isinstance(one.event, kinds)]
+
+
+def kept(run: Path) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """All that a run tells of growth: events, scalars, metadata."""
+    with RunReader.open(run / "run.db") as reader:
+        scalars = {name: reader.series(name) for name in reader.scalar_names()}
+        return [str(event) for event in events(run, *TOLD)], scalars, {**reader.metadata(), "id": None}
+
+
+def state(run: Path) -> State:
+    with RunReader.open(run / "run.db") as reader:
+        return progress_of(RunDirectory(run), reader).state
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "random", "periodic", "all_at_start", "none"])
+def test_the_store_holds_what_every_step_returned(controller: str, tmp_path: Path):
+    run = tmp_path / "runs" / "mine"
+    loop = Loop(controller, run=run)
+    slots = list(loop.model.slots)
+    for _ in range(12):
+        (decision,) = train(loop, 1)
+        # Durable as soon as step has returned: read by another connection.
+        with RunReader.open(run / "run.db") as reader:
+            step = reader.events(StepTaken)[-1]
+            changes = [one for one in reader.events(LifecycleTransition) if one.iteration == decision.number]
+            rollbacks = [one for one in reader.events(RolledBack) if one.iteration == decision.number]
+            scalars = reader.scalars_at(decision.number)
+        assert (step.iteration, step.step, step.op) == (decision.number, decision.number - 1, decision.op.name.lower())
+        assert (step.slot, step.blueprint) == (
+            None if decision.slot is None else slots.index(decision.slot),
+            decision.blueprint,
+        )
+        assert step.contributions == tuple(decision.contributions.get(slot) for slot in slots)
+        assert [(slots[one.slot], one.before, one.after, one.blueprint, one.cause, one.reason) for one in changes] == [
+            (one.slot, *(part.name.lower() for part in (one.before, one.after)), one.blueprint, one.cause.name.lower(),
+             one.reason.name.lower())
+            for one in decision.changes
+        ]  # fmt: skip
+        assert [one.trouble for one in rollbacks] == (
+            [] if decision.rollback is None else [decision.rollback.trouble.name.lower()]
+        )
+        added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
+        assert scalars["added_parameters"] == added
+        assert (scalars["validation_loss"], scalars["validation_accuracy"]) == (step.loss, step.accuracy)
+        assert {name.removeprefix("contribution/"): value for name, value in scalars.items() if "/" in name} == (
+            decision.contributions
+        )
+    assert len(events(run, StepTaken)) == 12
+    assert len(events(run, RolledBack)) == 1
+
+
+def test_recording_changes_nothing_about_the_growth(tmp_path: Path):
+    loops = [Loop("random", seed=3), Loop("random", seed=3, run=tmp_path / "run", verbose=True)]
+    told = [list(map(str, train(loop, 10))) for loop in loops]
+    assert told[0] == told[1]
+    torch.testing.assert_close(loops[0].model.state_dict(), loops[1].model.state_dict(), rtol=0, atol=0)
+    states = [loop.grower.state_dict() for loop in loops]
+    assert states[0].keys() | {"run"} == states[1].keys()
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "random"])
+@pytest.mark.parametrize(("saved_after", "further"), [(2, 0), (3, 2), (5, 4), (8, 1)])
+def test_a_resumed_run_tells_what_one_that_was_never_cut_tells(
+    controller: str, saved_after: int, further: int, tmp_path: Path
+):
+    """Also where it went on for some decisions after it was saved, which are then forgotten."""
+    train(Loop(controller, run=tmp_path / "whole"), 12)
+    cut = Loop(controller, run=tmp_path / "cut")
+    train(cut, saved_after)
+    saved = copy.deepcopy(cut.saved())
+    train(cut, further)
+    train(resumed(saved, controller, run=tmp_path / "cut"), 12 - saved_after)
+    assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
+    assert [event.iteration for event in events(tmp_path / "cut", RunResumed)] == [saved_after]
+    with pytest.raises(RunError, match="no longer writes"):
+        train(cut, 1)
+
+
+def test_a_grower_that_kept_no_run_goes_on_in_a_new_folder(tmp_path: Path):
+    loop = Loop("heuristic")
+    train(loop, 3)
+    train(resumed(loop.saved(), "heuristic", run=tmp_path / "run"), 2)
+    assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == [4, 5]
+
+
+def test_a_run_in_which_nothing_was_decided_begins_again(tmp_path: Path):
+    loops = [Loop("heuristic", run=tmp_path / "run") for _ in range(3)]
+    train(loops[-1], 1)
+    assert len(events(tmp_path / "run", StepTaken, RunStarted)) == 2
+
+
+def grown_elsewhere(path: Path) -> None:
+    train(Loop("heuristic", run=path), 2)
+
+
+def grown_by_esper_grow(path: Path) -> None:
+    words = ["--task", "digits", "--host", "mlp", "--epochs", "1", "--controller", "none", "--set", "batch_size=512"]
+    assert main(["grow", *words, "--run-dir", str(path)]) == 0
+
+
+def with_a_file(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").touch()
+
+
+def a_file(path: Path) -> None:
+    path.touch()
+
+
+def of_other_slots(path: Path) -> None:
+    model = attach(host(), {"0": ["mlp"]}, torch.zeros(2, 4))
+    train(Loop("heuristic", model, run=path), 1)
+
+
+def of_no_grower(path: Path) -> None:
+    train(Loop("heuristic", run=path), 1)
+    with closing(sqlite3.connect(path / "run.db")) as store, store:
+        store.execute("DELETE FROM metadata WHERE key = 'id'")
+
+
+def damaged(path: Path) -> None:
+    path.mkdir()
+    (path / "run.db").write_bytes(b"not SQLite" * 99)
+
+
+@pytest.mark.parametrize("made", [grown_by_esper_grow, with_a_file, a_file, of_other_slots, of_no_grower, damaged])
+def test_a_folder_that_holds_something_else_is_refused_at_once_and_left_as_it_is(made: Any, tmp_path: Path):
+    path = tmp_path / "taken"
+    made(path)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.suffix in (".tex", ".yaml", ".json")}
+    with pytest.raises(EsperError, match=r"taken"):
+        Loop("heuristic", run=path)
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_a_run_of_the_same_kind_is_refused_unless_its_own_grower_goes_on(tmp_path: Path):
+    grown_elsewhere(tmp_path / "mine")
+    other = Loop("heuristic", run=tmp_path / "other")
+    train(other, 1)
+    before = kept(tmp_path / "mine")
+    with pytest.raises(RunError, match="holds a run already: go on with it by load_state_dict"):
+        train(Loop("heuristic", run=tmp_path / "mine"), 1)
+    for saved in (other.saved(), Loop("heuristic").saved()):
+        with pytest.raises(RunError, match="holds another run than the one"):
+            resumed(saved, "heuristic", run=tmp_path / "mine")
+    assert kept(tmp_path / "mine") == before
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_writes_is_refused(tmp_path: Path):
+    run = tmp_path / "run"
+    program = (
+        "import sys; from grower.training_loop import Loop; loop = Loop('none', run=sys.argv[1]); "
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), *sys.path]))}
+    words = [sys.executable, "-c", program, str(run)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        with pytest.raises(RunError, match="in use by `esper.Grower`"):
+            Loop("none", run=run)
+        assert state(run) is State.RUNNING
+        other.communicate()
+    assert state(run) is State.INTERRUPTED
+    train(Loop("none", run=run), 1)
+
+
+def test_a_mistake_in_another_argument_leaves_no_folder(tmp_path: Path):
+    with pytest.raises(ConfigError):
+        Loop("heuristik", run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_ends_with_its_last_planned_decision_and_goes_on_after_it(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")  # whose horizon is 20
+    train(loop, 19)
+    assert state(tmp_path / "run") is State.RUNNING
+    train(loop, 1)
+    assert state(tmp_path / "run") is State.FINISHED
+    train(loop, 1)
+    assert state(tmp_path / "run") is State.RUNNING
+    assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == list(range(1, 22))
+
+
+def test_a_loop_that_stops_early_says_so(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")
+    train(loop, 2)
+    for _ in range(2):  # again does no harm
+        loop.grower.close()
+    assert state(tmp_path / "run") is State.FINISHED
+    assert [event.iteration for event in events(tmp_path / "run", RunEnded)] == [2]
+    Loop("none").grower.close()
+
+
+def test_a_score_that_is_no_accuracy_is_not_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    loop = Loop("none", run=tmp_path / "run")
+    own = loop.grower.recording
+    assert own is not None
+    keep = own.keep
+    monkeypatch.setattr(own, "keep", lambda account: keep(replace(account, metric="loss")))
+    train(loop, 2)
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        assert reader.metadata()["metric"] == "loss"
+        assert "validation_accuracy" not in reader.scalar_names()
+        assert [number for number, _ in reader.series("validation_score")] == [1, 2]
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Score by decision" in page
+    assert "Accuracy by decision" not in page
+
+
+def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
+    loop = Loop("all_at_start", run=tmp_path / "run")
+    train(loop, 3)
+    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
+    assert loop.grower.recording is not None
+    loop.grower.recording.resolved(3, [kept], {"0": 0.25})
+    assert state(tmp_path / "run") is State.FINISHED
+    assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
+        3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25
+    )
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
+    train(loop, 1)
+    assert state(tmp_path / "run") is State.RUNNING
+
+
+def test_a_run_that_diverges_says_why(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")
+    for _ in range(3):
+        loop.epoch(lambda _: math.nan)
+    with pytest.raises(DivergedError) as error:
+        loop.epoch(lambda _: math.nan)
+    (failed,) = events(tmp_path / "run", RunFailed)
+    assert failed == RunFailed(loop.grower.decisions, str(error.value))
+
+
+def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):
+    loop = Loop("heuristic", verbose=True)
+    decisions = train(loop, 8)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(
+        line.startswith(f"decision {decision.number}: {decision.what}; ")
+        for line, decision in zip(lines, decisions, strict=True)
+    )
+    assert all("loss " in line and "score 0." in line for line in lines)
+    assert any(decision.op is Op.GERMINATE for decision in decisions)
+    train(Loop("none"), 1)
+    assert not capsys.readouterr().out
+
+
+def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = tmp_path / "runs" / "mine"
+    train(Loop("heuristic", run=run), 12)
+    assert isinstance(main(["runs", str(run.parent)]), int)
+    assert "mine" in capsys.readouterr().out
+    for words in (
+        ["grow", "--resume", str(run)],
+        ["export", str(run), "--to", "python", "--out", str(tmp_path / "out")],
+    ):
+        assert main(words) == 2
+        assert "was written by an esper.Grower in a training loop" in capsys.readouterr().err
+    for words in (
+        ["query", str(run), "select count(*) from decisions"],
+        ["export-events", str(run), "--to", "jsonl", "--out", str(tmp_path / "events.jsonl")],
+        ["report", str(run)],
+        ["bridge", str(run), "--to", "tensorboard"],
+    ):
+        assert main(words) == 0, capsys.readouterr().err
