@@ -17,11 +17,13 @@ from esper.control.observation import observe
 from esper.errors import CheckpointError
 from esper.grower.arguments import checked, require_conduct, whole_score
 from esper.grower.choosing import chosen
+from esper.grower.counterfactual import Counterfactual, counterfactual
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Score, measured, note
 from esper.grower.passes import Passes
+from esper.grower.refit import Refit
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
@@ -29,7 +31,7 @@ from esper.grower.surgery import carry_out, settle
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import wait
 from esper.lifecycle.masks import legal_actions
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
@@ -39,7 +41,7 @@ from esper.training.governor.model import Governor, Rollback
 from esper.training.learning import TrainingReport
 
 HORIZON = 100
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Of what `Grower.state_dict` returns."""
 
 
@@ -79,11 +81,15 @@ class Grower:
         train_size: Number of training examples; policies see it.
         seed: All that is random about seeds and controllers follows from it.
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
-            isolation ``shadow`` needs it.
+            isolation ``shadow`` and evidence ``refit`` need it.
         scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
+        evidence: What seeds on trial are judged by. ``dependence``: what the model loses when the seed is switched off,
+            which costs no training, and is more than the model has gained by it. ``refit``: what it has over a fork of
+            itself that trains on without the seed from when the trial begins; known from the fork's second decision on,
+            and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
 
     Raises:
-        ConfigError: an argument is out of range, or the rules need a ``loss``.
+        ConfigError: an argument is out of range, or rules or evidence need a ``loss``.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
@@ -103,6 +109,7 @@ class Grower:
         seed: int = 0,
         loss: Loss | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        evidence: str = Counterfactual.DEPENDENCE,
     ) -> None:
         classes = checked(model, classes, horizon, rent, train_size)
         require_conduct(conduct, horizon)
@@ -110,6 +117,7 @@ class Grower:
         self.controller, own_rules = chosen(controller, self.subject.roster, horizon)
         self.rules = own_rules if rules is None else rules
         require_loss(self.rules, loss)
+        self.evidence = counterfactual(evidence, loss, optimizer)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
         model.link(optimizer)
@@ -131,6 +139,8 @@ class Grower:
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
         self._shadow = Shadow(model, optimizer, loss, scale, received)
+        self.refit = Refit(self.passes, optimizer, self.evidence, loss, scaler, self._processes.average)
+        """The forks that seeds on trial are compared with, if any."""
         self._attend()
         self._state: Any = self.controller.start([seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
@@ -184,7 +194,7 @@ class Grower:
         return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
 
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
-        """Let seeds in isolation ``shadow`` learn from a minibatch too; without such seeds it does nothing.
+        """Let seeds in isolation ``shadow`` and forks learn from a minibatch too; without any it does nothing.
 
         Call it once ``loss``, the minibatch's loss, is there, before its ``backward()`` and before it is divided or
         scaled. It is computed once more, by the function that the grower was constructed with, of ``minibatch`` and
@@ -192,10 +202,21 @@ class Grower:
         before any clipping and in proportion: where a loss is divided, scaled or accumulated afterwards, that goes for
         them as well. Nothing else about the model, its buffers or random numbers is any different.
 
+        Under evidence ``refit`` the loss is also computed once more for every seed on trial, for a fork of the model
+        without it. A fork has parameters, buffers and an optimizer of its own, which steps when yours does, with the
+        hyperparameters that yours has then; it has nothing of what else is done to gradients or parameters, such as
+        clipping.
+
         Raises:
-            ConfigError: what the function returned does not depend on such a seed.
+            ConfigError: what the function returned does not depend on such a seed or fork.
         """
+        self.refit.follow(loss, minibatch, named)  # first, while gradients are as the loop left them
         self._shadow.follow(loss, minibatch, named)
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether `learn_apart` is to be called for every minibatch."""
+        return self.rules.isolation is Isolation.SHADOW or self.evidence is Counterfactual.REFIT
 
     def _govern(self, loss: float, accuracy: float | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
@@ -218,7 +239,7 @@ class Grower:
         host, seeds, health = self._gradients.report()
 
         def measurements() -> tuple[TrainingReport, Evaluation]:
-            evaluation = measured(self.passes, subject.table, self._evaluate, whole, due)
+            evaluation = measured(self.refit, subject.table, self._evaluate, whole, due)
             known = evaluation.accuracy if train_accuracy is None else np.array([train_accuracy])
             return TrainingReport(np.array([loss]), known, host, seeds, health), evaluation
 
@@ -255,6 +276,7 @@ class Grower:
         self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
         settle(self.model, subject.table, self.rules.isolation)
+        subject.evidence = self.refit.attend(subject.table, subject.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result.transitions
@@ -273,7 +295,7 @@ class Grower:
         Raises:
             CheckpointError: the controller's state cannot be saved.
         """
-        return {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+        return {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory()), "refit": self.refit.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -298,6 +320,8 @@ class Grower:
         subject.table, subject.evidence = memory["table"], memory["evidence"]
         subject.germinations = memory["germinations"]
         settle(self.model, subject.table, self.rules.isolation)
+        self.refit.attend(subject.table, subject.evidence)
+        self.refit.load_state_dict(state["refit"])
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""
@@ -311,6 +335,7 @@ class Grower:
             "slots": list(self.model.slots),
             "blueprints": [kind.name for kind in self.subject.roster.kinds],
             "controller": self.controller.name,
+            "evidence": self.evidence.value,
         }
 
     def _memory(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.grower.passes import Passes
+from esper.grower.refit import Refit
 from esper.growth.model import GrowingModel
 from esper.growth.modes import modes_kept
 from esper.lifecycle.table import SeedTable
@@ -31,7 +32,7 @@ Evaluate: TypeAlias = Callable[[GrowingModel], "Score | tuple[float, float]"]
 give the same figures. It may leave the model in `eval` mode."""
 
 
-def measured(passes: Passes, table: SeedTable, evaluate: Evaluate, whole: Score | None, due: Bools) -> Evaluation:
+def measured(passes: Passes | Refit, table: SeedTable, evaluate: Evaluate, whole: Score | None, due: Bools) -> Evaluation:
     """The model as it is, and leave-one-out counterfactuals of the seeds in slots that are ``due``, bool ``[1, S]``.
 
     A seed that counts is compared with its absence; one that does not count yet is put in at full weight and compared

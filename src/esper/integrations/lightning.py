@@ -21,7 +21,6 @@ from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
 from esper.integrations.reporting import MeanLoss, figures
 from esper.integrations.unheard import unheard
-from esper.lifecycle.rules import Isolation
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class GrowerCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let isolated seeds learn from every minibatch of the epoch."""
         grower, usual = self.grower, pl_module.training_step
-        if grower is None or grower.rules.isolation is not Isolation.SHADOW:
+        if grower is None or not grower.learns_apart:
             return
 
         @wraps(usual)

@@ -19,7 +19,6 @@ from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.integrations.reporting import MeanLoss, figures
-from esper.lifecycle.rules import Isolation
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **opt
 
     scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
     grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
-    if grower.rules.isolation is not Isolation.SHADOW:
+    if not grower.learns_apart:
         return grower
 
     @wraps(usual)
