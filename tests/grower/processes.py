@@ -16,7 +16,7 @@ from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.grower.packing import pack
 from esper.lifecycle.rules import Rules
-from grower.training_loop import APART, data, growing, validate
+from grower.training_loop import APART, HELD, data, growing, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -31,7 +31,7 @@ SEED = 7
 def main(folder: Path, rank: int, how: str) -> None:
     """Train, and leave behind what each process held at the end."""
     torch.set_num_threads(1)
-    resume, rules = how == "resume", APART if how == "shadow" else Rules()
+    resume, rules = how == "resume", {"shadow": APART, "refit": HELD}.get(how, Rules())
     store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     model = growing()
@@ -50,6 +50,7 @@ def main(folder: Path, rank: int, how: str) -> None:
         horizon=20,
         seed=SEED + rank,
         rules=rules,
+        evidence="refit" if how == "refit" else "dependence",
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
     )
     carrier.carry("grower", grower)
@@ -67,6 +68,7 @@ def main(folder: Path, rank: int, how: str) -> None:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
+    state["forks"] = grower.refit.state_dict()
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 

@@ -41,7 +41,7 @@ def counterfactual(evidence: str, loss: Loss | None, optimizer: torch.optim.Opti
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"evidence refit cannot step {type(optimizer).__name__}, which computes losses by itself: take an optimizer "
-            "whose step needs no closure, or evidence dependence"
+            f"evidence refit cannot step {type(optimizer).__name__}, which computes losses by itself: take an "
+            "optimizer whose step needs no closure, or evidence dependence"
         )
     return chosen

@@ -45,7 +45,9 @@ class Decision:
     changes: tuple[Change, ...]
     """Also those that time brought, and rollbacks."""
     contributions: dict[str, float]
-    """By slot: accuracy with the seed less accuracy without it, as last measured."""
+    """By slot: accuracy with the seed less accuracy without it, as last measured. Without it is with the seed switched
+    off, so that this says how much the model depends on it; of seeds on trial under evidence ``refit``, it is a fork
+    that has trained on without the seed, and they are missing until there is one to compare with."""
     rollback: Rollback | None
     """What the governor did before the decision, if anything."""
     finished: bool

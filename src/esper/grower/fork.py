@@ -49,6 +49,7 @@ class Fork:
     def __init__(
         self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot, counting: Iterable[nn.Module]
     ) -> None:
+        assert slot.seed is not None
         self.seed = slot.seed
         """That is left out."""
         self._whole = _Whole(model)

@@ -295,7 +295,12 @@ class Grower:
         Raises:
             CheckpointError: the controller's state cannot be saved.
         """
-        return {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory()), "refit": self.refit.state_dict()}
+        return {
+            **self._signature(),
+            "seeds": structure(self.model),
+            "memory": to_plain(self._memory()),
+            "refit": self.refit.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.

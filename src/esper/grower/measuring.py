@@ -1,4 +1,4 @@
-"""What a model's seeds contribute, found by switching each of them off."""
+"""What a model's seeds contribute, found by switching each of them off, or against forks that do without it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ Evaluate: TypeAlias = Callable[[GrowingModel], "Score | tuple[float, float]"]
 give the same figures. It may leave the model in `eval` mode."""
 
 
-def measured(passes: Passes | Refit, table: SeedTable, evaluate: Evaluate, whole: Score | None, due: Bools) -> Evaluation:
-    """The model as it is, and leave-one-out counterfactuals of the seeds in slots that are ``due``, bool ``[1, S]``.
+def measured(
+    passes: Passes | Refit, table: SeedTable, evaluate: Evaluate, whole: Score | None, due: Bools
+) -> Evaluation:
+    """The model as it is, and counterfactuals of the seeds in slots that are ``due``, bool ``[1, S]``.
 
-    A seed that counts is compared with its absence; one that does not count yet is put in at full weight and compared
-    with the model as it is. ``whole`` is the former figure, if it is known already.
+    A seed that counts is compared with its absence, in the model or in a fork of it; one that does not count yet is put
+    in at full weight and compared with the model as it is. ``whole`` is the former figure, if it is known already.
     """
     slots = passes.model.slots.values()
     changes = {

@@ -70,12 +70,8 @@ class Refit:
     @property
     def forks(self) -> dict[str, Fork]:
         """By the slots whose seeds are on trial."""
-        slots = self.model.slots
-        return {
-            name: fork
-            for name, fork in self._forks.items()
-            if fork.seed is slots[name].seed and not fork.seed.fossilized
-        }
+        trials = {name: seed for name, seed in self.model.seeds.items() if not seed.fossilized}
+        return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 
     def attend(self, table: SeedTable, evidence: Evidence) -> Evidence:
         """After a decision that led to ``table``: fork the model for seeds that are held from now on.

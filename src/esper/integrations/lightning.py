@@ -45,8 +45,9 @@ class GrowerCallback(Callback):
     steps, and logs what it decided through the module. Checkpoints hold what has grown and all that the grower
     remembers: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
 
-    While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch; what it logs the second
-    time is dropped, and metrics of the module forget what they saw.
+    While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch, and once more for each
+    seed on trial under evidence ``refit``; only what it logs the first time is kept, and metrics of the module forget
+    what they saw later.
 
     Args:
         evaluate: As in `Grower`.
@@ -96,7 +97,7 @@ class GrowerCallback(Callback):
         self._carriers[model].carry("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let isolated seeds learn from every minibatch of the epoch."""
+        """Let isolated seeds and forks learn from every minibatch of the epoch."""
         grower, usual = self.grower, pl_module.training_step
         if grower is None or not grower.learns_apart:
             return

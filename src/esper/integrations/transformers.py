@@ -131,7 +131,7 @@ class GrowerCallback(TrainerCallback):
 
 
 def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
-    """A grower whose isolated seeds learn whenever the Trainer computes a loss to learn from."""
+    """A grower whose isolated seeds and forks learn whenever the Trainer computes a loss to learn from."""
     usual = trainer.compute_loss
 
     def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
