@@ -33,7 +33,7 @@ from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
-from grower.training_loop import CLASSES, HELD, SLOTS, WIDTH, data, validate
+from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
 
 HORIZON = 20
 DECISIONS = 9
@@ -557,3 +557,34 @@ def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
         assert any(forks) is (evidence is Counterfactual.REFIT)
     for usual, more, count in zip(flops["dependence"], flops["refit"], forks, strict=True):
         assert usual * (1 + count / 2) < more <= usual * (1 + count) if count else usual == more
+
+
+def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:
+    """Until then it is the model's; then with what it has learned, and with its moments."""
+    training = Training(Dropping)
+    rules = APART.model_copy(update={"min_training_steps": 3})
+    grower = grown(training, planting(0, 8), rules=rules)
+    slots = training.model.slots
+    alone = 0
+    for _ in range(HORIZON):
+        training.learn(grower.learn_apart)
+        before = grower.subject.table.stage[0, 1]
+        grower.step(train_loss=1.0)
+        if "0" not in grower.refit.forks or before != Stage.TRAINING:
+            continue
+        fork, seed = grower.refit.forks["0"], slots["2"].seed
+        mine = forked(fork, training.model)
+        theirs = training.tensors()
+        own = [name for name in theirs if name.startswith("slots.2.")]
+        torch.testing.assert_close({n: mine[n] for n in own}, {n: theirs[n] for n in own}, rtol=0, atol=0)
+        counts = bool(grower.subject.table.stage[0, 1] == Stage.BLENDING)
+        alone += not counts
+        for parameter in seed.parameters():
+            assert (parameter in fork._parameters) is counts
+            if counts:
+                expected = training.optimizer.state[parameter]["exp_avg"]
+                assert torch.equal(fork._optimizer.state[fork._parameters[parameter]]["exp_avg"], expected)
+        if counts:
+            break
+    assert alone
+    assert counts
