@@ -70,6 +70,7 @@ class Situation:
         held.evidence = Evidence(everywhere, everywhere, measured, np.zeros(shape, np.int16))
         past = History(1, SLOTS, BLUEPRINTS, math.log(SUITE.classes), 1 / SUITE.classes)
         past.accuracy_contribution = np.array([self.accuracy_contribution])
+        past.loss_contribution = np.array([self.accuracy_contribution])
         for name, value in self.history.items():
             assert name in vars(past), name
             setattr(past, name, value if name == "training" else np.array([value]))

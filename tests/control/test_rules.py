@@ -140,6 +140,13 @@ def test_a_good_seed_is_kept_and_a_bad_one_pruned(judge) -> None:
 
 
 @JUDGES
+@pytest.mark.parametrize("rent", [0.0, 0.1])
+def test_a_seed_that_was_not_measured_is_not_judged(judge, rent: float) -> None:
+    unknown = Situation(slots={0: holding("mlp")}, progress=0.9, rent=rent)
+    assert decide(judge(), unknown)[0] == Op.WAIT
+
+
+@JUDGES
 @pytest.mark.parametrize("slot", range(SLOTS))
 def test_every_slot_is_judged(judge, slot: int) -> None:
     good, bad = [NAN] * SLOTS, [NAN] * SLOTS

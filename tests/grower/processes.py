@@ -16,7 +16,7 @@ from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.grower.packing import pack
 from esper.lifecycle.rules import Rules
-from grower.training_loop import APART, data, growing, validate
+from grower.training_loop import APART, HELD, data, growing, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -35,7 +35,7 @@ RUN = "run"
 def main(folder: Path, rank: int, how: str) -> None:
     """Train, and leave behind what each process held at the end."""
     torch.set_num_threads(1)
-    resume, rules = how == "resume", APART if how == "shadow" else Rules()
+    resume, rules = how == "resume", {"shadow": APART, "refit": HELD}.get(how, Rules())
     store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     model = growing()
@@ -54,6 +54,7 @@ def main(folder: Path, rank: int, how: str) -> None:
         horizon=20,
         seed=SEED + rank,
         rules=rules,
+        evidence="refit" if how == "refit" else "dependence",
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
         run=None if how == "shadow" else folder / RUN,
         verbose=True,
@@ -74,7 +75,8 @@ def main(folder: Path, rank: int, how: str) -> None:
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    torch.save({**state, "ending": ending}, folder / f"rank-{rank}-{how}.pt")
+    state |= {"forks": grower.refit.state_dict(), "ending": ending}
+    torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 
 

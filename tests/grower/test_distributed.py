@@ -17,7 +17,7 @@ from esper.grower.distributed import Processes
 from esper.telemetry.events import RunResumed, StepTaken
 from esper.telemetry.reader import RunReader
 from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, RUN, SAVED_AFTER, SEED, train
-from grower.training_loop import APART, growing, validate
+from grower.training_loop import APART, HELD, growing, validate
 
 TESTS = Path(__file__).parent.parent
 
@@ -123,6 +123,33 @@ def test_isolated_seeds_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     assert first["told"] == second["told"] == [decision for _, decision in alone]
     assert first["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
     assert any("germinate" in told for told in first["told"][:BLOWN_UP])
+
+
+@pytest.mark.slow
+def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
+    first, second = run(tmp_path, "refit")
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+    torch.testing.assert_close(first["forks"], second["forks"], rtol=0, atol=0)
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(
+        model,
+        optimizer,
+        "random",
+        evaluate=validate,
+        horizon=20,
+        seed=SEED,
+        rules=HELD,
+        evidence="refit",
+        loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
+    )
+    for _ in range(BLOWN_UP):
+        train(model, grower, slice(96), blown_up=False)
+    assert grower.refit.forks
+    alone = [train(model, grower, slice(96), blown_up=number == 0) for number in range(DECISIONS - BLOWN_UP)]
+    assert first["told"][BLOWN_UP:] == second["told"][BLOWN_UP:] == [decision for _, decision in alone]
+    forks = grower.refit.state_dict()
+    torch.testing.assert_close(first["forks"]["forks"], forks["forks"], rtol=1e-3, atol=1e-5)
 
 
 def test_alone_nothing_is_sent():

@@ -44,6 +44,9 @@ APART = Rules(
 )
 """What germinates learns in isolation, for longer than any test."""
 
+HELD = Rules(operations=(Op.WAIT, Op.GERMINATE))
+"""What germinates is held for good."""
+
 
 def last_layer_moved(seed: Seed) -> bool:
     """Whether a seed has learned: the layer that was zero at birth is not any more."""

@@ -19,7 +19,7 @@ from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
-from grower.training_loop import APART, data, growing, host, last_layer_moved, remembered, validate
+from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -221,6 +221,30 @@ def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notice
         assert torch.equal(mine, theirs)
     assert grown.logged == bare.logged
     assert grown.seen == bare.seen
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
+    options: dict[str, Any] = {"accumulate_grad_batches": accumulated, "gradient_clip_val": None}
+    modules: list[Measured] = []
+    growths: list[GrowerCallback] = []
+    for evidence in ("dependence", "refit"):
+        modules.append(Measured())
+        growths.append(callback(evidence=evidence, rules=HELD))
+        fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
+    bare, weighed = modules
+    assert growths[1].grower is not None
+    assert growths[1].grower.refit.forks.keys() == set(weighed.model.slots)
+    for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert weighed.logged == bare.logged
+    assert weighed.seen == bare.seen
+
+    fit(tmp_path / "half", Measured(), callback(evidence="refit", rules=HELD), 2 * EPOCHS - 2, **options)
+    resumed, late = Measured(), callback(evidence="refit", rules=HELD)
+    fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt", **options)
+    assert late.grower is not None
+    assert torch.equal(remembered(late.grower), remembered(growths[1].grower))
 
 
 def test_decisions_come_every_so_many_steps(tmp_path: Path):

@@ -18,7 +18,7 @@ from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
-from grower.training_loop import APART, SLOTS, data, host, last_layer_moved, remembered
+from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -245,6 +245,35 @@ def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notice
     assert all(last_layer_moved(seed) for seed in model.seeds.values())
     for mine, theirs in zip(model.host.parameters(), bare.host.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
+    def begun(evidence: str, folder: Path, seed: int = 0) -> tuple[Any, GrowerCallback]:
+        model = classifier(seed)
+        trainer = trainer_for(
+            model,
+            folder,
+            torch.optim.AdamW(model.parameter_groups(lr=1e-2)),
+            gradient_accumulation_steps=accumulated,
+            per_device_train_batch_size=24,
+        )
+        options: dict[str, Any] = {"controller": "all_at_start", "rules": HELD, "horizon": 2 * EPOCHS, "classes": 3}
+        trainer.add_callback(growth := GrowerCallback(trainer, validate, evidence=evidence, **options))
+        return trainer, growth
+
+    bare, _ = begun("dependence", tmp_path / "bare")
+    bare.train()
+    weighed, growth = begun("refit", tmp_path / "weighed")
+    weighed.train()
+    assert growth.grower.refit.forks.keys() == set(weighed.model.slots)
+    for mine, theirs in zip(weighed.model.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+    late, resumed = begun("refit", tmp_path / "late", seed=5)
+    steps = weighed.state.global_step // (2 * EPOCHS)
+    late.train(resume_from_checkpoint=str(tmp_path / "weighed" / f"checkpoint-{steps * (2 * EPOCHS - 2)}"))
+    assert torch.equal(remembered(resumed.grower), remembered(growth.grower))
 
 
 def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):

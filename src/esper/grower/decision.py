@@ -45,7 +45,9 @@ class Decision:
     changes: tuple[Change, ...]
     """Also those that time brought, and rollbacks."""
     contributions: dict[str, float]
-    """By slot: the score with the seed less the score without it, as last measured."""
+    """By slot: the score with the seed less the score without it, as last measured. Without it is with it switched off,
+    so that this says how much the model depends on it; of seeds on trial under evidence ``refit``, it is a fork that
+    has trained on without the seed, and they are missing until there is one to compare with."""
     loss: float
     """Of validation, before the decision, and after a rollback if there was one."""
     score: float

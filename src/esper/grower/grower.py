@@ -19,6 +19,7 @@ from esper.control.observation import observe
 from esper.errors import CheckpointError, DivergedError
 from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
 from esper.grower.choosing import chosen
+from esper.grower.counterfactual import Counterfactual, counterfactual
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
 from esper.grower.familiarity import warn_of_the_unknown
@@ -29,6 +30,7 @@ from esper.grower.measuring import Evaluate, Measurement, Number, compared, meas
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account, Recording
+from esper.grower.refit import Refit
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
@@ -41,7 +43,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import legal_actions
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
@@ -98,15 +100,19 @@ class Grower:
         train_size: Number of training examples; policies see it.
         seed: All that is random about seeds and controllers follows from it.
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
-            isolation ``shadow`` needs it.
+            isolation ``shadow`` and evidence ``refit`` need it.
         scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
         run: A new folder for the run's store, which `esper dash`, `watch`, `report`, `runs`, `query` and `bridge` read:
             all that a decision was about is safe there when `step` returns. A grower that was saved goes on in the
             folder it had. Of several processes the first one writes.
         verbose: Print a line per decision.
+        evidence: What seeds on trial are judged by. ``dependence``: what the model loses when the seed is switched off,
+            which costs no training, and is more than the model has gained by it. ``refit``: what it has over a fork of
+            itself that trains on without the seed from when the trial begins; known from the fork's second decision on,
+            and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
 
     Raises:
-        ConfigError: an argument is out of range, the rules need a ``loss``, or nothing can grow within the horizon.
+        ConfigError: an argument is out of range, rules or evidence need a ``loss``, or the horizon is too short.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
@@ -131,6 +137,7 @@ class Grower:
         scaler: torch.amp.GradScaler | None = None,
         run: str | Path | None = None,
         verbose: bool = False,
+        evidence: str = Counterfactual.DEPENDENCE,
     ) -> None:
         require_sizes(classes, horizon, rent, train_size, seed)
         self.scores = Scores(metric, higher_is_better, classes, model.outputs)
@@ -140,6 +147,7 @@ class Grower:
         self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
         self.rules = self._timing.rules
         require_loss(self.rules, loss)
+        self.evidence = counterfactual(evidence, loss, optimizer)
         warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
@@ -168,13 +176,21 @@ class Grower:
         received = (self._gradients.take_in, self._processes.average)
         scale = _unscaled if scaler is None else scaler.scale
         self._shadow = Shadow(model, optimizer, loss, scale, received)
+        self.refit = Refit(self.passes, optimizer, self.evidence, loss, scaler, self._processes.average)
+        """The forks that seeds on trial are compared with, if any."""
         self._attend()
         self._state: Any = self.controller.start([seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
         self.subject.table = self._after(self._actions).table
         self._verbose = verbose
-        self._own_run = None if run is None else self._opened(Path(run), controller, horizon, classes)
+        self._own_run: OwnRun | None = None
+        if run is not None:
+            name = str(controller) if isinstance(controller, str | Path) else self.controller.name
+            told = {"controller": name, "horizon": horizon, "rules": self.rules, "conduct": conduct, "rent": rent}
+            told |= {"train_size": train_size, "classes": classes, "metric": metric, "evidence": self.evidence.value}
+            self._own_run = OwnRun(Path(run), model, self._kinds, {**told, "seed": seed})
+            self._processes.agreed(self._own_run.open)
         self.recording: Recording | OwnRun | None = self._own_run
         """Where decisions are kept, if anywhere."""
 
@@ -283,7 +299,7 @@ class Grower:
         return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
 
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
-        """Let seeds in isolation ``shadow`` learn from a minibatch too; without such seeds it does nothing.
+        """Let seeds in isolation ``shadow`` and forks learn from a minibatch too; without any it does nothing.
 
         Call it once ``loss``, the minibatch's loss, is there, before its ``backward()`` and before it is divided or
         scaled. It is computed once more, by the function that the grower was constructed with, of ``minibatch`` and
@@ -291,10 +307,21 @@ class Grower:
         before any clipping and in proportion: where a loss is divided, scaled or accumulated afterwards, that goes for
         them as well. Nothing else about the model, its buffers or random numbers is any different.
 
+        Under evidence ``refit`` the loss is also computed once more for every seed on trial, for a fork of the model
+        without it. A fork has parameters, buffers and an optimizer of its own, which steps when yours does, with the
+        hyperparameters that yours has then; it has nothing of what else is done to gradients or parameters, such as
+        clipping.
+
         Raises:
-            ConfigError: what the function returned does not depend on such a seed.
+            ConfigError: what the function returned does not depend on such a seed or fork.
         """
+        self.refit.follow(loss, minibatch, named)  # first, while gradients are as the loop left them
         self._shadow.follow(loss, minibatch, named)
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether `learn_apart` is to be called for every minibatch."""
+        return self.rules.isolation is Isolation.SHADOW or self.evidence is Counterfactual.REFIT
 
     def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Verdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
@@ -306,7 +333,7 @@ class Grower:
 
     def _measured(self, now: Heard, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
         """The model and the seeds in slots that are ``due`` ``[1, S]``."""
-        found = measured(self.passes, self.subject.table, self._evaluate, whole, due)
+        found = measured(self.refit, self.subject.table, self._evaluate, whole, due)
         self.scores.begin(found.usual, now.train_loss)
         return found
 
@@ -371,6 +398,7 @@ class Grower:
         self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
         settle(self.model, subject.table, self.rules.isolation)
+        subject.evidence = self.refit.attend(subject.table, subject.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result
@@ -405,7 +433,12 @@ class Grower:
         Raises:
             CheckpointError: the controller's state cannot be saved.
         """
-        state = {**self._signature(), "seeds": structure(self.model), "memory": to_plain(self._memory())}
+        state = {
+            **self._signature(),
+            "seeds": structure(self.model),
+            "memory": to_plain(self._memory()),
+            "refit": self.refit.state_dict(),
+        }
         return state if self._own_run is None else {**state, "run": self._own_run.id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -433,31 +466,12 @@ class Grower:
         subject.table, subject.evidence = memory["table"], memory["evidence"]
         subject.germinations = memory["germinations"]
         settle(self.model, subject.table, self.rules.isolation)
+        self.refit.attend(subject.table, subject.evidence)
+        self.refit.load_state_dict(state["refit"])
         note(self.model, self._history.accuracy_contribution)
         own = self._own_run
         if own is not None:
             self._processes.agreed(lambda: own.resume(self.decisions, state.get("run")))
-
-    def _opened(
-        self, path: Path, controller: str | Path | Controller, horizon: int | None, classes: int | None
-    ) -> OwnRun:
-        """The run that is written to the folder ``path``."""
-        told: dict[str, Any] = {
-            "host": type(self.model.host).__name__,
-            "controller": str(controller) if isinstance(controller, str | Path) else controller.name,
-            "slots": {slot.name: list(slot.blueprints) for slot in self.model.slots.values()},
-            "horizon": horizon,
-            "rules": self.rules.model_dump(mode="json"),
-            "conduct": self.conduct.model_dump(mode="json"),
-            "rent": self._rent,
-            "train_size": self._train_size,
-            "classes": classes,
-            "metric": self._asked_for,
-            "seed": self._seed,
-        }
-        own = OwnRun(path, self.model, self._kinds, told, horizon)
-        self._processes.agreed(own.open)
-        return own
 
     def _tell(self, account: Account) -> None:
         """Whoever wants to know."""
@@ -485,6 +499,7 @@ class Grower:
             "blueprints": self._kinds,
             "controller": self.controller.name,
             "metric": self._asked_for,
+            "evidence": self.evidence.value,
         }
 
     def _memory(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a model's seeds contribute, found by switching each of them off."""
+"""What a model's seeds contribute, found by switching each of them off, or against forks that do without it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esper.grower.figures import LOSS, Figures, figures
 from esper.grower.passes import Passes
+from esper.grower.refit import Refit
 from esper.growth.model import GrowingModel
 from esper.growth.modes import modes_kept
 from esper.lifecycle.table import SeedTable
@@ -48,11 +49,13 @@ class Measurement(NamedTuple):
     """``[1, S]``: the slots that were to be measured."""
 
 
-def measured(passes: Passes, table: SeedTable, evaluate: Evaluate, whole: Figures | None, due: Bools) -> Measurement:
+def measured(
+    passes: Passes | Refit, table: SeedTable, evaluate: Evaluate, whole: Figures | None, due: Bools
+) -> Measurement:
     """Measure the model as it is, and with each seed that is ``due``, bool ``[1, S]``, at another weight.
 
-    A seed that counts is to be compared with its absence; one that does not count yet is put in at full weight, to be
-    compared with the model as it is. ``whole`` is the former figure, if it is known already.
+    A seed that counts is to be compared with its absence, in the model or in a fork of it; one that does not count yet
+    is put in at full weight, to be compared with the model as it is. ``whole`` is the former figure, if it is known.
 
     Raises:
         ConfigError: ``evaluate`` returns what is none of its figures.

@@ -18,6 +18,7 @@ from esper.files import write_atomically
 from esper.grower.decision import Change
 from esper.grower.recording import Account, Recording
 from esper.growth.model import GrowingModel
+from esper.settings import Settings
 from esper.telemetry.events import RunEnded
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
@@ -39,19 +40,24 @@ class OwnRun:
         path: The folder.
         model: The one that grows.
         blueprints: Names of all that may grow, as the grower counts them.
-        told: What the grower was constructed with, as plain values: the run's ``config.yaml``.
-        horizon: Decisions that are planned; None: there is no plan.
+        told: What the grower was constructed with: with what can be said of the model it is the run's ``config.yaml``.
 
     Raises:
         RunError: the folder holds something else, is in use, or cannot be written.
     """
 
-    def __init__(
-        self, path: Path, model: GrowingModel, blueprints: Sequence[str], told: Mapping[str, Any], horizon: int | None
-    ) -> None:
+    def __init__(self, path: Path, model: GrowingModel, blueprints: Sequence[str], told: Mapping[str, Any]) -> None:
         self.path = path.resolve()
         self._directory = RunDirectory(self.path)
-        self._model, self._blueprints, self._told, self._horizon = model, list(blueprints), told, horizon
+        self._model, self._blueprints = model, list(blueprints)
+        plain = {n: v.model_dump(mode="json") if isinstance(v, Settings) else v for n, v in told.items()}
+        self._told: dict[str, Any] = {
+            "host": type(model.host).__name__,
+            "slots": {slot.name: list(slot.blueprints) for slot in model.slots.values()},
+            **plain,
+        }
+        self._horizon: int | None = told["horizon"]
+        """Decisions that are planned; None: there is no plan."""
         self._held = ExitStack()
         finalize(self, self._held.close)
         self._store: RunStore | None = None

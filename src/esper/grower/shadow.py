@@ -17,8 +17,8 @@ from esper.lifecycle.rules import Isolation, Rules
 Loss = Callable[..., Tensor]
 """The loss of a minibatch, from whatever stands for one: a scalar that can be differentiated."""
 
-_FIRST_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
-_SECOND_LINE = "grower.learn_apart(loss, inputs, labels)"
+LOSS_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
+LEARN_APART_LINE = "grower.learn_apart(loss, inputs, labels)"
 
 
 def require_loss(rules: Rules, loss: Loss | None) -> None:
@@ -30,7 +30,7 @@ def require_loss(rules: Rules, loss: Loss | None) -> None:
     if rules.isolation is Isolation.SHADOW and loss is None:
         raise ConfigError(
             "under isolation shadow a seed learns from a pass of its own over every minibatch: say how to compute its "
-            f"loss, with {_FIRST_LINE}, and call {_SECOND_LINE} before each loss.backward()"
+            f"loss, with {LOSS_LINE}, and call {LEARN_APART_LINE} before each loss.backward()"
         )
 
 
@@ -75,7 +75,7 @@ class Shadow:
         learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
         with aside(self._model, isolated.values()), torch.enable_grad():
             scaled = self._scale(self._loss(*minibatch, **named))
-            gradients = _differentiated(scaled, learning)
+            gradients = differentiated(scaled, learning)
         for name, seed in isolated.items():
             if gradients.keys().isdisjoint(seed.parameters()):
                 raise ConfigError(
@@ -107,11 +107,11 @@ class Shadow:
         if isolated and not arrived:
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the seed in slot {next(iter(isolated))!r}, which "
-                f"learns in isolation shadow: call {_SECOND_LINE} before each loss.backward()"
+                f"learns in isolation shadow: call {LEARN_APART_LINE} before each loss.backward()"
             )
 
 
-def _differentiated(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+def differentiated(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
     """The gradients of those ``parameters`` on which ``loss`` depends."""
     if not loss.requires_grad:
         return {}

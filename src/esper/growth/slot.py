@@ -5,7 +5,8 @@ A module instance, not a closure: it deep-copies, pickles and compiles with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -222,6 +223,15 @@ class Slot(nn.Module):
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
         self.copies.align(self)
+
+    @contextmanager
+    def vacated(self) -> Generator[None]:
+        """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer."""
+        occupant, self.occupant = self.occupant, None
+        try:
+            yield
+        finally:
+            self.occupant = occupant
 
     def _require_same_type(self, module: nn.Module, output: Tensor) -> None:
         """Refuse a host that was converted without its slots; other types are autocast's, or the host's own affair."""

@@ -20,7 +20,6 @@ from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
 from esper.integrations.reporting import MeanLoss, figures
-from esper.lifecycle.rules import Isolation
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -57,8 +56,9 @@ class GrowerCallback(Callback):
     `GrowingModel.finalize`. Checkpoints were written before that, so training that goes on from one, with more epochs
     perhaps, is not cut short by it.
 
-    While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch; what it logs the second
-    time is dropped, and metrics of the module forget what they saw.
+    While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch, and once more for each
+    seed on trial under evidence ``refit``; only what it logs the first time is kept, and metrics of the module forget
+    what they saw later.
 
     Args:
         evaluate: As in `Grower`.
@@ -113,9 +113,9 @@ class GrowerCallback(Callback):
         self._carriers[model].carry("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let isolated seeds learn from every minibatch of the epoch."""
+        """Let isolated seeds and forks learn from every minibatch of the epoch."""
         grower, usual = self.grower, pl_module.training_step
-        if grower is None or grower.rules.isolation is not Isolation.SHADOW:
+        if grower is None or not grower.learns_apart:
             return
 
         @wraps(usual)

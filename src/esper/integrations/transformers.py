@@ -19,7 +19,6 @@ from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
 from esper.growth.model import GrowingModel
 from esper.integrations.reporting import MeanLoss, figures
-from esper.lifecycle.rules import Isolation
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -147,7 +146,7 @@ class GrowerCallback(TrainerCallback):
 
 
 def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
-    """A grower whose isolated seeds learn whenever the Trainer computes a loss to learn from."""
+    """A grower whose isolated seeds and forks learn whenever the Trainer computes a loss to learn from."""
     usual = trainer.compute_loss
 
     def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
@@ -158,7 +157,7 @@ def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **opt
 
     scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
     grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
-    if grower.rules.isolation is not Isolation.SHADOW:
+    if not grower.learns_apart:
         return grower
 
     @wraps(usual)

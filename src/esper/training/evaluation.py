@@ -32,7 +32,7 @@ class Evaluation:
     """``[E]``."""
     accuracy_contribution: Floats
     """``[E, S]``: accuracy with the slot's seed less accuracy without it; NaN in slots without a seed, and where it is
-    not known."""
+    not known. Without it is with the seed switched off, or what a grower's evidence says."""
     loss_contribution: Floats
     """``[E, S]``: loss without the slot's seed less loss with it; NaN in the same slots."""
     fresh: Bools

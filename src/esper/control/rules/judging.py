@@ -38,9 +38,9 @@ def marginal_rent(rent: Numbers, cost: Numbers, total: Numbers) -> Numbers:
 def judge(decisions: Decisions, reading: Reading, trial: float, margin: float) -> None:
     """Fossilize the held seeds whose accuracy contribution exceeds their rent by ``margin``, prune the others.
 
-    A seed is judged once its stage's age reaches ``trial``, a share of the episode.
+    A seed is judged once its stage's age reaches ``trial``, a share of the episode, and something is known of it.
     """
-    held = reading.slot("stage_holding") > 0
+    held = (reading.slot("stage_holding") > 0) & (reading.slot("measured") > 0)
     due = held & (reading.slot("stage_age") >= trial - ROUNDING)
     worth = reading.slot("accuracy_contribution") - seed_rent(reading) >= margin
     decisions.act_on(Op.FOSSILIZE, due & worth)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -9,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.arms.flops import TRAINING_PASSES
 from esper.growth.model import GrowingModel
+from esper.growth.slot import Slot
 
 
 def forward_flops(module: nn.Module, inputs: Tensor) -> int:
@@ -24,9 +27,21 @@ def forward_flops(module: nn.Module, inputs: Tensor) -> int:
 
 def seed_flops(model: GrowingModel) -> int:
     """Of one forward pass for one example through all seeds that are there, as blueprints count them."""
-    return sum(slot.seed.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)
+    return sum(_flops(slot) for slot in model.slots.values())
+
+
+def fork_flops(model: GrowingModel, forks: Iterable[str], whole: int) -> int:
+    """Of one forward pass for one example through all ``forks``, named by the slots whose seed each does without.
+
+    ``whole`` is what a pass through the model costs with all its seeds.
+    """
+    return sum(whole - _flops(model.slots[name]) for name in forks)
 
 
 def training_flops(forward: int, examples: int) -> int:
     """Of learning from ``examples``, each of which costs ``forward`` in a forward pass."""
     return TRAINING_PASSES * examples * forward
+
+
+def _flops(slot: Slot) -> int:
+    return 0 if slot.seed is None else slot.seed.flops_at(slot.site)

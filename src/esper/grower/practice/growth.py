@@ -13,7 +13,7 @@ from esper.devices import usable_device
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score
-from esper.grower.practice.flops import forward_flops, seed_flops, training_flops
+from esper.grower.practice.flops import fork_flops, forward_flops, seed_flops, training_flops
 from esper.grower.practice.learning import Learned, cross_entropy, learn_epoch, measure
 from esper.grower.practice.network import ORDER, fill, first_inputs, growing_host
 from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
@@ -74,6 +74,7 @@ class Growth:
             train_size=len(splits.train),
             seed=settings.seed,
             loss=self._loss,
+            evidence=settings.evidence,
         )
 
     def epoch(self, number: int) -> Epoch:
@@ -85,6 +86,7 @@ class Growth:
         began = time.perf_counter()
         settings = self.settings
         forward = self._forward_flops + seed_flops(self.model)
+        forward += fork_flops(self.model, self.grower.refit.forks, forward)
         # Of its own for every epoch, so that a resumed run need not know what was drawn before.
         order = stream(settings.seed, ORDER, number)
         learned = learn_epoch(self.grower, self.splits.train, settings.batch_size, order)

@@ -57,7 +57,7 @@ class Result:
     host_parameters: int
     added_parameters: int
     training_flops: int
-    """Of host and seeds, three forward passes for every example learned from; measurements are not counted."""
+    """Of host, seeds and forks, three forward passes for every example learned from; measurements are not counted."""
     learning_seconds: float
     """Of the epochs alone, in all processes that worked at the run."""
     seconds: float

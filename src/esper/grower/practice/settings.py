@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from esper.devices import CPU, DeviceName
 from esper.grower.choosing import rules_of
+from esper.grower.counterfactual import Counterfactual
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.settings import Settings
@@ -52,6 +53,9 @@ class GrowSettings(Settings):
     long a plateau training ends before its last epoch."""
     text: Path | None = None
     """The UTF-8 file that charlm learns; null: the text of Python's help."""
+    evidence: Counterfactual = Counterfactual.DEPENDENCE
+    """What seeds on trial are judged by: dependence (what the model loses when the seed is switched off) or refit (what
+    it has over a fork that trains on without the seed, which costs about one more training pass for each)."""
     device: DeviceName
     """Where to compute, as torch names it; cuda if there is any."""
 

@@ -1,0 +1,594 @@
+"""Evidence `refit` in a loop of one's own: seeds on trial are compared with a model that trains on without them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+import esper
+from esper import Grower, GrowingModel
+from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.schedule import Planting, Schedule
+from esper.errors import CheckpointError, ConfigError
+from esper.grower.counterfactual import Counterfactual
+from esper.grower.fork import Fork
+from esper.grower.packing import pack
+from esper.grower.practice.growth import Growth
+from esper.grower.practice.settings import GrowSettings
+from esper.grower.refit import REFIT
+from esper.grower.structure import regrow
+from esper.lifecycle.gates import Reason, gate_ahead
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+from esper.rl.conduct import Conduct
+from esper.tasks.practice.registry import get_task
+from esper.tasks.practice.task import Access
+from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
+
+HORIZON = 20
+DECISIONS = 9
+
+
+class Batched(nn.Sequential):
+    """With running statistics."""
+
+    def __init__(self) -> None:
+        first, second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
+        super().__init__(first, nn.BatchNorm1d(WIDTH), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+class Dropping(nn.Sequential):
+    """With random numbers."""
+
+    def __init__(self) -> None:
+        first, second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
+        super().__init__(first, nn.Dropout(0.3), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+class Tied(nn.Sequential):
+    """With a tensor in two places."""
+
+    def __init__(self) -> None:
+        first, second, last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        last.weight = second.weight
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last, nn.Linear(WIDTH, CLASSES))
+
+
+class Normed(nn.Sequential):
+    """With parametrized weights."""
+
+    def __init__(self) -> None:
+        first, second = weight_norm(nn.Linear(4, WIDTH)), weight_norm(nn.Linear(WIDTH, WIDTH))
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+class Counting(nn.Sequential):
+    """With a buffer that is assigned anew."""
+
+    def __init__(self) -> None:
+        first, second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self[1](self[0](inputs))
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+        return self[4](self[3](self[2](hidden - self.mean)))
+
+
+Build = Callable[[], nn.Module]
+Backward = Callable[["Training", Tensor, Tensor], None]
+HOSTS: list[Build] = [Batched, Dropping, Tied, Normed, Counting]
+
+
+def adam(groups: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+class Training:
+    """A model, its optimizer with a schedule, and how it learns."""
+
+    def __init__(
+        self, host: Build, optimizer: Callable[[Any], torch.optim.Optimizer] = adam, how: str = "plain", seed: int = 0
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model = esper.attach(host(), SLOTS, torch.zeros(4, 4))
+        self.optimizer = optimizer(self.model.parameter_groups())
+        self.how = how
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=how == "scaled")
+        self.begin()
+
+    def begin(self) -> None:
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.97)
+
+    def twin(self) -> Training:
+        """The same once more, by copies."""
+        other = copy.copy(self)
+        other.model, other.optimizer, other.scaler = copy.deepcopy((self.model, self.optimizer, self.scaler))
+        other.model.link(other.optimizer)
+        other.begin()
+        return other
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        mixed = torch.autocast("cpu", torch.bfloat16) if self.how == "mixed" else nullcontext()
+        with mixed:
+            return F.cross_entropy(self.model(inputs), labels)
+
+    def learn(self, beside: Callable[[Tensor, Tensor, Tensor], None]) -> None:
+        """Two steps; ``beside`` is told of each loss and its minibatch before it is differentiated."""
+        self.model.train()
+        inputs, labels = data()
+        for part in (slice(0, 48), slice(48, 96)):
+            self.optimizer.zero_grad()
+            for half in (slice(0, 24), slice(24, 48)) if self.how == "accumulated" else (slice(48),):
+                x, y = inputs[part][half], labels[part][half]
+                loss = self.loss(x, y)
+                beside(loss, x, y)
+                self.scaler.scale(loss / 2 if self.how == "accumulated" else loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+
+def planting(*steps: int) -> Schedule:
+    """One seed in every slot, after these decisions."""
+    return Schedule([Planting(step, place, 0) for place, step in enumerate(steps)], HORIZON)
+
+
+def grown(training: Training, controller: Any, **options: Any) -> Grower:
+    options = {"rules": HELD, "evidence": "refit", "scaler": training.scaler, **options}
+    if not training.scaler.is_enabled():
+        options["scaler"] = None
+    return Grower(
+        training.model,
+        training.optimizer,
+        controller,
+        evaluate=validate,
+        horizon=HORIZON,
+        loss=training.loss,
+        **options,
+    )
+
+
+def forked(fork: Fork, model: GrowingModel) -> dict[str, Tensor]:
+    """What the model is where it is the fork."""
+    return fork.run(lambda: {name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+
+
+class ByHand:
+    """A branch of the model without the seed in slot ``0``."""
+
+    def __init__(self, training: Training) -> None:
+        self.mine, self._of = training.twin(), training
+        self.mine.model.slots["0"].prune()
+
+    def follow(self) -> None:
+        """What comes and grows elsewhere, comes and grows here."""
+        for name, slot in self._of.model.slots._modules.items():
+            own = self.mine.model.slots._modules[name]
+            if slot.seed is None or slot.name == "0":
+                continue
+            if own.seed is None:
+                own.occupant = copy.deepcopy(slot.seed)
+                own.ownership.extend(own.name, list(own.seed.parameters()))
+            own.seed.alpha.copy_(slot.seed.alpha)
+            own.seed.requires_grad_(next(slot.seed.parameters()).requires_grad)
+
+    def learn(self, minibatches: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """As its owner does, of the same minibatches, with the random numbers that each came with."""
+        left = iter(minibatches)
+        usual = self.mine.loss
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            state, x, y = next(left)
+            assert torch.equal(x, inputs)
+            assert torch.equal(y, labels)
+            torch.set_rng_state(state)
+            return usual(inputs, labels)
+
+        state = torch.get_rng_state()
+        self.mine.loss = loss  # type: ignore[method-assign]
+        self.mine.learn(lambda *_: None)
+        self.mine.loss = usual  # type: ignore[method-assign]
+        torch.set_rng_state(state)
+
+
+def compared(training: Training, grower: Grower) -> int:
+    """Train, and compare the fork with a branch by hand; at how many decisions."""
+    hand, checked = None, 0
+    for _ in range(DECISIONS + 3):
+        seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+        def beside(loss: Tensor, x: Tensor, y: Tensor, seen: Any = seen) -> None:
+            seen.append((torch.get_rng_state(), x, y))
+            grower.learn_apart(loss, x, y)
+
+        training.learn(beside)
+        if hand is not None:
+            hand.learn(seen)
+            expected = hand.mine.tensors()
+            found = forked(grower.refit.forks["0"], training.model)
+            assert expected.keys() == found.keys()
+            for name, tensor in expected.items():
+                torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
+            with_seed, without = validate(training.model), validate(hand.mine.model)
+        decision = grower.step(train_loss=1.0)
+        if hand is not None:
+            checked += 1
+            if checked >= REFIT:
+                assert decision.contributions["0"] == with_seed[1] - without[1]
+            else:
+                assert "0" not in decision.contributions
+            hand.follow()
+        elif "0" in grower.refit.forks:
+            hand = ByHand(training)
+    return checked
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_fork_is_a_branch_without_the_seed(host: Build) -> None:
+    training = Training(host)
+    assert compared(training, grown(training, planting(0, 1))) > REFIT
+
+
+@pytest.mark.parametrize("how", ["accumulated", "scaled", "mixed"])
+def test_a_fork_learns_however_the_loop_is_written(how: str) -> None:
+    training = Training(Batched, how=how)
+    assert compared(training, grown(training, planting(0, 1))) > REFIT
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        lambda groups: torch.optim.NAdam(groups, lr=1e-2),
+        lambda groups: torch.optim.Adam(groups, lr=torch.tensor(1e-2), foreach=False),
+    ],
+)
+def test_a_fork_has_the_optimizers_moments(optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+    training = Training(Batched, optimizer)
+    assert compared(training, grown(training, planting(0, 1))) > REFIT
+
+
+def test_a_seed_that_comes_later_comes_into_the_fork() -> None:
+    training = Training(Batched)
+    assert compared(training, grown(training, planting(0, 6))) > REFIT
+    assert training.model.slots["2"].seed is not None
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("how", ["plain", "accumulated", "scaled", "mixed"])
+def test_the_model_does_not_notice(host: Build, how: str) -> None:
+    def run(evidence: str) -> tuple[dict[str, Tensor], list[Any]]:
+        training = Training(host, how=how)
+        seen: list[Any] = []
+        for parameter in training.model.host.parameters():
+            parameter.register_hook(lambda gradient: seen.append(gradient.clone()))
+        grower = grown(training, planting(0, 1), evidence=evidence)
+        for _ in range(DECISIONS):
+            training.learn(grower.learn_apart)
+            grower.step(train_loss=1.0)
+        assert (len(grower.refit.forks) == 2) is (evidence == "refit")
+        moments = [v for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        return training.tensors(), [*seen, *moments, torch.get_rng_state()]
+
+    (mine, all_mine), (theirs, all_theirs) = run("refit"), run("dependence")
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(all_mine, all_theirs, rtol=0, atol=0)
+
+
+def separable(examples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """What the host learns well by itself: the largest of three linear functions."""
+    points = torch.randn(examples, 4, generator=torch.Generator().manual_seed(seed))
+    return points, (points @ torch.randn(4, CLASSES, generator=torch.Generator().manual_seed(9))).argmax(1)
+
+
+def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any) -> list[esper.Decision]:
+    """A seed in a host that needs none, until it was kept or pruned."""
+    torch.manual_seed(seed)
+    host = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    model = esper.attach(host, {"0": ["mlp"]}, torch.zeros(2, 4))
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=2e-2))
+    inputs, labels = separable(1024, 0)
+
+    @torch.no_grad()
+    def evaluate(network: nn.Module) -> tuple[float, float]:
+        network.eval()
+        points, expected = separable(256, 1)
+        logits = network(points)
+        return float(F.cross_entropy(logits, expected)), float((logits.argmax(1) == expected).float().mean())
+
+    grower = Grower(
+        model,
+        optimizer,
+        Heuristic(HeuristicSettings(preferences=((0, 0),), most=1, trial=trial), HORIZON),
+        evaluate=evaluate,
+        horizon=HORIZON,
+        evidence=evidence,
+        loss=lambda x, y: F.cross_entropy(model(x), y),
+        **options,
+    )
+    told: list[esper.Decision] = []
+    for _ in range(decisions):
+        model.train()
+        for x, y in zip(inputs.split(32), labels.split(32), strict=True):
+            loss = F.cross_entropy(model(x), y)
+            grower.learn_apart(loss, x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        told.append(grower.step(train_loss=loss))
+    return told
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_refit(seed: int) -> None:
+    ends = {}
+    for evidence in ("dependence", "refit"):
+        decisions = judged(evidence, seed, 3, 8, rent=1e-3)
+        ends[evidence] = decisions[-1].changes[-1]
+        assert ends[evidence].before is Stage.HOLDING
+        contribution = decisions[-1].contributions["0"]
+        assert (contribution > 0.01) is (evidence == "dependence")
+    assert ends["dependence"].after is Stage.FOSSILIZED
+    assert ends["refit"].after is Stage.PRUNED
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None:
+    """Neither rules nor gates, and not on what was known of it before its trial."""
+    decisions = judged("refit", 0, 1, 9, conduct=Conduct(counterfactual_every=every))
+    changes = [(decision.number, change) for decision in decisions for change in decision.changes]
+    entered = next(number for number, change in changes if change.after is Stage.HOLDING)
+    left = next(number for number, change in changes if change.before is Stage.HOLDING)
+    assert left >= entered + REFIT
+    for decision in decisions[entered : entered + REFIT - 1]:
+        assert "0" not in decision.contributions
+    assert "0" in decisions[left - 1].contributions
+    usual = judged("dependence", 0, 1, 6, conduct=Conduct(counterfactual_every=1))
+    assert usual[entered].changes[0].before is Stage.HOLDING, "by dependence it is judged at once"
+
+
+def test_the_gate_says_that_nothing_was_measured() -> None:
+    training = Training(Batched)
+    grower = grown(training, "all_at_start", rules=Rules())
+    reasons: list[list[int]] = []
+    while not any(seed.fossilized for seed in training.model.seeds.values()) and grower.decisions < HORIZON:
+        training.learn(grower.learn_apart)
+        before = grower.subject.table
+        grower.step(train_loss=1.0)
+        verdicts = gate_ahead(before, grower.subject.evidence, grower.rules)
+        reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
+    said = [Reason(reason) for told in reasons for reason in told]
+    assert said[0] is Reason.NOT_MEASURED
+    assert said[1] is not Reason.NOT_MEASURED
+
+
+def test_forks_go_when_trials_end() -> None:
+    training = Training(Batched)
+    grower = grown(training, "all_at_start", rules=Rules(harm_tolerance=1.0))
+    seen = set()
+    for _ in range(DECISIONS):
+        training.learn(grower.learn_apart)
+        grower.step(train_loss=1.0)
+        seen |= grower.refit.forks.keys()
+        held = {
+            slot for slot, stage in zip(SLOTS, grower.subject.table.stage[0], strict=True) if stage == Stage.HOLDING
+        }
+        assert grower.refit.forks.keys() == held
+    assert seen == set(SLOTS)
+    assert all(seed.fossilized for seed in training.model.seeds.values())
+
+
+def test_a_rollback_drops_forks_and_they_begin_anew() -> None:
+    training = Training(Batched)
+    grower = grown(training, planting(0, DECISIONS + 2))
+    begun: list[Fork] = []
+    for number in range(HORIZON):
+        training.learn(grower.learn_apart)
+        decision = grower.step(train_loss=math.nan if number == DECISIONS else 1.0)
+        if number == DECISIONS:
+            assert decision.rollback is not None
+            assert not grower.refit.forks
+        begun += [fork for fork in grower.refit.forks.values() if fork not in begun]
+    assert grower.refit.forks.keys() == {"2"}
+    assert len(begun) == 2
+
+
+def resumed(training: Training, grower: Grower, how: Callable[[Training], Grower]) -> tuple[Training, Grower]:
+    """In new objects, from what went through a file."""
+    file = io.BytesIO()
+    whole = {part: vars(training)[part].state_dict() for part in ("model", "optimizer", "scheduler")}
+    torch.save({**whole, "grower": grower.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other = Training(Batched, seed=5)
+    regrow(other.model, saved["grower"]["seeds"])
+    other.model.load_state_dict(saved["model"])
+    other.optimizer = adam(other.model.parameter_groups())
+    other.begin()
+    again = how(other)
+    other.optimizer.load_state_dict(saved["optimizer"])
+    other.scheduler.load_state_dict(saved["scheduler"])
+    again.load_state_dict(saved["grower"])
+    return other, again
+
+
+def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
+    training = Training(Batched)
+    grower = grown(training, planting(0, 7))
+    decisions: list[esper.Decision] = []
+    states: list[dict[str, Any]] = []
+
+    def go_on(training: Training, grower: Grower) -> None:
+        training.learn(grower.learn_apart)
+        decisions.append(grower.step(train_loss=1.0))
+        states.append({"grower": pack(grower.state_dict()), "model": training.tensors()})
+
+    while not grower.refit.forks:
+        go_on(training, grower)
+    other, again = resumed(training, grower, lambda training: grown(training, planting(0, 7)))
+    cut = len(decisions)
+    for _ in range(DECISIONS):
+        go_on(training, grower)
+    for _ in range(DECISIONS):
+        go_on(other, again)
+    never, late = slice(cut, cut + DECISIONS), slice(cut + DECISIONS, None)
+    assert [one.contributions for one in decisions[late]] == [one.contributions for one in decisions[never]]
+    torch.testing.assert_close(states[late], states[never], rtol=0, atol=0)
+    assert len(again.refit.forks) == 2
+    with pytest.raises(CheckpointError, match="saved with evidence 'refit', but here it is 'dependence'"):
+        resumed(training, grower, lambda training: grown(training, planting(0, 7), evidence="dependence"))
+
+
+def test_what_could_not_act_is_refused() -> None:
+    training = Training(Batched)
+    options: dict[str, Any] = {"evaluate": validate, "horizon": HORIZON}
+    with pytest.raises(ConfigError, match="evidence is 'worth': give one of dependence, refit"):
+        grown(training, "none", evidence="worth")
+    with pytest.raises(ConfigError, match=r"loss=lambda inputs, labels: .*grower.learn_apart\(loss, inputs, labels\)"):
+        Grower(training.model, training.optimizer, **options, evidence="refit")
+    closing = torch.optim.LBFGS([{"params": list(training.model.host.parameters())}])
+    with pytest.raises(ConfigError, match="evidence refit cannot step LBFGS"):
+        Grower(training.model, closing, **options, evidence="refit", loss=training.loss)
+
+
+def on_trial(how: str = "plain") -> tuple[Training, Grower]:
+    """Until the first fork has begun."""
+    training = Training(Batched, how=how)
+    grower = grown(training, planting(0, 1))
+    while not grower.refit.forks:
+        training.learn(grower.learn_apart)
+        grower.step(train_loss=1.0)
+    return training, grower
+
+
+def test_a_fork_that_learns_nothing_is_an_error() -> None:
+    training, _ = on_trial()
+    with pytest.raises(ConfigError, match="step without a gradient for the fork without the seed in slot '0'"):
+        training.learn(lambda *_: None)
+    _, grower = on_trial()
+    with pytest.raises(ConfigError, match="learned nothing since the last decision: call grower.learn_apart"):
+        grower.step(train_loss=1.0)
+
+
+def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
+    training, grower = on_trial()
+    inputs, labels = data()
+    kept = list(training.model.host.parameters())
+    loss = training.loss(inputs, labels)
+    grower.refit._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
+    with pytest.raises(ConfigError, match="uses parameters of the growing model that were taken from it before"):
+        grower.learn_apart(loss, inputs, labels)
+    grower.refit._loss = lambda *_: torch.ones((), requires_grad=True) * 2
+    with pytest.raises(ConfigError, match="does not depend on the model without the seed in slot '0'"):
+        grower.learn_apart(loss, inputs, labels)
+
+
+def test_what_is_only_measured_teaches_nothing() -> None:
+    training, grower = on_trial()
+    before = forked(grower.refit.forks["0"], training.model)
+    with torch.no_grad():
+        grower.learn_apart(training.loss(*data()), *data())
+    torch.testing.assert_close(forked(grower.refit.forks["0"], training.model), before, rtol=0, atol=0)
+
+
+def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:
+    training, grower = on_trial("scaled")
+    fork = grower.refit.forks["0"]
+    before = [value.clone() for value in fork._parameters.values()]
+    training.scaler.update(float("inf"))  # too much for both
+    training.learn(grower.learn_apart)
+    training.scaler.update(2.0**10)
+    grower.refit._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
+    training.learn(grower.learn_apart)
+    for mine, usual in zip(fork._parameters.values(), before, strict=True):
+        assert torch.equal(mine, usual)
+    grower.refit._loss = training.loss
+    training.learn(grower.learn_apart)
+    assert all(value.isfinite().all() for value in fork._parameters.values())
+    assert any(not torch.equal(mine, usual) for mine, usual in zip(fork._parameters.values(), before, strict=True))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_forks_like_any_other() -> None:
+    def contributions(*, compiles: bool) -> list[dict[str, float]]:
+        training = Training(Batched)
+        network = torch.compile(training.model, backend="eager") if compiles else training.model
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(network(inputs), labels)
+
+        training.loss = loss  # type: ignore[method-assign]
+        grower = grown(training, planting(0, 1))
+        found: list[dict[str, float]] = []
+        for _ in range(DECISIONS):
+            training.learn(grower.learn_apart)
+            found.append(grower.step(train_loss=1.0).contributions)
+        assert len(grower.refit.forks) == 2
+        return found
+
+    assert contributions(compiles=True) == contributions(compiles=False)
+
+
+def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
+    flops: dict[str, list[int]] = {}
+    for evidence in Counterfactual:
+        settings = GrowSettings(
+            host="mlp", epochs=8, batch_size=512, controller="all_at_start", evidence=evidence, rules=HELD
+        )
+        growth = Growth(settings, get_task(settings.task).load(Access()))
+        epochs = []
+        forks = []
+        for number in range(7):
+            forks.append(len(growth.grower.refit.forks))
+            epochs.append(growth.epoch(number + 1))
+        flops[evidence] = [epoch.training_flops for epoch in epochs]
+        assert any(forks) is (evidence is Counterfactual.REFIT)
+    for usual, more, count in zip(flops["dependence"], flops["refit"], forks, strict=True):
+        assert usual * (1 + count / 2) < more <= usual * (1 + count) if count else usual == more
+
+
+def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:
+    """Until then it is the model's; then with what it has learned, and with its moments."""
+    training = Training(Dropping)
+    rules = APART.model_copy(update={"min_training_steps": 3})
+    grower = grown(training, planting(0, 8), rules=rules)
+    slots = training.model.slots
+    alone = 0
+    for _ in range(HORIZON):
+        training.learn(grower.learn_apart)
+        before = grower.subject.table.stage[0, 1]
+        grower.step(train_loss=1.0)
+        if "0" not in grower.refit.forks or before != Stage.TRAINING:
+            continue
+        fork, seed = grower.refit.forks["0"], slots["2"].seed
+        mine = forked(fork, training.model)
+        theirs = training.tensors()
+        own = [name for name in theirs if name.startswith("slots.2.")]
+        torch.testing.assert_close({n: mine[n] for n in own}, {n: theirs[n] for n in own}, rtol=0, atol=0)
+        counts = bool(grower.subject.table.stage[0, 1] == Stage.BLENDING)
+        alone += not counts
+        for parameter in seed.parameters():
+            assert (parameter in fork._parameters) is counts
+            if counts:
+                expected = training.optimizer.state[parameter]["exp_avg"]
+                assert torch.equal(fork._optimizer.state[fork._parameters[parameter]]["exp_avg"], expected)
+        if counts:
+            break
+    assert alone
+    assert counts
