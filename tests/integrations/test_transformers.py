@@ -63,7 +63,6 @@ def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **argumen
             "per_device_train_batch_size": 48,
             "logging_steps": 1,
             "save_strategy": "epoch",
-            "remove_unused_columns": False,
             "report_to": [],
             "disable_tqdm": True,
             "use_cpu": True,
@@ -163,6 +162,54 @@ def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
 
 
+def gpt2_trainer(folder: Path, *, grow: bool, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=17, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0)
+    tokens = torch.randint(17, (16, 8), generator=torch.Generator().manual_seed(0))
+    # Labels of unequal number per example: a mean over minibatches is then not the mean over tokens.
+    labels = tokens.masked_fill(torch.arange(8) >= torch.arange(2, 10).repeat(2)[:, None], -100)
+    network = transformers.GPT2LMHeadModel(config)
+    model = esper.attach(network, {"transformer.h.0": ["mlp"]}, tokens[:2]) if grow else network
+    groups = model.parameter_groups(lr=0.1) if grow else model.parameters()
+    trainer = trainer_for(
+        model,
+        folder,
+        torch.optim.SGD(groups, lr=0.1),
+        **{"num_train_epochs": 1, "per_device_train_batch_size": 4, "save_strategy": "no", **arguments},
+    )
+    rows = [{"input_ids": row, "labels": wanted, "name": "dropped"} for row, wanted in zip(tokens, labels, strict=True)]
+    trainer.train_dataset = trainer.eval_dataset = rows
+    if grow:
+        trainer.add_callback(GrowerCallback(trainer, lambda _: (1.0, 0.0), controller="none", horizon=20, classes=17))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"activation_checkpointing": True},
+        {"include_num_input_tokens_seen": True},
+    ],
+    ids=lambda arguments: next(iter(arguments), "default"),
+)
+def test_a_trainer_does_with_dormant_slots_what_it_does_with_the_host(tmp_path: Path, arguments: dict[str, Any]):
+    trainers = [gpt2_trainer(tmp_path / str(grow), grow=grow, **arguments) for grow in (True, False)]
+    growing, bare = trainers
+    found: list[dict[str, float]] = []
+    for trainer in trainers:
+        transformers.set_seed(0)
+        trainer.train()
+        found.append(trainer.evaluate())
+    assert found[0]["eval_loss"] == found[1]["eval_loss"]
+    for mine, theirs in zip(growing.model.host.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    told = [trainer.predict(trainer.eval_dataset) for trainer in trainers]
+    assert (told[0].predictions == told[1].predictions).all()
+    assert (told[0].label_ids == told[1].label_ids).all()
+
+
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
     grown: list[esper.GrowingModel] = []
@@ -204,8 +251,5 @@ def test_what_cannot_grow_is_refused(tmp_path: Path):
     model = classifier()
     with pytest.raises(ConfigError, match="optimizers="):
         GrowerCallback(trainer_for(model, tmp_path), validate)
-    optimizer = torch.optim.AdamW(model.parameter_groups())
-    with pytest.raises(ConfigError, match="remove_unused_columns=False"):
-        GrowerCallback(trainer_for(model, tmp_path, optimizer, remove_unused_columns=True), validate)
     with pytest.raises(SlotError, match="no parameter group for slot"):
         GrowerCallback(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.finalize import finalize
+from esper.growth.host_attributes import attribute_of
 from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, Ownership
 from esper.growth.probe import Arguments, probe
 from esper.growth.seed import Seed
+from esper.growth.signature import called_as, unmade
 from esper.growth.slot import InputTap, Slot
 from esper.growth.summary import Preview, Summary, previewed, summarised
 
@@ -56,7 +58,9 @@ def _key(name: str) -> str:
 class GrowingModel(nn.Module):
     """A host and its growth slots; called as the host is. Make it with `esper.attach`.
 
-    ``host`` is the very module that was given, with its own state-dict keys; what grows lives under ``slots``.
+    ``host`` is the very module that was given, with its own state-dict keys; what grows lives under ``slots``. The
+    object's class is a subclass that is named after the host's and whose ``forward`` has the host's signature. Public
+    attributes and methods that only the host has are read from it, such as ``config`` or ``generate``.
 
     Args:
         host: Any module.
@@ -94,6 +98,19 @@ class GrowingModel(nn.Module):
         like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)
+        self.__class__ = called_as(type(self), type(host))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            try:
+                return attribute_of(cast("nn.Module", super().__getattr__("host")), name)
+            except AttributeError:
+                raise error from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unmade, (type(self).__bases__[0], type(self.host)), self.__dict__
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
