@@ -198,6 +198,7 @@ def test_an_average_of_a_model_that_has_grown_follows_it(kind: Kind) -> None:
 def test_an_average_that_was_there_before_growth_follows_it(kind: Kind) -> None:
     training = Training.of(kind, "all_at_start")
     average = AveragedModel(training.model, avg_fn=get_ema_avg_fn(0.5))
+    training.model.mirror(average)
     average.update_parameters(training.model)
     training.go_on(4)
     with right_or_a_sentence("ema", kind):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.errors import ExportError
 from esper.growth.model import GrowingModel
 from growth.growing import plant
 from growth.hosts import Host, every_host
@@ -34,9 +33,6 @@ class Scaled(nn.Module):
 
     def predict(self, inputs: Tensor) -> Tensor:
         return self(inputs).argmax(1)
-
-    def save_pretrained(self, folder: str) -> None:
-        raise AssertionError("the host alone was written")
 
 
 def grown() -> GrowingModel:
@@ -89,8 +85,3 @@ def test_what_only_the_host_has_is_read_from_it() -> None:
         model.nothing  # noqa: B018
     with pytest.raises(AttributeError):
         model._private  # noqa: B018
-
-
-def test_what_would_write_the_host_alone_names_what_writes_it_all() -> None:
-    with pytest.raises(ExportError, match="esper.save"):
-        grown().save_pretrained("folder")

@@ -70,7 +70,9 @@ def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **argumen
             **arguments,
         },
     )
-    return transformers.Trainer(model, settings, train_dataset=examples(), optimizers=(optimizer, None))
+    return transformers.Trainer(
+        model, settings, train_dataset=examples(), eval_dataset=examples()[:16], optimizers=(optimizer, None)
+    )
 
 
 def prepared(folder: Path, *, seed: int = 0, every: int | None = None, **arguments: Any) -> tuple[Any, GrowerCallback]:
@@ -243,6 +245,60 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     seen = growth.grower._history.training.host_gradient
     assert seen == pytest.approx(logged[-1:])
     assert seen > clipped_to
+
+
+BEST = 3
+
+
+class Then(transformers.TrainerCallback):
+    """Remembers what had grown, and what the model returned, when each epoch was evaluated."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, tuple[Any, Tensor]] = {}
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        inputs, labels = data(16, seed=2)
+        logits = model.eval()(inputs=inputs, labels=labels)["logits"]
+        self.epochs[round(state.epoch)] = (structure(model), logits.detach().clone())
+
+
+def evaluated(folder: Path, **arguments: Any) -> tuple[Any, GrowerCallback, Then]:
+    """The metric is best after epoch `BEST`, and the best model is loaded in the end."""
+    trainer, growth = prepared(
+        folder,
+        eval_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="distance",
+        greater_is_better=False,
+        **arguments,
+    )
+    trainer.compute_metrics = lambda _: {"distance": abs(round(trainer.state.epoch) - BEST)}
+    then = Then()
+    trainer.add_callback(then)
+    return trainer, growth, then
+
+
+def test_the_best_model_is_loaded_with_what_had_grown_by_then(tmp_path: Path):
+    trainer, growth, then = evaluated(tmp_path)
+    trainer.train()
+    assert trainer.state.global_step == 4 * EPOCHS
+    planted, logits = then.epochs[BEST]
+    assert then.epochs[2 * EPOCHS][0] != planted, "growth went on"
+    inputs, labels = data(16, seed=2)
+    assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], logits)
+    assert set(structure(trainer.model)) == set(planted)
+    assert growth.grower.decisions >= BEST
+    growth.grower.step(train_loss=1.0)
+
+
+def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
+    trainer, growth, then = evaluated(tmp_path)
+    trainer.add_callback(transformers.EarlyStoppingCallback(early_stopping_patience=2))
+    trainer.train()
+    assert max(then.epochs) == BEST + 2
+    inputs, labels = data(16, seed=2)
+    assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], then.epochs[BEST][1])
+    assert growth.grower.model.seeds
 
 
 def test_what_cannot_grow_is_refused(tmp_path: Path):

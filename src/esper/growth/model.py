@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.finalize import finalize
-from esper.growth.host_attributes import attribute_of
 from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, Ownership
 from esper.growth.probe import Arguments, probe
@@ -104,8 +103,10 @@ class GrowingModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
+            if name.startswith("_"):
+                raise
             try:
-                return attribute_of(cast("nn.Module", super().__getattr__("host")), name)
+                return getattr(super().__getattr__("host"), name)
             except AttributeError:
                 raise error from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.errors import ConfigError
@@ -56,7 +56,8 @@ class GrowerCallback(Callback):
             ``scaler``. Where the conduct has a plateau, training stops there.
 
     Raises:
-        ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`.
+        ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`; when fitting begins, if another
+            callback keeps a copy of the module, as those that average weights do.
         SlotError: when training begins, if no optimizer was made from its `parameter_groups`.
     """
 
@@ -76,6 +77,16 @@ class GrowerCallback(Callback):
         model = _growing(pl_module)
         if model not in self._carriers:
             self._carriers[model] = GrowthInStateDict(model)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All callbacks are set up: refuse copies of the model, which would not grow with it."""
+        for callback in _callbacks(trainer):
+            kept = [part for part in vars(callback).values() if isinstance(part, nn.Module) and part is not pl_module]
+            if any(isinstance(module, GrowingModel) for part in kept for module in part.modules()):
+                raise ConfigError(
+                    f"{type(callback).__name__} keeps a copy of the model, which would not grow with it: leave that "
+                    "callback out, and average a model that has grown, or what finalize() returns"
+                )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Optimizers are there, and whatever a checkpoint held has been loaded."""
@@ -133,6 +144,10 @@ class GrowerCallback(Callback):
         pl_module.log_dict(figures(decision, self.grower), rank_zero_only=True)
         if decision.finished:
             trainer.should_stop = True
+
+
+def _callbacks(trainer: Trainer) -> list[Callback]:
+    return trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 
 
 def _growing(module: LightningModule) -> GrowingModel:
