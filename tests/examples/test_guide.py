@@ -13,6 +13,15 @@ GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+NOT_YET = {"## A regression": "evaluate cannot return a loss alone yet"}
+"""Sections that wait for what they tell of, and why. Take a line out to have its blocks run."""
+
+
+def waits(text: str, place: int) -> bool:
+    headings = re.findall(r"^## .*$", text[:place], re.MULTILINE)
+    return headings[-1] in NOT_YET
+
+
 @pytest.mark.slow
 def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
@@ -21,9 +30,13 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.M
     assert len(blocks) >= 6
     names: dict[str, object] = {"__name__": "guide"}
     for block in blocks:
+        if waits(text, block.start()):
+            continue
         line = text[: block.start(1)].count("\n")
         exec(compile("\n" * line + block[1], str(GUIDE), "exec"), names)  # noqa: S102
     assert names["resumed"] is not None
+    assert type(names["classifier"]).__name__ == "BertForSequenceClassification"
+    assert "eval_loss" in names["trainer"].evaluate()
     seed = names["apart"].seeds["0"]
     assert seed.isolation is Isolation.NONE
     assert seed.alpha > 0, "the seed that learns apart has not been advanced"
