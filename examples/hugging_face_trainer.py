@@ -44,7 +44,6 @@ def fitted(model: nn.Module, parameters: object, *, grow: bool) -> nn.Module:
             num_train_epochs=EPOCHS,
             per_device_train_batch_size=32,
             save_strategy="no",
-            remove_unused_columns=False,
             report_to=[],
             disable_tqdm=True,
             logging_steps=10_000,

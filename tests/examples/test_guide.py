@@ -24,6 +24,8 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.M
         line = text[: block.start(1)].count("\n")
         exec(compile("\n" * line + block[1], str(GUIDE), "exec"), names)  # noqa: S102
     assert names["resumed"] is not None
+    assert type(names["classifier"]).__name__ == "BertForSequenceClassification"
+    assert "eval_loss" in names["trainer"].evaluate()
     seed = names["apart"].seeds["0"]
     assert seed.isolation is Isolation.NONE
     assert seed.alpha > 0, "the seed that learns apart has not been advanced"

@@ -262,6 +262,70 @@ def test_a_plateau_stops_the_trainer(tmp_path: Path):
     assert trainer.current_epoch == growth.grower.decisions == 3
 
 
+class Validated(Classifier):
+    """Monitors a loss that is best in the middle of training, and knows what had grown then."""
+
+    def __init__(self, *, seed: int = 0, best: int = 3) -> None:
+        super().__init__(seed=seed)
+        self.best = best
+        self.then: dict[int, tuple[Any, Tensor]] = {}
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.log("val_loss", float(abs(self.current_epoch - self.best)))
+        self.then[self.current_epoch] = (structure(self.model), self.model(batch[0]).clone())
+
+
+def validated(folder: Path, *callbacks: Any, epochs: int = 2 * EPOCHS, module: Validated | None = None) -> Any:
+    module = Validated() if module is None else module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            default_root_dir=folder,
+            callbacks=list(callbacks),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(
+            module,
+            DataLoader(TensorDataset(*data()), batch_size=48),
+            DataLoader(TensorDataset(*data(16, seed=2)), batch_size=16),
+        )
+    return trainer, module
+
+
+def test_the_best_checkpoint_holds_what_had_grown_by_then(tmp_path: Path):
+    kept = lightning.callbacks.ModelCheckpoint(dirpath=tmp_path, monitor="val_loss")
+    _, module = validated(tmp_path, callback(), kept)
+    planted, outputs = module.then[module.best]
+    assert planted != structure(module.model), "growth went on"
+    again = Validated(seed=5)
+    growth = callback()
+    growth.setup(None, again, "fit")  # as a Trainer does before it loads
+    again.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
+    assert structure(again.model) == planted
+    assert torch.equal(again.eval().model(data(16, seed=2)[0]), outputs)
+
+
+def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
+    stopping = lightning.callbacks.EarlyStopping("val_loss", patience=1)
+    growth = callback()
+    trainer, module = validated(tmp_path, growth, stopping)
+    assert trainer.current_epoch == module.best + 2
+    assert growth.grower is not None
+    assert growth.grower.decisions == trainer.current_epoch
+    assert module.model.seeds
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_copy_that_cannot_grow_is_refused(tmp_path: Path, first: bool):
+    both = [lightning.callbacks.StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=2), callback()]
+    with pytest.raises(ConfigError, match="keeps a copy"):
+        validated(tmp_path, *(both if first else both[::-1]))
+
+
 def test_what_cannot_grow_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds 0 growing models"):
         fit(tmp_path, Classifier(slots=False), callback(), 1)

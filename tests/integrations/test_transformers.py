@@ -66,7 +66,6 @@ def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **argumen
             "per_device_train_batch_size": 48,
             "logging_steps": 1,
             "save_strategy": "epoch",
-            "remove_unused_columns": False,
             "report_to": [],
             "disable_tqdm": True,
             "use_cpu": True,
@@ -74,7 +73,9 @@ def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **argumen
             **arguments,
         },
     )
-    return transformers.Trainer(model, settings, train_dataset=examples(), optimizers=(optimizer, None))
+    return transformers.Trainer(
+        model, settings, train_dataset=examples(), eval_dataset=examples()[:16], optimizers=(optimizer, None)
+    )
 
 
 def prepared(folder: Path, *, seed: int = 0, every: int | None = None, **arguments: Any) -> tuple[Any, GrowerCallback]:
@@ -222,6 +223,54 @@ def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
 
 
+def gpt2_trainer(folder: Path, *, grow: bool, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=17, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0)
+    tokens = torch.randint(17, (16, 8), generator=torch.Generator().manual_seed(0))
+    # Labels of unequal number per example: a mean over minibatches is then not the mean over tokens.
+    labels = tokens.masked_fill(torch.arange(8) >= torch.arange(2, 10).repeat(2)[:, None], -100)
+    network = transformers.GPT2LMHeadModel(config)
+    model = esper.attach(network, {"transformer.h.0": ["mlp"]}, tokens[:2]) if grow else network
+    groups = model.parameter_groups(lr=0.1) if grow else model.parameters()
+    trainer = trainer_for(
+        model,
+        folder,
+        torch.optim.SGD(groups, lr=0.1),
+        **{"num_train_epochs": 1, "per_device_train_batch_size": 4, "save_strategy": "no", **arguments},
+    )
+    rows = [{"input_ids": row, "labels": wanted, "name": "dropped"} for row, wanted in zip(tokens, labels, strict=True)]
+    trainer.train_dataset = trainer.eval_dataset = rows
+    if grow:
+        trainer.add_callback(GrowerCallback(trainer, lambda _: (1.0, 0.0), controller="none", horizon=20, classes=17))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"activation_checkpointing": True},
+        {"include_num_input_tokens_seen": True},
+    ],
+    ids=lambda arguments: next(iter(arguments), "default"),
+)
+def test_a_trainer_does_with_dormant_slots_what_it_does_with_the_host(tmp_path: Path, arguments: dict[str, Any]):
+    trainers = [gpt2_trainer(tmp_path / str(grow), grow=grow, **arguments) for grow in (True, False)]
+    growing, bare = trainers
+    found: list[dict[str, float]] = []
+    for trainer in trainers:
+        transformers.set_seed(0)
+        trainer.train()
+        found.append(trainer.evaluate())
+    assert found[0]["eval_loss"] == found[1]["eval_loss"]
+    for mine, theirs in zip(growing.model.host.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    told = [trainer.predict(trainer.eval_dataset) for trainer in trainers]
+    assert (told[0].predictions == told[1].predictions).all()
+    assert (told[0].label_ids == told[1].label_ids).all()
+
+
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
     grown: list[esper.GrowingModel] = []
@@ -286,14 +335,65 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     assert seen > clipped_to
 
 
+BEST = 3
+
+
+class Then(transformers.TrainerCallback):
+    """Remembers what had grown, and what the model returned, when each epoch was evaluated."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, tuple[Any, Tensor]] = {}
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        inputs, labels = data(16, seed=2)
+        logits = model.eval()(inputs=inputs, labels=labels)["logits"]
+        self.epochs[round(state.epoch)] = (structure(model), logits.detach().clone())
+
+
+def evaluated(folder: Path, **arguments: Any) -> tuple[Any, GrowerCallback, Then]:
+    """The metric is best after epoch `BEST`, and the best model is loaded in the end."""
+    trainer, growth = prepared(
+        folder,
+        eval_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="distance",
+        greater_is_better=False,
+        **arguments,
+    )
+    trainer.compute_metrics = lambda _: {"distance": abs(round(trainer.state.epoch) - BEST)}
+    then = Then()
+    trainer.add_callback(then)
+    return trainer, growth, then
+
+
+def test_the_best_model_is_loaded_with_what_had_grown_by_then(tmp_path: Path):
+    trainer, growth, then = evaluated(tmp_path)
+    trainer.train()
+    assert trainer.state.global_step == 4 * EPOCHS
+    planted, logits = then.epochs[BEST]
+    assert then.epochs[2 * EPOCHS][0] != planted, "growth went on"
+    inputs, labels = data(16, seed=2)
+    assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], logits)
+    assert set(structure(trainer.model)) == set(planted)
+    assert growth.grower.decisions >= BEST
+    growth.grower.step(train_loss=1.0)
+
+
+def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
+    trainer, growth, then = evaluated(tmp_path)
+    trainer.add_callback(transformers.EarlyStoppingCallback(early_stopping_patience=2))
+    trainer.train()
+    assert max(then.epochs) == BEST + 2
+    inputs, labels = data(16, seed=2)
+    assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], then.epochs[BEST][1])
+    assert growth.grower.model.seeds
+
+
 def test_what_cannot_grow_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="model is a Classifier"):
         GrowerCallback(trainer_for(Classifier(0), tmp_path), validate)
     model = classifier()
     with pytest.raises(ConfigError, match="optimizers="):
         GrowerCallback(trainer_for(model, tmp_path), validate)
-    optimizer = torch.optim.AdamW(model.parameter_groups())
-    with pytest.raises(ConfigError, match="remove_unused_columns=False"):
-        GrowerCallback(trainer_for(model, tmp_path, optimizer, remove_unused_columns=True), validate)
     with pytest.raises(SlotError, match="no parameter group for slot"):
         GrowerCallback(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)

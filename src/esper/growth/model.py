@@ -18,6 +18,7 @@ from esper.growth.pretrained import guard
 from esper.growth.probe import Arguments, probe
 from esper.growth.seating import require_free
 from esper.growth.seed import Seed
+from esper.growth.signature import called_as, unmade
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import Preview, Summary, previewed, summarised
 from esper.growth.unfinished import Unfinished
@@ -79,7 +80,9 @@ def _require_planted(_: nn.Module, found: Any) -> None:
 class GrowingModel(nn.Module):
     """A host and its growth slots; called as the host is. Make it with `esper.attach`.
 
-    ``host`` is the very module that was given, with its own state-dict keys; what grows lives under ``slots``.
+    ``host`` is the very module that was given, with its own state-dict keys; what grows lives under ``slots``. The
+    object's class is a subclass that is named after the host's and whose ``forward`` has the host's signature. Public
+    attributes and methods that only the host has are read from it, such as ``config`` or ``generate``.
 
     Args:
         host: Any module.
@@ -123,8 +126,22 @@ class GrowingModel(nn.Module):
         like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)
-
         self.register_load_state_dict_post_hook(_require_planted)
+        self.__class__ = called_as(type(self), type(host))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name.startswith("_"):
+                raise
+            try:
+                return getattr(super().__getattr__("host"), name)
+            except AttributeError:
+                raise error from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unmade, (type(self).__bases__[0], type(self.host)), self.__dict__
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -71,7 +71,7 @@ class GrowerCallback(Callback):
 
     Raises:
         ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`; when training begins, if an
-            average comes before it.
+            average comes before it, or another callback keeps a copy of the module that cannot grow.
         SlotError: when training begins, if no optimizer was made from its `parameter_groups`.
     """
 
@@ -167,12 +167,19 @@ def _growing(module: LightningModule) -> GrowingModel:
 
 
 def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
-    """Let the averages that other callbacks keep grow as ``model`` does."""
+    """Let the averages that other callbacks keep grow as ``model`` does, and refuse other copies of it."""
     callbacks: list[Callback] = cast(Any, trainer).callbacks
     kept = [(callback, held) for callback in callbacks for held in vars(callback).values()]
     for callback, average in kept:
-        if not isinstance(average, AveragedModel):
+        if not isinstance(average, nn.Module) or all(
+            part is model for part in average.modules() if isinstance(part, GrowingModel)
+        ):
             continue
+        if not isinstance(average, AveragedModel):
+            raise ConfigError(
+                f"{type(callback).__name__} keeps a copy of the model, which would not grow with it: leave that "
+                "callback out, and average a model that has grown, or take EMAWeightAveraging or WeightAveraging"
+            )
         if not any(name.endswith(KEY) for name in average.state_dict()):
             raise ConfigError(
                 f"{type(callback).__name__} comes before GrowerCallback among the trainer's callbacks, so its "

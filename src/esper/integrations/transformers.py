@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping
 from functools import wraps
@@ -37,8 +36,7 @@ class GrowerCallback(TrainerCallback):
     ```python
     model = esper.attach(net, {"layer2": "auto"}, example_input={"inputs": images[:2]})
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
-    arguments = TrainingArguments("out", remove_unused_columns=False)
-    trainer = Trainer(model, arguments, train_dataset=train, optimizers=(optimizer, None))
+    trainer = Trainer(model, TrainingArguments("out"), train_dataset=train, optimizers=(optimizer, None))
     trainer.add_callback(GrowerCallback(trainer, evaluate=validate, controller="heuristic", horizon=30))
     trainer.train()
     ```
@@ -59,7 +57,7 @@ class GrowerCallback(TrainerCallback):
             ``scaler``. Where the conduct has a plateau, training stops there.
 
     Raises:
-        ConfigError: the trainer's model does not grow, it has no optimizer yet, or it would drop the model's inputs.
+        ConfigError: the trainer's model does not grow, or it has no optimizer yet.
         SlotError: its optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
@@ -76,10 +74,6 @@ class GrowerCallback(TrainerCallback):
             raise ConfigError(
                 "give the Trainer optimizers=(an optimizer made from model.parameter_groups(lr=...), None)"
             )
-        if trainer.args.remove_unused_columns:
-            raise ConfigError("give TrainingArguments remove_unused_columns=False: a growing model has no signature")
-        # The Trainer looks at the growing model, which passes any keyword on; what matters is what the host takes.
-        trainer.model_accepts_loss_kwargs = _takes_any_keyword(model)
         self.grower = _grower(trainer, model, optimizer, evaluate=evaluate, **options)
         self._trainer, self._every = trainer, every_n_steps
         self._losses = MeanLoss()
@@ -174,8 +168,3 @@ def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **opt
 
     trainer.compute_loss = compute_loss
     return grower
-
-
-def _takes_any_keyword(model: GrowingModel) -> bool:
-    parameters = inspect.signature(model.host.forward).parameters.values()
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)

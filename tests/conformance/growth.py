@@ -1,0 +1,91 @@
+"""A kind of model that grows in its owner's loop."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import esper
+from conformance.kind import Kind, tensors
+from esper.growth.model import GrowingModel
+from esper.growth.probe import call
+
+HORIZON = 12
+RATE = 0.01
+
+
+@dataclass
+class Training:
+    """A model, all that trains it, and a kind's loop around them."""
+
+    kind: Kind
+    model: GrowingModel
+    optimizer: torch.optim.Optimizer
+    grower: esper.Grower
+    epochs: int = 0
+
+    @classmethod
+    def of(cls, kind: Kind, controller: str, model: GrowingModel | None = None) -> Training:
+        model = kind.attached() if model is None else model
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=RATE))
+        grower = esper.Grower(model, optimizer, controller, evaluate=kind.validation(), horizon=HORIZON)
+        return cls(kind, model, optimizer, grower)
+
+    def go_on(self, decisions: int) -> Training:
+        for _ in range(decisions):
+            torch.manual_seed(self.epochs)
+            loss = self.kind.train(self.model, self.optimizer, seed=self.epochs)
+            self.grower.step(train_loss=loss)
+            self.epochs += 1
+        return self
+
+
+def grown(kind: Kind) -> Training:
+    """With a seed in every slot that counts, long before the planned end."""
+    training = Training.of(kind, "all_at_start").go_on(4)
+    assert set(training.model.seeds) == set(training.model.slots)
+    assert any(float(seed.alpha) > 0 for seed in training.model.seeds.values())
+    return training
+
+
+@cache
+def _grown_once(kind: Kind) -> GrowingModel:
+    return grown(kind).model
+
+
+def grown_model(kind: Kind) -> GrowingModel:
+    """A copy of `grown`'s model, for whoever needs no grower."""
+    return copy.deepcopy(_grown_once(kind))
+
+
+def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
+    """Plant a seed that has something to say."""
+    generator = torch.Generator().manual_seed(2)
+    seed = model.slots[slot].germinate(blueprint, generator, alpha=alpha)
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 2)
+
+
+def plain_of(model: GrowingModel) -> nn.Module:
+    """What `finalize` makes of a model whose seeds are all to stay."""
+    model = copy.deepcopy(model)
+    for name in model.seeds:
+        model.slots[name].fossilize()
+    return model.finalize()
+
+
+def outputs(kind: Kind, model: nn.Module, *, training: bool = False) -> list[Tensor]:
+    """All that the model returns on two minibatches, with the same random numbers each time."""
+    model.train(training)
+    torch.manual_seed(0)
+    found: list[Tensor] = []
+    for minibatch in kind.minibatches(2, seed=500):
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind.autocast):
+            found += [tensor.detach().clone() for tensor in tensors(call(model, minibatch.inputs))]
+    assert found
+    return found
