@@ -230,7 +230,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     growths: list[GrowerCallback] = []
     for evidence in ("dependence", "refit"):
         modules.append(Measured())
-        growths.append(callback(evidence=evidence, rules=HELD))
+        growths.append(callback(Endless, evidence=evidence, rules=HELD))
         fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower is not None
@@ -240,8 +240,8 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     assert weighed.logged == bare.logged
     assert weighed.seen == bare.seen
 
-    fit(tmp_path / "half", Measured(), callback(evidence="refit", rules=HELD), 2 * EPOCHS - 2, **options)
-    resumed, late = Measured(), callback(evidence="refit", rules=HELD)
+    fit(tmp_path / "half", Measured(), callback(Endless, evidence="refit", rules=HELD), 2 * EPOCHS - 2, **options)
+    resumed, late = Measured(), callback(Endless, evidence="refit", rules=HELD)
     fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt", **options)
     assert late.grower is not None
     assert torch.equal(remembered(late.grower), remembered(growths[1].grower))

@@ -308,7 +308,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
             per_device_train_batch_size=24,
         )
         options: dict[str, Any] = {"controller": "all_at_start", "rules": HELD, "horizon": 2 * EPOCHS, "classes": 3}
-        trainer.add_callback(growth := GrowerCallback(trainer, validate, evidence=evidence, **options))
+        trainer.add_callback(growth := Endless(trainer, validate, evidence=evidence, **options))
         return trainer, growth
 
     bare, _ = begun("dependence", tmp_path / "bare")
