@@ -24,9 +24,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_growing_leaves_a_whole_run_directory(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "run"
-    assert main(["grow", *QUICK, "--epochs", "2", "--seed", "7", "--rent", "0.1", "--run-dir", str(path)]) == 0
+    assert main(["grow", *QUICK, "--epochs", "3", "--seed", "7", "--rent", "0.1", "--run-dir", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert "mlp on digits: accuracy 0." in lines[-3]
     assert lines[-2:] == [f"model: {path / 'model'}", f"run: {path}"]
     assert {"config.yaml", "run.db", "checkpoints", "model", "result.json"} <= {one.name for one in path.iterdir()}
@@ -56,12 +56,12 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(GrowthView, "epoch", show_and_press)
-    assert main(["grow", *QUICK, "--epochs", "2", "--run-dir", str(path)]) == 130
+    assert main(["grow", *QUICK, "--epochs", "3", "--run-dir", str(path)]) == 130
     assert capsys.readouterr().out.splitlines()[-1] == f"resume with: esper grow --resume '{path}'"
     monkeypatch.setattr(GrowthView, "epoch", show)
     assert main(["grow", "--resume", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "going on after epoch 1 of 2"
+    assert lines[0] == "going on after epoch 1 of 3"
     assert (path / "result.json").exists()
 
 

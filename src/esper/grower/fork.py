@@ -148,7 +148,8 @@ class Fork:
         """All that is the fork's own, as plain values."""
         own, state = self._named(), self._optimizer.state
         moments = {name: state[parameter] for name, parameter in own.items() if parameter in state}
-        return to_plain({"parameters": own, "buffers": self._buffers, "moments": moments})
+        kind = type(self._theirs).__name__
+        return to_plain({"parameters": own, "buffers": self._buffers, "moments": moments, "optimizer": kind})
 
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -165,7 +166,8 @@ class Fork:
         self._buffers = found["buffers"]
         names = {parameter: name for name, parameter in own.items()}
         order = [names[parameter] for group in self._optimizer.param_groups for parameter in group["params"]]
-        moments: Mapping[str, Any] = saved["moments"]
+        # Another optimizer may have taken the former's place: it begins anew.
+        moments: Mapping[str, Any] = saved["moments"] if saved["optimizer"] == type(self._theirs).__name__ else {}
         state = {place: moments[name] for place, name in enumerate(order) if name in moments}
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
         self.arrange()

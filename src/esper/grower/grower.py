@@ -280,10 +280,22 @@ class Grower:
         nothing is measured and nothing changes, so that a second call does no harm. You may train on all the same: the
         next `step` decides as ever about slots that are free.
 
+        Nothing trains after it, so that losing a seed costs what the model depends on it: that is what it is judged by,
+        whatever the ``evidence`` was. If parameters are not finite by now, the last good state comes back first.
+
         Raises:
             ConfigError: a seed came or went by another hand.
+            SlotError: a submodule with a slot was replaced, or the model was released.
+            DivergedError: training blew up more often than the governor's `max_rollbacks`.
+            RunError: the run's folder was closed, or is another grower's.
         """
+        if self._own_run is not None and self.subject.table.live.any():
+            self._processes.agreed(self._own_run.require_open)
         require_planted(self.model, self.subject.table)
+        require_seated(self.model)
+        watch = self._watch
+        if watch is not None and self.subject.table.live.any():
+            self._undo(self._processes.agreed(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
         ending = resolved(self.subject, self._rent, self._contributions, self._resolve, list(self.model.slots))
         recording = self.recording
         if recording is not None:
@@ -292,7 +304,7 @@ class Grower:
 
     @property
     def finished(self) -> bool:
-        """Whether the conduct's plateau is reached: validation has stopped to improve, and no seed is unfinished.
+        """Whether the conduct's plateau is reached: the validation loss stopped to improve, and no seed is unfinished.
 
         Stop training then. The controller is not asked again, unless you train on and validation improves after all.
         """

@@ -112,6 +112,9 @@ class OwnRun:
 
     def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
         """As `Recording.resolved`; the run has ended, until there is another decision."""
+        if self._recording is None and not changes:
+            return
+        self.require_open()
         assert self._recording is not None
         self._recording.resolved(done, changes, contributions)
         if not self._ended:

@@ -22,12 +22,18 @@ def require_free(host: nn.Module) -> None:
         SlotError: it has slots already, or its parameters are sharded.
     """
     require_whole(host.named_parameters())
-    for name, module in cast("Iterator[tuple[str, nn.Module]]", host.named_modules()):
-        if any(isinstance(hook, Slot) for hook in _forward_hooks(module)):
-            raise SlotError(
-                f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
-                "or take them off by its release() first"
-            )
+    name = slotted(host)
+    if name is not None:
+        raise SlotError(
+            f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
+            "or take them off by its release() first"
+        )
+
+
+def slotted(model: nn.Module) -> str | None:
+    """The name of a submodule behind which there is a slot; None if there is none."""
+    named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _forward_hooks(part))), None)
 
 
 def require_seated(model: GrowingModel) -> None:

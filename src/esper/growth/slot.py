@@ -38,7 +38,7 @@ def require_untraced() -> None:
     if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise ExportError(
             "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
-            "returns, or let esper.export do both"
+            "returns"
         )
 
 

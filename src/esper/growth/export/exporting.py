@@ -18,6 +18,7 @@ from esper.growth.export.program import traced
 from esper.growth.export.reloading import tensors_in
 from esper.growth.export.verifying import tolerance_of, verify, verify_weights
 from esper.growth.probe import Arguments
+from esper.growth.seating import slotted
 
 _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
@@ -51,10 +52,12 @@ def export(
 
     Raises:
         ConfigError: ``fixed_batch`` is given for weights alone.
-        ExportError: the model cannot be traced or written in this format, or the file does not compute the same; or
-            the second file's place is taken by one of another origin.
+        ExportError: the model still grows, or cannot be traced or written in this format, or the file does not compute
+            the same; or the second file's place is taken by one of another origin.
         RunError: the file cannot be written, for instance because its folder is missing.
     """
+    if slotted(model) is not None:
+        raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
     kind, path = _format(format), Path(path)
     writer = WRITERS[kind]
     _check_place(kind, writer, path)

@@ -198,10 +198,10 @@ def _figures(data: GrownData) -> list[Element]:
 _MEASURES = {
     "accuracy": "Accuracy by decision",
     "score": "Score by decision",
-    "loss": "Loss by decision, in nats",
+    "loss": "Loss by decision",
     "added_parameters": "Parameters of all seeds by decision",
 }
-_LEARNED = "Accuracy, loss in nats, and the parameters of all seeds, by decision; dashed lines are rollbacks."
+_LEARNED = "What growth is about, losses, and the parameters of all seeds, by decision; dashed lines are rollbacks."
 _SAMPLES = legend([("training data", "swatch objective"), ("validation data, seeds", "swatch policy")])
 
 
@@ -232,7 +232,7 @@ def _contributions(rows: Rows, decisions: int) -> list[Element]:
         marks.append(plot.curve(points, f"hue hue{index % HUES}"))
     drawn = plot.figure(*marks, title="Contribution of each slot's seed by decision", x_title="decision")
     entries = [(slot, f"swatch hue hue{index % HUES}") for index, slot in enumerate(parts)]
-    caption = "Validation accuracy with the slot's seed less that without it."
+    caption = "What growth is about, on validation data: with the slot's seed less without it."
     return [section("What its seeds contribute", figure(drawn, caption, legend(entries), source=CONTRIBUTIONS))]
 
 
