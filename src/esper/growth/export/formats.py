@@ -25,8 +25,8 @@ from esper.growth.export.source import WEIGHTS_SUFFIX, source_of, weights_of
 STRUCTURE_SUFFIX = ".structure.json"
 """Of the file that says which classes weights alone belong to; `esper.save` writes a model.json."""
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-_ONNX_TYPES = (torch.float32, torch.float16)
-"""Of floating-point numbers that onnxruntime computes with throughout; it convolves no float64, for one."""
+_NOT_FOR_ONNX = (torch.float64, torch.bfloat16)
+"""Floating-point numbers that onnxruntime does not compute with throughout; it convolves no float64, for one."""
 
 
 class Format(StrEnum):
@@ -75,7 +75,7 @@ def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
 def _check_onnx(model: nn.Module, inputs: Inputs) -> None:
     require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
     for tensor in (*model.parameters(), *inputs.tensors):
-        if tensor.is_floating_point() and tensor.dtype not in _ONNX_TYPES:
+        if tensor.dtype in _NOT_FOR_ONNX:
             raise ExportError(
                 f"the model computes in {tensor.dtype}, which onnxruntime does not everywhere: export model.float() "
                 "with an example input of torch.float32, or choose another format"
