@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 import esper
 from esper import Grower, GrowingModel
+from esper.errors import RunError, SlotError
 from esper.grower.finishing import Ending
 from esper.grower.structure import regrow
 from esper.lifecycle.stages import Stage
@@ -152,6 +154,36 @@ def test_what_cannot_be_measured_goes():
     owned = Owned(lambda _: 0.5, "0").grown(3)
     owned.worth = lambda on: math.nan if any(on.values()) else 0.5
     assert fates(owned.grower.finish()) == [("0", Stage.PRUNED)]
+
+
+def test_slots_that_are_called_no_more_are_refused_at_the_end_too():
+    owned = Owned(lambda _: 0.5, "0").grown(3)
+    owned.model.release()
+    with pytest.raises(SlotError, match="is not called any more"):
+        owned.grower.finish()
+
+
+def test_nothing_is_kept_on_a_network_that_broke_after_the_last_decision():
+    loop = Loop("all_at_start", rules=open_rules(), seed=1)
+    for _ in range(5):
+        loop.epoch()
+    weight = next(loop.model.host.parameters())
+    with torch.no_grad():
+        weight.fill_(math.nan)
+    ending = loop.grower.finish()
+    assert weight.isfinite().all()
+    assert all(change.after is Stage.PRUNED for change in ending.changes)
+    assert not loop.grower.subject.table.live.any()
+
+
+def test_a_closed_run_is_told_before_anything_changes(tmp_path: Path):
+    loop = Loop("all_at_start", rules=open_rules(), seed=1, run=tmp_path / "run")
+    for _ in range(4):
+        loop.epoch()
+    loop.grower.close()
+    with pytest.raises(RunError, match="closed"):
+        loop.grower.finish()
+    assert loop.grower.subject.table.live.any()
 
 
 def test_a_second_call_changes_and_measures_nothing():

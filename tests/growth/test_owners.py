@@ -15,8 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from esper.errors import CheckpointError, SlotError
+from esper.errors import CheckpointError, ExportError, SlotError
 from esper.growth.attach import attach
+from esper.growth.export import Format, export
+from esper.growth.export.formats import WRITERS
 from esper.growth.model import GrowingModel
 from esper.growth.seating import require_seated
 
@@ -102,6 +104,16 @@ def test_a_growing_model_is_not_traced(trace: Callable[[nn.Module, Path], object
     with pytest.raises(Exception, match="cannot be exported or traced"):
         trace(model if part == "model" else model.host, tmp_path)
     trace(model.finalize(), tmp_path)
+
+
+@pytest.mark.parametrize("kind", list(Format))
+@pytest.mark.parametrize("part", ["model", "host"])
+def test_a_growing_model_is_not_exported(kind: Format, part: str, tmp_path: Path) -> None:
+    model = growing()
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    with pytest.raises(ExportError, match="cannot be exported"):
+        export(model if part == "model" else model.host, INPUTS, kind, tmp_path / f"net{WRITERS[kind].suffix}")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("sharded", ["before attach", "after"])
