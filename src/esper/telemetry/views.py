@@ -137,7 +137,7 @@ VIEWS: Mapping[str, View] = {
             "step_taken",
             *_NETWORK,
             *("op", "slot", "blueprint", "value", "log_prob", "reward"),
-            *("train_loss", "loss", "accuracy", "objective", "added"),
+            *("train_loss", "loss", "metric", "objective", "added"),
         ),
     ),
     "slots": View("one slot after one decision", _PER_SLOT),
@@ -155,7 +155,7 @@ VIEWS: Mapping[str, View] = {
         _columns(
             "rolled_back",
             *_NETWORK,
-            *("trouble", "loss_before", "accuracy_before", "loss_after", "accuracy_after", "pruned", "ended"),
+            *("trouble", "loss_before", "metric_before", "loss_after", "metric_after", "pruned", "ended"),
         ),
     ),
 }

@@ -204,7 +204,7 @@ def test_a_grown_model_shows_its_decisions(run: RunDirectory, store: RunStore):
     store.set_metadata({"command": "grow", "iterations": 6, "steps": 6, "slots": ["first", "second"]})
     for epoch in range(1, 4):
         store.scalars(epoch, {"validation_accuracy": 0.5 + epoch / 10, "added_parameters": 1234.0})
-        store.emit(step(1, 0, epoch - 1, accuracy=0.7 + epoch / 100))
+        store.emit(step(1, 0, epoch - 1, metric=0.7 + epoch / 100))
     store.flush()
 
     async def scenario(pilot: Pilot[None]):

@@ -1,7 +1,7 @@
 // What befell the seeds of one network, as tables.
 
 import { element, figure, table } from "./dom.js";
-import { named, score, signed, whole, words } from "./formats.js";
+import { difference, measure, named, whole, words } from "./formats.js";
 
 const none = (sentence) => element("p", { className: "note" }, sentence);
 
@@ -21,8 +21,8 @@ export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
     ...steps.map((name) => moment(seed[name], unit)),
     element("span", { className: { fossilized: "good", pruned: "bad" }[seed.outcome] ?? "" }, words(seed.outcome)),
     words(seed.cause),
-    figure(signed(seed.contribution)),
-    ...(newest ? [figure(signed(now(seed)))] : []),
+    figure(difference(seed.contribution)),
+    ...(newest ? [figure(difference(now(seed)))] : []),
   ]);
   return table(heads, rows, `Lives of the seeds; numbers are ${unit}s`);
 }
@@ -33,7 +33,7 @@ export function rollbacksTable({ rollbacks, slots }, unit = "step") {
   const rows = rollbacks.map((one) => [
     moment(one.step, unit),
     words(one.trouble),
-    `${score(one.loss_before)} to ${score(one.loss_after)}`,
+    `${measure(one.loss_before)} to ${measure(one.loss_after)}`,
     (one.pruned ?? []).map((slot) => named(slots, slot, "slot")).join(", ") || "none",
     one.ended ? "ended the episode" : "",
   ]);

@@ -170,7 +170,7 @@ class PopulationView {
     const kind = [network.family, network.variant].filter(Boolean).join(" ");
     this.words.replaceChildren(
       element("b", {}, `Network ${network.environment}`),
-      ` ${kind}: J ${score(objective(network))}, accuracy ${score(step?.accuracy)}` +
+      ` ${kind}: J ${score(objective(network))}, accuracy ${score(step?.metric)}` +
         (step ? `, step ${step.step}. ${slots.join(", ")}.` : "."),
     );
   }
