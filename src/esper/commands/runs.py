@@ -13,7 +13,7 @@ from rich.text import Text
 
 from esper.commands.train import RUNS
 from esper.experiments.run_list import ListedRun, runs_in
-from esper.experiments.run_state import State
+from esper.experiments.run_state import Progress, State
 from esper.ui.formats import figure
 from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say
@@ -55,9 +55,7 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
             Text(printable(progress.command)),
             Text(progress.state, _STYLES.get(progress.state, "")),
             f"{progress.done}{total}",
-            Text(
-                printable(f"{progress.metric.metric} {_figure(progress.value)}") if progress.value is not None else ""
-            ),
+            _told(progress),
             _figure(progress.probe_score),
             _moment(progress.started),
             f"{run.size / MEGABYTE:.1f}",
@@ -66,6 +64,10 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
     for run in runs:
         if run.trouble:
             say(console, printable(run.trouble))
+
+
+def _told(progress: Progress) -> Text:
+    return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {figure(progress.value)}"))
 
 
 def _figure(value: float | None) -> str:

@@ -23,7 +23,7 @@ DECISIONS = 30
 """Decisions that are listed."""
 _USUAL = ("fossilize", "prune")
 """Causes that go without saying."""
-_BESIDE_LANE = 46
+_BESIDE_LANE = 49
 """Columns of the table of slots that are not its lanes."""
 
 
@@ -94,7 +94,7 @@ class NetworkPane(VerticalScroll, can_focus=True):
         return Text("\n".join(map(printable, lines)), "bold")
 
     def _slots(self, network: Network) -> RenderableType:
-        table = listing("slot", "stage", "blueprint", "alpha", "adds", "steps")
+        table = listing("slot", "stage", "blueprint", "alpha", "contrib.", "steps")
         if not network.steps:
             return table
         last = network.steps[-1]
@@ -114,7 +114,7 @@ class NetworkPane(VerticalScroll, can_focus=True):
     def _lives(self, network: Network) -> RenderableType:
         if not network.lives:
             return Text("none yet", "italic")
-        table = listing("slot", "blueprint", "outcome", "added", "born", "blends", "holds", "ends")
+        table = listing("slot", "blueprint", "outcome", "contrib.", "born", "blends", "holds", "ends")
         for life in network.lives:
             table.add_row(*self._life(life))
         return table

@@ -11,7 +11,7 @@ const moment = (step, unit) => figure(whole(typeof step === "number" && unit ===
 /** One row per seed; `newest` contributions by slot, where they are told. */
 export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
-  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Adds", ...(newest ? ["Adds now"] : [])];
+  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Contributes now"] : [])];
   const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
   const now = (seed) => (residents.get(seed.slot) === seed && seed.outcome !== "pruned" ? newest[seed.slot] : null);
   const steps = ["germinated", "trained", "blended", "held", "fossilized", "pruned"];
