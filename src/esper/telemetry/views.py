@@ -18,10 +18,18 @@ class View:
 
 def _columns(event: str, *names: str) -> str:
     """A query for fields of an event type."""
-    fields = ",\n    ".join(f"json_extract(payload, '$.{name}') AS {name}" for name in names)
+    fields = ",\n    ".join(f"{_field(name)} AS {name}" for name in names)
     return f"SELECT id, time, iteration,\n    {fields}\nFROM events WHERE type = '{event}'"
 
 
+def _field(name: str) -> str:
+    found = f"json_extract(payload, '$.{name}')"
+    former = _FORMER.get(name)
+    return found if former is None else f"COALESCE({found}, json_extract(payload, '$.{former}'))"
+
+
+_FORMER = {"metric": "accuracy", "metric_before": "accuracy_before", "metric_after": "accuracy_after"}
+"""Names that fields had in earlier versions."""
 _NETWORK = ("episode", "environment", "step")
 
 _SEEDS = """
