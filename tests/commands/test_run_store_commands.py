@@ -131,16 +131,17 @@ def test_runs_are_listed_by_state_the_newest_first(tmp_path: Path, capsys: Captu
     assert [Path(one["run"]).name for one in runs] == ["live", "done", "failed", "stopped", "cut"]
     assert [one["state"] for one in runs] == ["running", "finished", "failed", "interrupted", "interrupted"]
     done = runs[1]
-    assert (done["command"], done["done"], done["total"], done["score"], done["probe_score"]) == (
+    assert (done["command"], done["done"], done["total"], done["metric"], done["value"], done["probe_score"]) == (
         "train",
         2,
         40,
+        "J",
         0.25,
         0.5,
     )
     assert done["size"] > 10_000
     row = next(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("done"))
-    assert row[:6] == ["done", "train", "finished", "2/40", "0.250", "0.500"]
+    assert row[:7] == ["done", "train", "finished", "2/40", "J", "0.250", "0.500"]
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: Capture):

@@ -27,7 +27,7 @@ def run_of(path: Path, command: str) -> Path:
     run = RunDirectory.create(path)
     run.config.write_text("{}\n")
     with RunStore.create(run.store) as store:
-        store.set_metadata({"command": command})
+        store.set_metadata({"command": command, "task": "digits"})
     return path
 
 

@@ -84,7 +84,7 @@ def refused(words: list[str], capsys: Capture) -> str:
     ("after", "room", "sentence", "newest"),
     [
         (2, 0, "checkpoint 2 is not saved, earlier ones are intact: cannot write", 0),
-        (3, 0, "cannot use the run store .*free some space, then go on with `esper train --resume`", 2),
+        (3, 0, "cannot use the run store .*free some space, then resume the run", 2),
         (1, 100_000, "checkpoint 2 is not saved|cannot use the run store", 0),
     ],
     ids=["checkpoint", "store", "a little room"],
@@ -195,7 +195,7 @@ def test_a_writer_that_never_lets_go(
         writers[0].stdout.readline()
 
     stop_after(monkeypatch, 1, write)
-    locked = "(database is locked): close the program that has locked it, then go on with `esper train --resume`"
+    locked = "(database is locked): close the program that has locked it, then resume the run"
     assert locked in refused(train_words(path, *SETTINGS), capsys)
     assert locked in refused(resume_words(path), capsys)
     writers[0].communicate("\n", timeout=30)

@@ -62,7 +62,7 @@ def test_the_figures_of_a_decision_are_those_after_a_rollback() -> None:
     decision = training.grower.step(train_loss=training.epoch())
     assert decision.rollback is not None
     assert decision.loss == pytest.approx(training.evaluate(training.model)[0])
-    assert f"loss {decision.loss:.4g}, score {decision.score:.4g}" in str(decision)
+    assert f"loss {decision.loss:.4g}, accuracy {decision.value:.4g}" in str(decision)
 
 
 @pytest.mark.parametrize("spoil", ["weight", "gradient", "train_loss"])

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def test_the_store_holds_what_every_step_returned(controller: str, tmp_path: Pat
         )
         added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
         assert scalars["added_parameters"] == added
-        assert (scalars["validation_loss"], scalars["validation_accuracy"]) == (step.loss, step.accuracy)
+        assert (scalars["validation_loss"], scalars["validation_accuracy"]) == (step.loss, step.metric)
         assert {name.removeprefix("contribution/"): value for name, value in scalars.items() if "/" in name} == (
             decision.contributions
         )
@@ -261,23 +260,6 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     Loop("none").grower.close()
 
 
-def test_a_score_that_is_no_accuracy_is_not_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    loop = Loop("none", run=tmp_path / "run")
-    own = loop.grower.recording
-    assert own is not None
-    keep = own.keep
-    monkeypatch.setattr(own, "keep", lambda account: keep(replace(account, metric="loss")))
-    train(loop, 2)
-    with RunReader.open(tmp_path / "run" / "run.db") as reader:
-        assert reader.metadata()["metric"] == "loss"
-        assert "validation_accuracy" not in reader.scalar_names()
-        assert [number for number, _ in reader.series("validation_score")] == [1, 2]
-    assert main(["report", str(tmp_path / "run")]) == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "Score by decision" in page
-    assert "Accuracy by decision" not in page
-
-
 def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
@@ -312,7 +294,7 @@ def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):
         line.startswith(f"decision {decision.number}: {decision.what}; ")
         for line, decision in zip(lines, decisions, strict=True)
     )
-    assert all("loss " in line and "score 0." in line for line in lines)
+    assert all("loss " in line and "accuracy 0." in line for line in lines)
     assert any(decision.op is Op.GERMINATE for decision in decisions)
     train(Loop("none"), 1)
     assert not capsys.readouterr().out
@@ -328,7 +310,7 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
         ["export", str(run), "--to", "python", "--out", str(tmp_path / "out")],
     ):
         assert main(words) == 2
-        assert "was written by an esper.Grower in a training loop" in capsys.readouterr().err
+        assert "is a run of `esper.Grower`, and not of `esper grow`: it tells of" in capsys.readouterr().err
     for words in (
         ["query", str(run), "select count(*) from decisions"],
         ["export-events", str(run), "--to", "jsonl", "--out", str(tmp_path / "events.jsonl")],

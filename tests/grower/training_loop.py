@@ -81,7 +81,8 @@ class Loop:
         self.model = growing() if model is None else model
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=1e-2, total_steps=1000)
-        self.grower = Grower(self.model, self.optimizer, controller, evaluate=validate, horizon=20, **options)
+        told = {"evaluate": validate, "horizon": 20, **options}
+        self.grower = Grower(self.model, self.optimizer, controller, **told)
         self.inputs, self.labels = data()
 
     def epoch(self, told: Callable[[float], float] = float) -> esper.Decision:

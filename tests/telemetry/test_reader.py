@@ -100,6 +100,13 @@ def test_views_know_the_names_that_fields_had_in_earlier_versions(store: RunStor
     store.emit(PPOUpdated(2, optimizer_steps=9, stopped_early=False, kl=0.0, anomalies=(), metrics={}))
     store.flush()
     assert reader.ask("SELECT iteration, optimizer_steps FROM ppo").rows == [(1, 7), (2, 9)]
+    store.append([EventRow(0.0, "step_taken", 1, 77, '{"iteration": 77, "accuracy": 0.5}')])
+    store.append([EventRow(0.0, "step_taken", 2, 78, '{"iteration": 78, "metric": 0.25}')])
+    store.append([EventRow(0.0, "rolled_back", 2, 77, '{"accuracy_before": 0.1, "accuracy_after": 0.2}')])
+    store.flush()
+    decided = reader.ask("SELECT iteration, metric FROM decisions WHERE iteration > 76").rows
+    assert decided == [(77, 0.5), (78, 0.25)]
+    assert reader.ask("SELECT metric_before, metric_after FROM rollbacks WHERE iteration = 77").rows == [(0.1, 0.2)]
 
 
 @pytest.mark.parametrize(

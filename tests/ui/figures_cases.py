@@ -74,7 +74,7 @@ def _episode(number: int, environment: int, name: str, family: str) -> list[Even
             step=0,
             op="germinate",
             loss=1.0,
-            accuracy=0.5,
+            metric=0.5,
             objective=0.4,
             added=0.1,
             stages=stages,

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from esper.commands.train import RUNS
 from esper.experiments.run_list import ListedRun, runs_in
-from esper.experiments.run_state import State
-from esper.ui.formats import score
+from esper.experiments.run_state import Progress, State
+from esper.ui.formats import figure
 from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say
 
@@ -25,8 +25,9 @@ _STYLES = {State.RUNNING: "green", State.FAILED: "red", State.DAMAGED: "red", St
 def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
     """List the runs in a folder, the newest first.
 
-    The score is J of a training run's newest rollout, or a growing model's accuracy, on validation data; the probe is
-    the greedy policy's score on the run's probe instances.
+    How a run does is told by its newest figure on validation data: J of a training run; of a growing model what growth
+    is about, such as accuracy, the loss or your own metric. The probe is the greedy policy's score on the run's probe
+    instances.
 
     Args:
         folder: Where the runs are.
@@ -43,8 +44,8 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
 
 
 def _show(console: Console, runs: list[ListedRun]) -> None:
-    table = listing("run", "command", "state", "done", "score", "probe", "started", "MB")
-    for column in ("done", "score", "probe", "MB"):
+    table = listing("run", "command", "state", "done", "value", "probe", "started", "MB")
+    for column in ("done", "value", "probe", "MB"):
         next(one for one in table.columns if one.header == column).justify = "right"
     for run in runs:
         progress = run.progress
@@ -54,7 +55,7 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
             Text(printable(progress.command)),
             Text(progress.state, _STYLES.get(progress.state, "")),
             f"{progress.done}{total}",
-            _figure(progress.score),
+            _told(progress),
             _figure(progress.probe_score),
             _moment(progress.started),
             f"{run.size / MEGABYTE:.1f}",
@@ -65,8 +66,12 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
             say(console, printable(run.trouble))
 
 
+def _told(progress: Progress) -> Text:
+    return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {figure(progress.value)}"))
+
+
 def _figure(value: float | None) -> str:
-    return "" if value is None else score(value)
+    return "" if value is None else figure(value)
 
 
 def _moment(seconds: float | None) -> str:
@@ -74,4 +79,5 @@ def _moment(seconds: float | None) -> str:
 
 
 def _json(run: ListedRun) -> dict[str, Any]:
-    return {"run": str(run.path), **asdict(run.progress), "size": run.size, "trouble": run.trouble}
+    told = {**asdict(run.progress), **run.progress.metric.metadata()}
+    return {"run": str(run.path), **told, "size": run.size, "trouble": run.trouble}

@@ -106,7 +106,7 @@ def step_events(first: int) -> Iterator[StepTaken]:
             first + number,
             "germinate",
             loss=1.40388,
-            accuracy=0.46562,
+            metric=0.46562,
             objective=0.43021,
             added=0.35411,
             stages=("blending", "fossilized", "germinated", "dormant"),

@@ -102,8 +102,16 @@ class Chronicle:
         if self._scope.steps:
             yield from self._decided(actions, result, policy)
         for incident in result.incidents:
-            record = vars(incident).copy()
-            yield RolledBack(*self._place(record.pop("environment")), **record)
+            yield RolledBack(
+                *self._place(incident.environment),
+                trouble=incident.trouble,
+                loss_before=incident.loss_before,
+                metric_before=incident.accuracy_before,
+                loss_after=incident.loss_after,
+                metric_after=incident.accuracy_after,
+                pruned=incident.pruned,
+                ended=incident.ended,
+            )
         yield from self._ended(result)
         self._number += 1
 
@@ -172,7 +180,7 @@ class Chronicle:
             "reward": _rounded(result.reward),
             "train_loss": _rounded(result.training.loss),
             "loss": _rounded(result.evaluation.loss),
-            "accuracy": _rounded(result.evaluation.accuracy),
+            "metric": _rounded(result.evaluation.accuracy),
             "objective": _rounded(result.potential),
             "added": _rounded(population.parameters_in(table.blended) / population.host_parameters),
             "stages": [tuple(_STAGES[stage] for stage in row) for row in cast("list[list[int]]", table.stage.tolist())],

@@ -1,10 +1,12 @@
 """The directory that a run leaves behind."""
 
 import os
+import shlex
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from esper.errors import RunError
 from esper.experiments.lock import locked
@@ -12,12 +14,24 @@ from esper.files import TEMPORARY_SUFFIX
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
 
+GROWER = "esper.Grower"
+"""What makes the runs of models that grow in a loop of their owner's."""
+MADE = f"give the directory of a run of `esper train`, `esper grow` or `{GROWER}`"
 _HOLDING = {
     "esper train": "it holds a controller, which `esper evaluate {run}` compares and `esper grow --controller {run}` "
     "lets grow a model",
-    "esper grow": "it holds a model that has grown, which `esper report {run}` shows and `esper export {run}` writes",
+    "esper grow": "it holds a model that has grown, which `esper report {run}` shows and "
+    "`esper export {run} --to pt2 --out model.pt2` writes",
+    GROWER: "it tells of a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
+    "loop, and export its model there by esper.export",
 }
-"""What runs are good for, by the command that made them."""
+"""What runs are good for, by what made them."""
+
+
+def maker_of(metadata: Mapping[str, Any]) -> str:
+    """What made a run, as its metadata say: a command, or a `Grower`, which knows of no task."""
+    made_by = f"esper {metadata.get('command')}"
+    return GROWER if made_by == "esper grow" and "task" not in metadata else made_by
 
 
 @dataclass(frozen=True)
@@ -47,21 +61,21 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, advice: str = MADE) -> Self:
         """Take up the directory of an existing run, which may have been killed before its store was made.
+
+        ``advice`` is given where there is none.
 
         Raises:
             RunError: it is missing or is not the directory of a run.
         """
         if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
-            raise RunError(f"no run at {path}: give a directory that `{cls.command}` made")
+            raise RunError(f"no run at {path}: {advice}")
         run = cls(path)
         begun = run.lock.is_file() and not any(run.checkpoints.glob("*"))
         for needed in (run.config, run.lock if begun else run.store):
             if not needed.is_file():
-                raise RunError(
-                    f"{path} is not a run, it has no {needed.name}: give a directory that `{cls.command}` made"
-                )
+                raise RunError(f"{path} is not a run, it has no {needed.name}: {advice}")
         return run
 
     @classmethod
@@ -71,15 +85,10 @@ class RunDirectory:
         Raises:
             RunError: as `open`; or another command made it.
         """
-        run = cls.open(path)
-        if not run.has_store:
-            return run
-        with RunReader.open(run.store) as reader:
-            made_by = f"esper {reader.metadata().get('command')}"
+        run = cls.open(path, f"give the directory of a run of `{cls.command}`")
+        made_by = run.made_by()
         if made_by != cls.command and made_by in _HOLDING:
-            raise RunError(
-                f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {_HOLDING[made_by].format(run=path)}"
-            )
+            raise RunError(f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {run.holding(made_by)}")
         return run
 
     def require_new(self) -> None:
@@ -87,10 +96,28 @@ class RunDirectory:
         for found in self.path.iterdir():
             empty = found == self.checkpoints and not any(found.iterdir())
             if not (empty or found == self.lock or found.name.endswith(TEMPORARY_SUFFIX)):
-                raise RunError(
-                    f"{self.path} is not empty: choose a new directory, "
-                    f"or go on with `{self.command} --resume {self.path}`"
-                )
+                raise RunError(f"{self.path} is not empty: choose a new directory{self._instead()}")
+
+    def _instead(self) -> str:
+        """What else can be done where there is something already."""
+        if not (self.config.is_file() and self.has_store):
+            return ""
+        made_by = self.made_by()
+        if made_by == self.command:
+            return f", or go on with `{self.command} --resume {shlex.quote(str(self.path))}`"
+        return f"; this is a run of `{made_by}`: {self.holding(made_by)}" if made_by in _HOLDING else ""
+
+    def made_by(self) -> str:
+        """What made the run; the command of this class where it was killed before that was told."""
+        if not self.has_store:
+            return self.command
+        with RunReader.open(self.store) as reader:
+            metadata = reader.metadata()
+        return maker_of(metadata) if "command" in metadata else self.command
+
+    def holding(self, made_by: str) -> str:
+        """What the run is good for, if that made it."""
+        return _HOLDING[made_by].format(run=shlex.quote(str(self.path)))
 
     def locked(self, what: str) -> AbstractContextManager[None]:
         """Hold the run for oneself while writing to it; whoever else tries is told that `what` is running.

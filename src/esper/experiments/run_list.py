@@ -9,7 +9,7 @@ from pathlib import Path
 from esper.errors import RunError
 from esper.experiments.lock import held
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.run_state import Progress, State, progress_of
+from esper.experiments.run_state import OBJECTIVE, Progress, State, progress_of
 from esper.telemetry.reader import RunReader
 
 
@@ -56,7 +56,7 @@ def _listed(path: Path) -> ListedRun:
 
 
 def _unknown(state: State) -> Progress:
-    return Progress("?", state, 0, None, None, None, None)
+    return Progress("?", state, 0, None, OBJECTIVE, None, None, None)
 
 
 def _sizes(path: Path) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from esper.experiments.lock import held
 from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.metric import Metric
 from esper.telemetry.reader import EventRecord, RunReader
 
-SCORES = {"train": "objective", "grow": "validation_accuracy"}
-"""The scalar that tells how well a run of a command does."""
+OBJECTIVE = Metric("J")
+"""What training runs are about: the scalar ``objective``."""
 
 
 class State(StrEnum):
@@ -41,8 +43,10 @@ class Progress:
     done: int
     """Iterations, or epochs of `esper grow`."""
     total: int | None
-    score: float | None
-    """Of the newest one: J of a training run, accuracy of a growing model, both on validation data."""
+    metric: Metric
+    """What tells how well the run does: J of a training run, what growth is about of a growing model."""
+    value: float | None
+    """Of the newest one, on validation data and in units of its own."""
     probe_score: float | None
     """Mean test score of the greedy policy when it was last measured."""
     started: float | None
@@ -54,15 +58,25 @@ def progress_of(run: RunDirectory, reader: RunReader) -> Progress:
     metadata = reader.metadata()
     command, done = str(metadata.get("command", "?")), reader.last_iteration()
     started = reader.newest(RunStarted.name)
+    metric, scalar = judged_by(metadata)
     return Progress(
         command,
         state_of(run, reader),
         done,
         _whole(metadata.get("iterations")),
-        _last(reader, SCORES.get(command, "objective"), done - 1),
+        metric,
+        _last(reader, scalar, done - 1),
         _last(reader, "probe_score", -1),
         started[0].time if started else None,
     )
+
+
+def judged_by(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
+    """What tells how well a run does, and the scalar that holds its values."""
+    if metadata.get("command") != "grow":
+        return OBJECTIVE, "objective"
+    metric = Metric.of(metadata)
+    return metric, metric.scalar
 
 
 def state_of(run: RunDirectory, reader: RunReader) -> State:

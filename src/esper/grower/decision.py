@@ -13,6 +13,7 @@ from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions
+from esper.telemetry.metric import LOSS
 from esper.training.evaluation import Evaluation
 from esper.training.governor.model import Rollback
 
@@ -50,15 +51,24 @@ class Decision:
     has trained on without the seed, and they are missing until there is one to compare with."""
     loss: float
     """Of validation, before the decision, and after a rollback if there was one."""
+    metric: str
+    """Name of what growth is about; empty as long as that is not known."""
+    value: float
+    """What growth is about as it was measured, likewise, in its own units."""
     score: float
-    """What growth is about, likewise: accuracy, or as `esper.grower.scores` tells."""
+    """Likewise, better the higher it is: that value or the share of it that is gone, as `esper.grower.scores` tells."""
     rollback: Rollback | None
     """What the governor did before the decision, if anything."""
     finished: bool
     """Whether there was nothing more to decide, as `esper.Grower.finished` tells: stop training."""
 
     def __str__(self) -> str:
-        return f"decision {self.number}: {self.what}; loss {self.loss:.4g}, score {self.score:.4g}"
+        return f"decision {self.number}: {self.what}; loss {self.loss:.4g}{self.measured}"
+
+    @property
+    def measured(self) -> str:
+        """What growth is about, to come after the loss; nothing where it is the loss."""
+        return f", {self.metric} {self.value:.4g}" if self.metric not in ("", LOSS) else ""
 
     @property
     def what(self) -> str:
@@ -77,10 +87,15 @@ def told(
     actions: NDArray[np.int64],
     changes: Transitions,
     evaluation: Evaluation,
+    metric: str,
+    value: float,
     rollback: Rollback | None,
     finished: bool,
 ) -> Decision:
-    """A decision in words: from the actions ``[1, 8]``, what they changed and what was measured before."""
+    """A decision in words: from the actions ``[1, 8]``, what they changed and what was measured before.
+
+    The ``metric`` that growth is about had that ``value``.
+    """
     op = Op(int(actions[0, Head.OP]))
     found = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
     return Decision(
@@ -91,6 +106,8 @@ def told(
         changed(slots, blueprints, changes),
         {name: value for name, value in found if math.isfinite(value)},
         float(evaluation.loss[0]),
+        metric,
+        value,
         float(evaluation.accuracy[0]),
         rollback,
         finished,

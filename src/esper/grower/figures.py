@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from esper.errors import ConfigError
+from esper.telemetry.metric import ACCURACY, LOSS
 
-LOSS, ACCURACY = "loss", "accuracy"
-"""Figures of which it is known what they are."""
 ROUNDING = 1e-6
 """By which the mean of float32 hits may exceed 1."""
 EXPECTED = (

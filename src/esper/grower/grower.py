@@ -245,18 +245,27 @@ class Grower:
         self.decisions += 1
         changes = joined([undone, result.transitions])
         decision = told(
-            self.decisions, list(self.model.slots), self._kinds, actions, changes, evaluation, rollback, finished
+            self.decisions,
+            list(self.model.slots),
+            self._kinds,
+            actions,
+            changes,
+            evaluation,
+            self.scores.metric,
+            self.scores.value(found.usual),
+            rollback,
+            finished,
         )
         self._tell(
             Account(
                 decision,
                 train_loss=now.train_loss,
                 train_accuracy=now.train_accuracy,
-                score_before=math.nan if first is None else self.scores.score(first.usual),
+                value_before=math.nan if first is None else self.scores.value(first.usual),
                 verdicts=result.verdicts,
                 before=before,
                 after=result.table,
-                metric=self.scores.metric,
+                about=self.scores.about(),
             )
         )
         return decision

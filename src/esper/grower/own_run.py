@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary, finalize
 import yaml
 
 from esper.errors import RunError
-from esper.experiments.run_directory import RunDirectory
+from esper.experiments.run_directory import GROWER, RunDirectory
 from esper.files import write_atomically
 from esper.grower.decision import Change
 from esper.grower.recording import Account, Recording
@@ -27,7 +27,6 @@ _ID = "id"
 """Metadata by which a saved grower knows its run again."""
 _SAME = ("slots", "blueprints")
 """Metadata in which a run must agree with whoever goes on with it."""
-_WRITER = "esper.Grower"
 
 _written: WeakValueDictionary[Path, OwnRun] = WeakValueDictionary()
 """Runs that growers of this process write, by their folders."""
@@ -146,7 +145,7 @@ class OwnRun:
             return new
         described = self._described()
         if _ID not in metadata:
-            raise RunError(f"{self.path} holds a run that no `{_WRITER}` wrote: give a new folder")
+            raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
         for key in _SAME:
             if metadata.get(key) != described[key]:
                 raise RunError(
@@ -175,7 +174,7 @@ class OwnRun:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(f"cannot make the folder {self.path} ({error.strerror}): give another") from error
-            self._held.enter_context(self._directory.locked(_WRITER))
+            self._held.enter_context(self._directory.locked(GROWER))
             self.id, _ = self._found()  # whoever held it may have written
             self._store = self._held.enter_context(self._directory.open_store())
             rent = float(self._told["rent"])
@@ -209,6 +208,7 @@ class OwnRun:
             _ID: self.id,
             "host": type(self._model.host).__name__,
             "controller": self._told["controller"],
+            "evidence": self._told["evidence"],
             "slots": list(self._model.slots),
             "blueprints": self._blueprints,
             **planned,

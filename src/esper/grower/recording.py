@@ -24,14 +24,12 @@ from esper.telemetry.events import (
     RunStarted,
     StepTaken,
 )
+from esper.telemetry.metric import SCORE, Metric
 from esper.telemetry.store import RunStore
 from esper.training.governor.model import Rollback
 
 COMMAND = "grow"
 """What metadata call the runs of models that grow alone."""
-ACCURACY = "accuracy"
-METRIC = "metric"
-"""Metadata that say what growth is about."""
 _EPISODE, _ENVIRONMENT = 1, 0
 """There is but one of each."""
 _Verdict = tuple[str, str]
@@ -46,14 +44,14 @@ class Account:
     train_loss: float
     train_accuracy: float | None
     """None: not known."""
-    score_before: float
-    """What growth is about, before the rollback, if there was one; NaN: not measured."""
+    value_before: float
+    """What growth is about, as it was measured, before the rollback, if there was one; NaN: not measured."""
     verdicts: Verdicts
     """Of the gates ahead of the slots ``[1, S]`` when the decision was made."""
     before: SeedTable
     after: SeedTable
-    metric: str = ACCURACY
-    """What growth is about."""
+    about: Metric | None
+    """What growth is about; None: not known yet."""
 
 
 class Recording:
@@ -63,7 +61,7 @@ class Recording:
         store: Open for writing.
         model: The one that grows.
         blueprints: Names of all that may grow, as the grower counts them.
-        rent: What growth costs, as in the score ``accuracy - rent * log1p(added / host parameters)``.
+        rent: What growth costs, as in ``score - rent * log1p(added / host parameters)``.
     """
 
     def __init__(self, store: RunStore, model: GrowingModel, blueprints: Sequence[str], rent: float) -> None:
@@ -73,7 +71,7 @@ class Recording:
         self._blueprints = list(blueprints)
         self._rent = rent
         self._judged: list[_Verdict | None] = [None] * len(self._slots)
-        self._metric: str | None = None
+        self._about: Metric | None = None
 
     def begin(self, done: int, seed: int, described: Mapping[str, Any]) -> None:
         """Begin the run, or go on with it after so many decisions: what it told of later ones is forgotten.
@@ -104,9 +102,9 @@ class Recording:
     def keep(self, account: Account) -> None:
         """Keep a decision, durably."""
         decision, store = account.decision, self._store
-        if account.metric != self._metric:  # it may be known only when it is first measured
-            store.set_metadata({METRIC: account.metric})
-            self._metric = account.metric
+        if account.about is not None and account.about != self._about:  # known only when it is first measured
+            store.set_metadata(account.about.metadata())
+            self._about = account.about
         store.scalars(decision.number, self._figures(account))
         for event in self._events(account):
             store.emit(event)
@@ -139,13 +137,16 @@ class Recording:
         yield self._decided(account)
 
     def _figures(self, account: Account) -> dict[str, float]:
-        """By scalar; accuracies only where there are any."""
-        measured = "validation_accuracy" if account.metric == ACCURACY else "validation_score"
-        accuracies = {"train_accuracy": account.train_accuracy, measured: account.decision.score}
+        """By scalar: what growth is about under its own name, and the score where that is another figure."""
+        decision, about = account.decision, account.about
+        measured: dict[str, float | None] = {}
+        if about is not None:
+            measured = {about.train_scalar: account.train_accuracy, about.scalar: decision.value}
+            measured |= {} if about.higher_is_better else {SCORE: decision.score}
         return {
+            **{name: value for name, value in measured.items() if value is not None and not math.isnan(value)},
             "train_loss": account.train_loss,
-            "validation_loss": account.decision.loss,
-            **{name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)},
+            "validation_loss": decision.loss,
             "added_parameters": self._added(),
             **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
         }
@@ -182,7 +183,7 @@ class Recording:
             blueprint=decision.blueprint,
             train_loss=account.train_loss,
             loss=account.decision.loss,
-            accuracy=account.decision.score,
+            metric=account.decision.value,
             objective=account.decision.score - self._rent * math.log1p(added),
             added=added,
             stages=tuple(Stage(stage).name.lower() for stage in table.stage[0]),
@@ -208,9 +209,9 @@ class Recording:
             *_place(account.decision.number),
             trouble=rollback.trouble.name.lower(),
             loss_before=rollback.loss,
-            accuracy_before=account.score_before,
+            metric_before=account.value_before,
             loss_after=rollback.loss_restored,
-            accuracy_after=account.decision.score,
+            metric_after=account.decision.value,
             pruned=tuple(self._slots.index(name) for name in rollback.pruned),
             ended=False,
         )

@@ -16,8 +16,9 @@ import numpy as np
 
 from esper.control.history import PLATEAU_IMPROVEMENT
 from esper.errors import ConfigError
-from esper.grower.figures import ACCURACY, LOSS, Figures
+from esper.grower.figures import Figures
 from esper.plain_state import from_plain
+from esper.telemetry.metric import ACCURACY, LOSS, Metric
 from esper.training.governor.vitals import skill
 
 UNKNOWN = math.nan
@@ -90,6 +91,16 @@ class Scores:
             return UNKNOWN
         value = _value(found, self.metric)
         return value if self._rises else _share_gone(value, self._reference)
+
+    def about(self) -> Metric | None:
+        """What growth is about; None until it is known."""
+        if not self._begun:
+            return None
+        return Metric(self.metric, self._rises, None if self._rises else self._reference)
+
+    def value(self, found: Figures) -> float:
+        """What growth is about, as it was measured; NaN before the first figures that are finite."""
+        return _value(found, self.metric) if self._begun else UNKNOWN
 
     def train_score(self, accuracy: float | None) -> float | None:
         """Of training, if its accuracy is known.

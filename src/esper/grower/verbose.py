@@ -14,8 +14,8 @@ def say(account: Account) -> None:
 
 
 def line(account: Account) -> str:
-    """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), score 0.873; layer2 +0.012``."""
+    """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
     loss = f"loss {account.decision.loss:.4g} (training {account.train_loss:.4g})"
-    earned = ", ".join(f"{slot} {round(value, 3) + 0.0:+.3f}" for slot, value in account.decision.contributions.items())
+    earned = ", ".join(f"{slot} {value:+.3g}" for slot, value in account.decision.contributions.items())
     decided = f"decision {account.decision.number}: {account.decision.what}"
-    return "; ".join(filter(None, [decided, f"{loss}, score {account.decision.score:.3f}", earned]))
+    return "; ".join(filter(None, [decided, f"{loss}{account.decision.measured}", earned]))

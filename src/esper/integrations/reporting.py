@@ -14,6 +14,7 @@ def figures(decision: Decision, grower: Grower) -> dict[str, float]:
     seeds = grower.model.seeds.values()
     fossils = sum(seed.fossilized for seed in seeds)
     return {
+        **({f"growth/{decision.metric}": decision.value} if decision.metric else {}),
         "growth/op": float(decision.op),
         "growth/loss": decision.loss,
         "growth/score": decision.score,

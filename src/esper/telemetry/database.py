@@ -45,8 +45,8 @@ PRAGMA application_id = {APPLICATION_ID};
 """
 
 _ADVICE = {
-    sqlite3.SQLITE_BUSY: "close the program that has locked it, then go on with `esper train --resume`",
-    sqlite3.SQLITE_FULL: "free some space, then go on with `esper train --resume`",
+    sqlite3.SQLITE_BUSY: "close the program that has locked it, then resume the run",
+    sqlite3.SQLITE_FULL: "free some space, then resume the run",
     sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
 }
 """What to do about it, by SQLite's primary result code."""
@@ -102,7 +102,7 @@ def translated_errors(path: Path) -> Generator[None]:
 
 def _connect(path: Path, options: str) -> sqlite3.Connection:
     if not path.is_file():
-        raise RunError(f"no run store at {path}: give the directory of a run that `esper train` made")
+        raise RunError(f"no run store at {path}: give the directory of a run")
     with translated_errors(path):
         uri = f"{path.absolute().as_uri()}?{options}"
         # Whoever shares a connection between threads locks it.
@@ -136,7 +136,7 @@ def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
-        raise RunError(f"{path} is not an Esper run store: give the directory of a run that `esper train` made")
+        raise RunError(f"{path} is not an Esper run store: give the directory of a run")
     if version != SCHEMA_VERSION:
         raise RunError(f"{path} has format {version}, this Esper reads {SCHEMA_VERSION}: use the Esper that wrote it")
 

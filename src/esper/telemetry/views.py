@@ -18,10 +18,18 @@ class View:
 
 def _columns(event: str, *names: str) -> str:
     """A query for fields of an event type."""
-    fields = ",\n    ".join(f"json_extract(payload, '$.{name}') AS {name}" for name in names)
+    fields = ",\n    ".join(f"{_field(name)} AS {name}" for name in names)
     return f"SELECT id, time, iteration,\n    {fields}\nFROM events WHERE type = '{event}'"
 
 
+def _field(name: str) -> str:
+    found = f"json_extract(payload, '$.{name}')"
+    former = _FORMER.get(name)
+    return found if former is None else f"COALESCE({found}, json_extract(payload, '$.{former}'))"
+
+
+_FORMER = {"metric": "accuracy", "metric_before": "accuracy_before", "metric_after": "accuracy_after"}
+"""Names that fields had in earlier versions."""
 _NETWORK = ("episode", "environment", "step")
 
 _SEEDS = """
@@ -137,7 +145,7 @@ VIEWS: Mapping[str, View] = {
             "step_taken",
             *_NETWORK,
             *("op", "slot", "blueprint", "value", "log_prob", "reward"),
-            *("train_loss", "loss", "accuracy", "objective", "added"),
+            *("train_loss", "loss", "metric", "objective", "added"),
         ),
     ),
     "slots": View("one slot after one decision", _PER_SLOT),
@@ -155,7 +163,7 @@ VIEWS: Mapping[str, View] = {
         _columns(
             "rolled_back",
             *_NETWORK,
-            *("trouble", "loss_before", "accuracy_before", "loss_after", "accuracy_after", "pruned", "ended"),
+            *("trouble", "loss_before", "metric_before", "loss_after", "metric_after", "pruned", "ended"),
         ),
     ),
 }

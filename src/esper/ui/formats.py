@@ -16,10 +16,23 @@ def score(value: float) -> str:
     return _true_minus(f"{value:.3f}")
 
 
+def figure(value: float) -> str:
+    """Of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
+    size = abs(value)
+    if value and size < 0.1:
+        return _true_minus(f"{value:.3g}")
+    return score(value) if size < 1000 else _true_minus(f"{value:,.0f}" if size < 1e9 else f"{value:.3g}")
+
+
 def signed(value: float) -> str:
     """Three decimals with a sign: ``+0.021``; zero has none."""
     text = f"{value:+.3f}"
     return "0.000" if float(text) == 0 else _true_minus(text)
+
+
+def difference(value: float) -> str:
+    """As `figure`, with a sign; zero has none: ``+0.021``, ``+0.00023``."""
+    return f"+{figure(value)}" if value > 0 else figure(value)
 
 
 def percent(share: float) -> str:

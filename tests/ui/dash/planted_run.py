@@ -152,7 +152,7 @@ def taken(plan: Plan, place: tuple[int, int, int, int]) -> StepTaken:
         *place,
         op="germinate" if step == 1 else "wait",
         loss=1.2 - 0.02 * step,
-        accuracy=accuracy(network, step) + 0.05,
+        metric=accuracy(network, step) + 0.05,
         objective=accuracy(network, step),
         added=0.01 * step,
         stages=stages,

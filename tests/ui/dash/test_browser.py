@@ -157,7 +157,7 @@ def test_a_network_shows_its_seeds_and_what_the_policy_thought(browser: Browser,
         seeds = page.get_by_role("region", name=re.compile("Lives of the seeds"))
         expect(seeds.get_by_role("row")).to_have_count(1 + PLAN.slots)
         expect(page.get_by_text("70.0%")).to_be_visible()
-        for title in ("Accuracy and J", "Loss", "Counterfactuals", "Reward by term", "Rollbacks", "Gate verdicts"):
+        for title in ("Accuracy and J", "Loss", "Contributions", "Reward by term", "Rollbacks", "Gate verdicts"):
             expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         expect(page.locator(".uplot")).to_have_count(4)
         page.get_by_label("Step").last.focus()
@@ -177,7 +177,7 @@ def test_learning_shows_scores_health_and_anomalies(browser: Browser, address: s
 
 def test_runs_are_compared_as_chosen(browser: Browser, address: str):
     with opened(browser, f"{address}#/compare?run=first") as page:
-        rows = page.get_by_role("region", name="Late level of each run").get_by_role("row")
+        rows = page.get_by_role("region", name="Late level of J in each run").get_by_role("row")
         expect(rows).to_have_count(3)
         page.get_by_role("checkbox", name="second").uncheck()
         expect(rows).to_have_count(2)
@@ -325,7 +325,7 @@ def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address
         assert page.locator("nav a").all_text_contents() == ["Model", "Compare", "Events"]
         expect(page.locator("#status")).to_have_text("finished, decision 10 of 20")
         expect(page.locator("main")).to_contain_text(
-            f"After decision 10: accuracy {last.accuracy:.3f}, loss {last.loss:.3f}"
+            f"After decision 10: accuracy {last.metric:.3f}, loss {last.loss:.3f}"
         )
         expect(page.locator("main")).to_contain_text(f"and {added:.0f} of what grew")
         for title in ("Accuracy", "Loss", "What each seed contributes", "Parameters"):
@@ -337,7 +337,7 @@ def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address
         for row, step in zip(rows.all(), reversed(steps), strict=True):
             what = f"{step.op} {step.blueprint} in {slots[step.slot or 0]}" if step.blueprint else step.op
             expect(row.locator("td").nth(1)).to_contain_text(what)
-            expect(row.locator("td").last).to_have_text(f"{step.accuracy:.3f}")
+            expect(row.locator("td").last).to_have_text(f"{step.metric:.3f}")
         expect(rows.nth(1)).to_contain_text("rolled back: not finite")
         expect(page.get_by_text("held back, alpha moving").first).to_be_attached()
         expect(page.get_by_role("region", name="Rollbacks").last.locator("tbody tr")).to_have_count(1)

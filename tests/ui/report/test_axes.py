@@ -41,6 +41,18 @@ def test_labels_have_as_many_decimals_as_they_need():
     assert axis_for([-1, 1]).label(-1) == "\u22121.0"
 
 
+@pytest.mark.parametrize("size", [1e-30, 3e-11, 1e-7, 2e-4, 1, 7e5, 2.5e7, 1e15, 1e30])
+@pytest.mark.parametrize("values", [(0.0, 1.0), (1.0, 1.07), (-1.0, 2.5)])
+def test_values_of_any_size_have_ticks_that_are_told_apart(size: float, values: tuple[float, float]):
+    axis = axis_for([size * value for value in values])
+    labels = [axis.label(tick) for tick in axis.ticks]
+    assert len(set(labels)) == len(labels)
+    assert max(map(len, labels)) <= 8
+    step = axis.ticks[1] - axis.ticks[0]
+    written = [float(label.replace("\u2212", "-")) for label in labels]
+    assert written == pytest.approx(axis.ticks, abs=step / 100, rel=0)
+
+
 @pytest.mark.parametrize("last", [1, 2, 3, 7, 30, 56, 100, 101])
 def test_counting_axes_end_at_the_last_number(last: int):
     axis = counting_axis(last)

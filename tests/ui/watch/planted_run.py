@@ -38,7 +38,7 @@ def step(episode: int, environment: int, number: int, **fields: object) -> StepT
         **{
             "op": "wait",
             "loss": 1.0,
-            "accuracy": 0.5,
+            "metric": 0.5,
             "objective": 0.45,
             "added": 0.1,
             "stages": ("dormant", "dormant"),
@@ -85,7 +85,7 @@ def plant(store: RunStore, environments: int = 3, episode: int = 1) -> None:
         store.emit(step(episode, environment, 0))
         store.emit(changed(episode, environment, 1, "dormant", "germinated", cause="germinate"))
         store.emit(step(episode, environment, 1, op="germinate", slot=0, blueprint="norm", **grown))
-        store.emit(step(episode, environment, 2, accuracy=0.6 + environment / 100, **grown))
+        store.emit(step(episode, environment, 2, metric=0.6 + environment / 100, **grown))
     store.flush()
 
 

@@ -96,7 +96,7 @@ def test_a_network_shows_its_seeds_and_decisions(run: RunDirectory, store: RunSt
         await sees(pilot, "network 0 of 3", "step 3: rolled back, accuracy")
         text = await sees(pilot, "ended: accuracy 0.810, J 0.710, added 25%, kept norm")
         rows = [" ".join(line.split()) for line in text.splitlines()]
-        assert "second holding gate 0.75 +0.062 ···▆" in rows
+        assert "second holding gate 0.75 +0.0625 ···▆" in rows
         assert f"first norm pruned by rollback {signed(-0.125)} 1 3" in rows
         assert "second gate unfinished 3" in rows
         assert "3 wait 0.500 0.450 +0.250 +0.375" in rows
@@ -204,7 +204,7 @@ def test_a_grown_model_shows_its_decisions(run: RunDirectory, store: RunStore):
     store.set_metadata({"command": "grow", "iterations": 6, "steps": 6, "slots": ["first", "second"]})
     for epoch in range(1, 4):
         store.scalars(epoch, {"validation_accuracy": 0.5 + epoch / 10, "added_parameters": 1234.0})
-        store.emit(step(1, 0, epoch - 1, accuracy=0.7 + epoch / 100))
+        store.emit(step(1, 0, epoch - 1, metric=0.7 + epoch / 100))
     store.flush()
 
     async def scenario(pilot: Pilot[None]):

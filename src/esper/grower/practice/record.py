@@ -18,6 +18,7 @@ def described(settings: GrowSettings) -> dict[str, Any]:
         "task": settings.task,
         "host": settings.host,
         "controller": settings.controller,
+        "evidence": settings.evidence.value,
         "iterations": settings.epochs,
         "steps": settings.epochs,
     }

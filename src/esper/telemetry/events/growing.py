@@ -34,26 +34,31 @@ class EpisodeStarted(NetworkEvent):
     host_parameters: int
 
 
-@register("step_taken")
+@register("step_taken", version=2)
 @dataclass(frozen=True, slots=True)
 class StepTaken(NetworkEvent):
     """A decision, and how the network stood after the minibatches that followed it.
 
-    Losses are in nats, accuracies and contributions in fractions of the validation data; `objective` is J of the whole
-    network, `added` the seeds' parameters over the host's. Tuples have an entry per slot. Of a model that grows
-    alone, the figures are those that the decision was made on.
+    `metric` is what growth is about, in its own units: accuracy on validation data, unless the run's metadata
+    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, the share of
+    its ``reference`` that is gone. Contributions are differences of scores; `objective` is J, the whole network's score
+    less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds' parameters over
+    the host's. Tuples have an entry per slot. Of a model that grows alone, the figures are those that the decision was
+    made on.
     """
 
     op: str
     loss: float
-    accuracy: float
+    metric: float
     objective: float
     added: float
     stages: tuple[str, ...]
     blueprints: tuple[str | None, ...]
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
-    """Leave-one-out counterfactuals: accuracy with the seed less accuracy without it; None without a seed."""
+    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). Of
+    seeds on trial where the metadata's ``evidence`` is ``refit``, less that of a fork that trains on without the seed.
+    None without a seed, or where it was not measured."""
     slot: int | None = None
     blueprint: str | None = None
     """What was germinated."""
@@ -102,7 +107,7 @@ class LifecycleTransition(NetworkEvent):
     reason: str
     """What the gate before the new stage said."""
     contribution: float | None = None
-    """The seed's contribution as it was known then."""
+    """The seed's contribution, as in ``step_taken``, as it was known then."""
 
 
 @register("gate_judged")
@@ -116,16 +121,16 @@ class GateJudged(NetworkEvent):
     reason: str
 
 
-@register("rolled_back", version=2)
+@register("rolled_back", version=3)
 @dataclass(frozen=True, slots=True)
 class RolledBack(NetworkEvent):
-    """The governor returned a network to its last good state; losses in nats, accuracies on validation data."""
+    """The governor returned a network to its last good state; loss and metric are as in ``step_taken``."""
 
     trouble: str
     loss_before: float
-    accuracy_before: float
+    metric_before: float
     loss_after: float
-    accuracy_after: float
+    metric_after: float
     pruned: tuple[int, ...]
     """Slots whose seeds are gone."""
     ended: bool

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from esper.lifecycle.stages import COOLDOWN, Stage
+from esper.telemetry.metric import METRIC_NAME
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.marks import (
     BLACK,
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
 
 NO_DECISION = "no decision was made"
 
-CURVES = Query("""\
-SELECT 'accuracy' AS measure, replace(name, '_accuracy', '') AS data, iteration AS decision, value
-FROM scalars WHERE name IN ('train_accuracy', 'validation_accuracy')
+CURVES = Query(f"""\
+SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
+FROM scalars, (SELECT {METRIC_NAME} AS metric) AS about
+WHERE name IN ('train_' || about.metric, 'validation_' || about.metric) AND about.metric != 'loss'
 UNION ALL
 SELECT 'loss', replace(name, '_loss', ''), iteration, value
 FROM scalars WHERE name IN ('train_loss', 'validation_loss')
-UNION ALL
-SELECT 'score', 'validation', iteration, value FROM scalars WHERE name = 'validation_score'
 UNION ALL
 SELECT 'added_parameters', 'seeds', iteration, value FROM scalars WHERE name = 'added_parameters'
 UNION ALL
@@ -64,7 +64,8 @@ WHERE slot IN (SELECT slot FROM slots WHERE contribution IS NOT NULL)
 ORDER BY slot, step
 """)
 
-_PANELS = {"accuracy": "accuracy", "score": "score", "loss": "loss (nats)", "added_parameters": "added\nparameters"}
+_PANELS = {"loss": "loss", "added_parameters": "added\nparameters"}
+_EVENTS = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
 _COLOURS = {
     Stage.GERMINATED: "#d7dce4",
@@ -82,19 +83,20 @@ _MARGIN = 0.95
 
 def _draw_curves(canvas: Canvas, rows: Rows) -> None:
     measures = rows.by("measure")
-    panels = [name for name in _PANELS if name in measures]
+    known = [name for name in _PANELS if name in measures]
+    panels = [*(name for name in measures if name not in (*_PANELS, _EVENTS)), *known]
     column = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(column, panels, strict=True):
         for data, part in measures[name].by("data").items():
             axes.plot(part.numbers("decision"), part.numbers("value"), color=_DATA[data], label=data)
-        for decision in measures["rollback"].numbers("decision") if "rollback" in measures else []:
+        for decision in measures[_EVENTS].numbers("decision") if _EVENTS in measures else []:
             axes.axvline(decision, color=VERMILION, linewidth=0.8, linestyle=":", label="rollback")
-        axes.set_ylabel(_PANELS[name])
+        axes.set_ylabel(_PANELS.get(name, name))
         if name == "added_parameters":
             axes.set_ylim(bottom=0)
         few_ticks(axes, 4)
     count_iterations(column[-1], "decision")
-    found = dict(zip(*reversed(column[0].get_legend_handles_labels()), strict=True))
+    found = {name: mark for axes in column for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(found.values(), found.keys(), loc="outside upper center", ncols=4)
     canvas.align_ylabels()
 
@@ -148,16 +150,17 @@ def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
             "markersize": 2.5,
         }
         axes.plot(part.numbers("decision"), part.numbers("contribution"), **style)
-    axes.set_ylabel("contribution to\nvalidation accuracy")
+    axes.set_ylabel("contribution")
     count_iterations(axes, "decision")
     legend_above(canvas, axes)
 
 
+# Captions and headings say in braces where the words of `esper.ui.figures.about` go.
 FIGURES = (
     Figure(
         "curves",
-        "How the model learned: accuracy and loss on training and validation data, and the parameters of all seeds. "
-        "Dotted lines are rollbacks.",
+        "How the model learned: {measured} on training and validation data, and the parameters of all seeds. "
+        "Vertical lines are rollbacks.",
         CURVES,
         _draw_curves,
         NO_DECISION,
@@ -172,7 +175,7 @@ FIGURES = (
     ),
     Figure(
         "contributions",
-        "Counterfactual contribution of each slot's seed: validation accuracy with it less without it.",
+        "{contributions}",
         CONTRIBUTIONS,
         _draw_contributions,
         "no contribution was measured",

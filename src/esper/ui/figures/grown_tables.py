@@ -8,7 +8,7 @@ from esper.grower.practice.result import Result
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.record import Column, Exhibit, Files, Query, Table
 from esper.ui.figures.rows import Rows
-from esper.ui.figures.written import count, decimals, signed_decimals, text
+from esper.ui.figures.written import count, difference, figure, text
 
 LIVES = Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, blueprint,
@@ -27,7 +27,7 @@ WITH changed AS (
             ELSE 'held back: ' || replace(reason, '_', ' ') END, '; ') AS verdicts
     FROM (SELECT * FROM gates ORDER BY id) GROUP BY iteration
 )
-SELECT iteration AS decision, op, {SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, accuracy
+SELECT iteration AS decision, op, {SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, metric
 FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN judged USING (iteration)
 WHERE op != 'wait' OR changes IS NOT NULL OR verdicts IS NOT NULL
 ORDER BY iteration
@@ -45,7 +45,7 @@ _UNFINISHED = "the run has not ended"
 TABLES = (
     Table(
         "seeds",
-        "The life of each seed, by the decisions with which it entered a stage.",
+        "The life of each seed, by the decisions with which it entered a stage. {contributions}",
         LIVES,
         (
             Column("slot_name", "slot", text, numeric=False),
@@ -55,14 +55,14 @@ TABLES = (
             Column("held", "held", count),
             Column("ended", "ended", count),
             Column("outcome", "outcome", text, numeric=False),
-            Column("contribution", "contribution", signed_decimals),
+            Column("contribution", "contribution", difference),
         ),
         "no seed has germinated",
     ),
     Table(
         "decisions",
         "Every decision with which something happened: what was decided, which slots changed their stage, what the "
-        "gates ahead of seeds said anew, and the loss and accuracy on validation data that it was made on.",
+        "gates ahead of seeds said anew, and the {measured} on validation data that it was made on.",
         DECISIONS,
         (
             Column("decision", "decision", count),
@@ -71,20 +71,20 @@ TABLES = (
             Column("blueprint", "blueprint", text, numeric=False),
             Column("changes", "changes", text, numeric=False, long=True),
             Column("verdicts", "gates", text, numeric=False, long=True),
-            Column("loss", "loss", decimals),
-            Column("accuracy", "accuracy", decimals),
+            Column("loss", "loss", figure),
+            Column("metric", "{metric}", figure),
         ),
         "all decisions were to wait",
     ),
     Table(
         "rollbacks",
-        "Every return to the last good state, with the loss before and after, in nats.",
+        "Every return to the last good state, with the validation loss before and after.",
         ROLLBACKS,
         (
             Column("decision", "decision", count),
             Column("trouble", "trouble", text, numeric=False),
-            Column("loss_before", "loss before", decimals),
-            Column("loss_after", "loss after", decimals),
+            Column("loss_before", "loss before", figure),
+            Column("loss_after", "loss after", figure),
             Column("seeds_lost", "seeds lost", count),
         ),
         "training never blew up",
@@ -93,7 +93,7 @@ TABLES = (
 
 _RESULT_TABLE = Table(
     "result",
-    "What came out; loss (in nats), accuracy and score are on test data.",
+    "What came out; loss (in nats), accuracy and score, the accuracy less rent, are on test data.",
     RESULT,
     (Column("field", "field", text, numeric=False), Column("value", "value", text)),
     _UNFINISHED,

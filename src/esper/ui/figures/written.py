@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from esper.ui import formats
 from esper.ui.figures.rows import Value
 from esper.ui.formats import EN_DASH, percent, score, signed
 
@@ -21,6 +22,16 @@ def count(value: Value) -> str:
 def decimals(value: Value) -> str:
     """Three decimals."""
     return score(value) if isinstance(value, int | float) else text(value)
+
+
+def figure(value: Value) -> str:
+    """Of any size."""
+    return formats.figure(value) if isinstance(value, int | float) else text(value)
+
+
+def difference(value: Value) -> str:
+    """Of any size, with a sign."""
+    return formats.difference(value) if isinstance(value, int | float) else text(value)
 
 
 def signed_decimals(value: Value) -> str:

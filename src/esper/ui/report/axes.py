@@ -7,6 +7,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+SMALLEST_STEP, LARGEST = 1e-5, 1e6
+"""Between which ticks are written without an exponent."""
+MOST_DIGITS = 17
 ROUND_FACTORS = (1.0, 2.0, 2.5, 5.0)
 
 
@@ -31,23 +34,30 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def label(self, value: float) -> str:
-        """With as many decimals as the ticks need."""
+        """With as many decimals as the ticks need; very small and very large ones with an exponent."""
         step = self.ticks[1] - self.ticks[0]
-        decimals = next((count for count in range(6) if abs(round(step, count) - step) < 1e-9), 6)
-        return f"{value:.{decimals}f}".replace("-", "\u2212")
+        kind = "f" if step >= SMALLEST_STEP and max(map(abs, self.ticks)) < LARGEST else "e"
+        decimals = next(count for count in range(MOST_DIGITS) if self._exact(f".{count}{kind}"))
+        return f"{value:.{decimals}{kind}}".replace("-", "\u2212")
+
+    def _exact(self, form: str) -> bool:
+        """Whether ticks that are written in that form stand where they are."""
+        step = self.ticks[1] - self.ticks[0]
+        inner = self.ticks if form.endswith("e") else (step,)
+        return all(abs(float(format(tick, form)) - tick) < step / 1000 for tick in inner)
 
 
 def axis_for(values: Iterable[float], most_ticks: int = 6) -> Axis:
     """An axis that holds all finite values, with at most so many ticks."""
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
-    if high - low < 1e-12:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = abs(low) / 10 or 0.5
         low, high = low - margin, high + margin
     step = next(
         step for step in _round_steps((high - low) / most_ticks) if _last(high, step) - _first(low, step) < most_ticks
     )
-    return Axis(tuple(round(index * step, 10) for index in range(_first(low, step), _last(high, step) + 1)))
+    return Axis(tuple(float(f"{index * step:.15g}") for index in range(_first(low, step), _last(high, step) + 1)))
 
 
 def _round_steps(start: float) -> Iterator[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import RunError
+from esper.experiments.run_directory import GROWER, maker_of
 from esper.experiments.run_state import Progress, progress_of
 from esper.experiments.tallies import StageChange
 from esper.grower.practice.directory import GrowDirectory
@@ -17,12 +18,14 @@ from esper.grower.practice.result import Result, read_result
 from esper.lifecycle.stages import Stage
 from esper.reading import read_bounded
 from esper.strict_yaml import MOST_BYTES
+from esper.telemetry.metric import ACCURACY, LOSS, Metric
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.exhibits import grown_exhibits, own_exhibits
 from esper.ui.figures.grown import CHANGES, CONTRIBUTIONS, CURVES
-from esper.ui.figures.record import Exhibit, Table
+from esper.ui.figures.record import Exhibit, Figure, Table
 from esper.ui.figures.rows import Rows, fetch
 from esper.ui.formats import duration, percent, score
+from esper.ui.formats import figure as figure_of
 from esper.ui.report.axes import axis_for, counting_axis
 from esper.ui.report.document import document
 from esper.ui.report.episodes import lanes, stage_legend
@@ -57,11 +60,15 @@ class GrownData:
     @property
     def own(self) -> bool:
         """Whether a `Grower` wrote it in its owner's loop."""
-        return _is_own(self.metadata)
+        return maker_of(self.metadata) == GROWER
+
+    def exhibit(self, name: str) -> Exhibit:
+        """A figure and its numbers."""
+        return next((what, rows) for what, rows in self.exhibits if what.name == name)
 
     def rows(self, name: str) -> Rows:
         """The numbers of a figure."""
-        return next(rows for what, rows in self.exhibits if what.name == name)
+        return self.exhibit(name)[1]
 
 
 def load_grown(run: GrowDirectory) -> GrownData:
@@ -75,12 +82,12 @@ def load_grown(run: GrowDirectory) -> GrownData:
         metadata, progress = reader.metadata(), progress_of(run, reader)
     (changes,) = fetch(run.store, [CHANGES.text])
     slots: list[str] = metadata.get("slots", [])
-    exhibits = own_exhibits(run.store) if _is_own(metadata) else grown_exhibits(run.store, result)
+    exhibits = (
+        own_exhibits(run.store, metadata)
+        if maker_of(metadata) == GROWER
+        else grown_exhibits(run.store, metadata, result)
+    )
     return GrownData(str(run.path), metadata, _config(run.config), progress, slots, changes, result, exhibits)
-
-
-def _is_own(metadata: Mapping[str, Any]) -> bool:
-    return "task" not in metadata
 
 
 def _config(path: Path) -> str:
@@ -136,9 +143,9 @@ def _answer(data: GrownData) -> Element:
         short = f"{percent(result.accuracy)} right on test data"
         kept = ", ".join(f"{one.blueprint} in {one.slot}" for one in result.kept) or "nothing"
         long = (
-            f"Loss {score(result.loss)}, score {score(result.score)}; {result.host_parameters:,} parameters and "
-            f"{result.added_parameters:,} that grew ({kept}); {result.training_flops:.2g} training FLOPs in "
-            f"{duration(result.seconds)}, {result.rollbacks} rollbacks."
+            f"Loss {figure_of(result.loss)}, {score(result.score)} of accuracy less rent; "
+            f"{result.host_parameters:,} parameters and {result.added_parameters:,} that grew ({kept}); "
+            f"{result.training_flops:.2g} training FLOPs in {duration(result.seconds)}, {result.rollbacks} rollbacks."
         )
     return element("div", element("strong", short), element("p", long), class_="answer")
 
@@ -148,15 +155,26 @@ def _standing(data: GrownData) -> tuple[str, str]:
     curves = data.rows("curves").by("measure")
     if "loss" not in curves:
         return "No decision yet", f"The run is {data.progress.state}."
-    newest = {name: _newest(part) for name, part in curves.items() if name in _MEASURES}
-    share = newest.get("accuracy", math.nan)
-    short = f"{percent(share)} right on validation data" if math.isfinite(share) else f"Loss {score(newest['loss'])}"
+    newest = {name: _newest(part) for name, part in curves.items() if name != "rollback"}
+    about = Metric.of(data.metadata)
+    value = newest.get(about.metric, math.nan)
+    told = f"{percent(value)} right" if about.metric == ACCURACY and math.isfinite(value) else _told(about, value)
+    loss = "" if about.is_loss else f"loss {figure_of(newest[LOSS])}; "
     rollbacks = len(curves["rollback"]) if "rollback" in curves else 0
-    return short, (
-        f"After {data.progress.done} decisions ({data.progress.state}): loss {score(newest['loss'])} on validation "
-        f"data; {_parameters(data.metadata)} parameters and {newest['added_parameters']:,.0f} of what grew "
-        f"({_residents(data)}); {rollbacks} rollback{'' if rollbacks == 1 else 's'}."
+    return f"{told} on validation data", (
+        f"After {data.progress.done} decisions ({data.progress.state}): {loss}{_parameters(data.metadata)} parameters "
+        f"and {newest[_ADDED]:,.0f} of what grew ({_residents(data)}); "
+        f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}."
     )
+
+
+def _told(about: Metric, value: float) -> str:
+    return f"{_title(about)} {figure_of(value)}"
+
+
+def _title(about: Metric) -> str:
+    """Names that their owner gave stay as they are."""
+    return about.metric.capitalize() if about.metric in (LOSS, ACCURACY) else about.metric
 
 
 def _newest(rows: Rows) -> float:
@@ -184,29 +202,34 @@ def _residents(data: GrownData) -> str:
 
 
 def _figures(data: GrownData) -> list[Element]:
-    curves = data.rows("curves").by("measure")
+    what, rows = data.exhibit("curves")
+    curves = rows.by("measure")
     if "loss" not in curves:
         return [section("How it learned", element("p", "No decision was made yet.", class_="note"))]
     decisions = round(max(curves["loss"].numbers("decision")))
     rollbacks = curves["rollback"].numbers("decision") if "rollback" in curves else []
-    drawn = [_curves(curves[name], decisions, rollbacks, title) for name, title in _MEASURES.items() if name in curves]
-    learned = figure(element("div", *drawn, class_="gauges"), _LEARNED, _SAMPLES, source=CURVES)
+    titles = {name: title for name, title in _titles(data).items() if name in curves}
+    drawn = [_curves(curves[name], decisions, rollbacks, title, name == _ADDED) for name, title in titles.items()]
+    learned = figure(element("div", *drawn, class_="gauges"), what.caption, _SAMPLES, source=CURVES)
     parts = [section("How it learned", learned), _stages(data, decisions)]
-    return [*parts, *_contributions(data.rows("contributions"), decisions)]
+    return [*parts, *_contributions(*data.exhibit("contributions"), decisions)]
 
 
-_MEASURES = {
-    "accuracy": "Accuracy by decision",
-    "score": "Score by decision",
-    "loss": "Loss by decision",
-    "added_parameters": "Parameters of all seeds by decision",
-}
-_LEARNED = "What growth is about, losses, and the parameters of all seeds, by decision; dashed lines are rollbacks."
+def _titles(data: GrownData) -> dict[str, str]:
+    """Of the curves, by measure: what growth is about comes first."""
+    about = Metric.of(data.metadata)
+    direction = f" ({about.direction})" if about.direction else ""
+    titles = {about.metric: f"{_title(about)}{direction}", LOSS: "Loss", _ADDED: "Parameters of all seeds"}
+    return {measure: f"{title} by decision" for measure, title in titles.items()}
+
+
+_ADDED = "added_parameters"
 _SAMPLES = legend([("training data", "swatch objective"), ("validation data, seeds", "swatch policy")])
 
 
-def _curves(rows: Rows, decisions: int, rollbacks: Sequence[float], title: str) -> Element:
-    plot = Plot(counting_axis(decisions), axis_for(rows.numbers("value")), HEIGHT)
+def _curves(rows: Rows, decisions: int, rollbacks: Sequence[float], title: str, from_zero: bool) -> Element:
+    values = [*([0.0] if from_zero else []), *rows.numbers("value")]
+    plot = Plot(counting_axis(decisions), axis_for(values), HEIGHT)
     marks: list[Node] = [vertical(plot.across(decision), 0, plot.height, "baseline") for decision in rollbacks]
     for name, part in rows.by("data").items():
         points = list(zip(part.numbers("decision"), part.numbers("value"), strict=True))
@@ -221,7 +244,7 @@ def _stages(data: GrownData, decisions: int) -> Element:
     return section("What its slots went through", figure(drawn, caption, stage_legend(), source=CHANGES))
 
 
-def _contributions(rows: Rows, decisions: int) -> list[Element]:
+def _contributions(what: Figure | Table, rows: Rows, decisions: int) -> list[Element]:
     if not rows:
         return []
     plot = Plot(counting_axis(decisions), axis_for([0.0, *rows.numbers("contribution")]), HEIGHT)
@@ -232,8 +255,7 @@ def _contributions(rows: Rows, decisions: int) -> list[Element]:
         marks.append(plot.curve(points, f"hue hue{index % HUES}"))
     drawn = plot.figure(*marks, title="Contribution of each slot's seed by decision", x_title="decision")
     entries = [(slot, f"swatch hue hue{index % HUES}") for index, slot in enumerate(parts)]
-    caption = "What growth is about, on validation data: with the slot's seed less without it."
-    return [section("What its seeds contribute", figure(drawn, caption, legend(entries), source=CONTRIBUTIONS))]
+    return [section("What its seeds contribute", figure(drawn, what.caption, legend(entries), source=CONTRIBUTIONS))]
 
 
 def _settings(data: GrownData) -> Element:

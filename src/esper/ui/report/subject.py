@@ -11,7 +11,7 @@ from esper.errors import RunError
 from esper.experiments.compare.finished import is_comparison, read_finished
 from esper.experiments.comparison import Comparison
 from esper.experiments.over_seeds import read_over_seeds
-from esper.experiments.run_directory import RunDirectory
+from esper.experiments.run_directory import MADE, RunDirectory
 from esper.grower.practice.directory import GrowDirectory
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
@@ -26,7 +26,7 @@ from esper.ui.report.over_seeds import over_seeds_html
 from esper.ui.report.page import report_html
 
 PAGE = "report.html"
-_MADE_BY = "give a directory that `esper train`, `esper grow` or `esper compare` made"
+_MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
 
 
 @dataclass(frozen=True)

@@ -117,11 +117,11 @@ def _status(run: RunDirectory, progress: Progress | None) -> Text:
     name = printable(run.path.resolve().name)
     if progress is None:
         return Text(name, "bold")
-    unit, what = ("decision", "accuracy") if progress.command == "grow" else ("iteration", "J")
+    unit = "decision" if progress.command == "grow" else "iteration"
     total = "" if progress.total is None else f"/{progress.total}"
     parts = [f"{unit} {progress.done}{total}"]
-    if progress.score is not None:
-        parts.append(f"{what} {figure(progress.score)}")
+    if progress.value is not None:
+        parts.append(f"{printable(progress.metric.metric)} {figure(progress.value)}")
     if progress.probe_score is not None:
         parts.append(f"probe {figure(progress.probe_score)}")
     return Text.assemble((name, "bold"), f"  {progress.state}  ", ", ".join(parts), no_wrap=True)

@@ -96,8 +96,9 @@ class Feed:
 
     def _news(self, reader: RunReader, records: list[EventRecord], anew: bool) -> News:
         progress = progress_of(self._run, reader)
-        points = new_points(reader, progress.command, self._known)
-        news = News(anew, None, reader.metadata(), progress, records, network_events(reader, records), points)
+        metadata = reader.metadata()
+        points = new_points(reader, metadata, self._known)
+        news = News(anew, None, metadata, progress, records, network_events(reader, records), points)
         self._known.update({name: series[-1][0] for name, series in points.items() if series})
         self._last = records[-1] if records else None if anew else self._last
         return news

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from esper.experiments.run_state import Progress
+from esper.telemetry.metric import Metric
 from esper.telemetry.reader import EventRecord
 from esper.ui.listing import printable
 from esper.ui.watch.feed import News
@@ -55,6 +56,11 @@ class Known:
     def networks(self) -> list[Network]:
         """Those of the newest episode with decisions, by number."""
         return self._episodes.networks
+
+    @property
+    def metric(self) -> str:
+        """Name of what growth is about."""
+        return printable(Metric.of(self.metadata).metric)
 
     @property
     def steps(self) -> int:

@@ -15,7 +15,7 @@ from esper.telemetry.events import AnomalyRaised
 from esper.ui.listing import listing, printable
 from esper.ui.panel import POLICY, sparkline
 from esper.ui.watch.known import Known, Points
-from esper.ui.watch.queries import CURVES
+from esper.ui.watch.queries import curves
 from esper.ui.watch.words import amount, event_line, figure
 
 ANOMALIES = 10
@@ -57,11 +57,11 @@ class Learning(VerticalScroll, can_focus=True):
     def _curves(self, known: Known) -> RenderableType:
         width = max(self.size.width - _BESIDE_CURVE, 8)
         table = listing("figure", "now", "by iteration")
-        for name in CURVES.get(known.progress.command, ()) if known.progress else ():
+        for name in curves(known.metadata):
             points = _finite(known.curves.get(name, []))
             now = amount(points[-1]) if points else "-"
-            label = _NAMES.get(name, name.replace("_", " "))
-            table.add_row(label, now, Text(sparkline(points, width) if points else "", "cyan", no_wrap=True))
+            label = _NAMES.get(name, printable(name.replace("_", " ")))
+            table.add_row(Text(label), now, Text(sparkline(points, width) if points else "", "cyan", no_wrap=True))
         return table
 
     def _bars(self, levels: list[tuple[str, float]]) -> RenderableType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,7 +23,7 @@ DECISIONS = 30
 """Decisions that are listed."""
 _USUAL = ("fossilize", "prune")
 """Causes that go without saying."""
-_BESIDE_LANE = 46
+_BESIDE_LANE = 49
 """Columns of the table of slots that are not its lanes."""
 
 
@@ -93,7 +94,7 @@ class NetworkPane(VerticalScroll, can_focus=True):
         return Text("\n".join(map(printable, lines)), "bold")
 
     def _slots(self, network: Network) -> RenderableType:
-        table = listing("slot", "stage", "blueprint", "alpha", "earns", "steps")
+        table = listing("slot", "stage", "blueprint", "alpha", "contrib.", "steps")
         if not network.steps:
             return table
         last = network.steps[-1]
@@ -113,7 +114,7 @@ class NetworkPane(VerticalScroll, can_focus=True):
     def _lives(self, network: Network) -> RenderableType:
         if not network.lives:
             return Text("none yet", "italic")
-        table = listing("slot", "blueprint", "outcome", "earned", "born", "blends", "holds", "ends")
+        table = listing("slot", "blueprint", "outcome", "contrib.", "born", "blends", "holds", "ends")
         for life in network.lives:
             table.add_row(*self._life(life))
         return table
@@ -129,7 +130,7 @@ class NetworkPane(VerticalScroll, can_focus=True):
         ]
 
     def _decisions(self, network: Network) -> RenderableType:
-        table = listing("step", "decision", "accuracy", "J", "reward", "value")
+        table = listing("step", "decision", escape(self._known.metric), "J", "reward", "value")
         for step in reversed(network.steps[-DECISIONS:]):
             table.add_row(*self._decision(step))
         return table
@@ -139,7 +140,7 @@ class NetworkPane(VerticalScroll, can_focus=True):
         return [
             str(step.step),
             done,
-            figure(step.accuracy),
+            figure(step.metric),
             figure(step.objective),
             difference(step.reward),
             difference(step.value),

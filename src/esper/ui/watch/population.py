@@ -14,12 +14,13 @@ from esper.ui.watch.stages import lane, legend
 from esper.ui.watch.words import decision, figure
 
 _DECISION = 24
-_FIGURES = f"{'net':>4} {'acc.':>6} {'J':>6}  {'last decision':<{_DECISION}} "
+_FIGURE = 8
+_FIGURES = f"{'net':>4} {{:>{_FIGURE}}} {'J':>6}  {'last decision':<{_DECISION}} "
 _SHORTEST_LANE = 6
 
 
 class Population(Vertical):
-    """Every network's accuracy and J on validation data, its last decision, and a lane per slot."""
+    """What every network's growth is about and J on validation data, its last decision, and a lane per slot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,16 +48,16 @@ class Population(Vertical):
             return Text("no decisions yet, or the run keeps none (telemetry.steps_every is 0)", "italic")
         width = self._lane_width(self.size.width)
         names = " ".join(self._known.slot(index)[:width].ljust(width) for index in range(self._slots()))
-        return Text(_FIGURES + names, "bold", no_wrap=True)
+        return Text(_FIGURES.format(self._known.metric[:_FIGURE]) + names, "bold", no_wrap=True)
 
     def _line(self, index: int, width: int) -> Text:
         network = self._networks[index]
         last = network.steps[-1] if network.steps else None
         ended = network.ended
-        accuracy = ended.accuracy if ended else last.accuracy if last else None
+        measured = ended.accuracy if ended else last.metric if last else None
         objective = ended.objective if ended else last.objective if last else None
         done = decision(last, self._known.slot) if last else ""
-        figures = f"{network.number:>4} {figure(accuracy):>6} {figure(objective):>6}"
+        figures = f"{network.number:>4} {figure(measured):>{_FIGURE}} {figure(objective):>6}"
         text = Text(f"{figures}  {done[:_DECISION]:<{_DECISION}} ", no_wrap=True)
         for slot in range(self._slots()):
             stages = [step.stages[slot] for step in network.steps if slot < len(step.stages)]
@@ -68,5 +69,5 @@ class Population(Vertical):
         return max((len(one.steps[-1].stages) for one in self._networks if one.steps), default=0)
 
     def _lane_width(self, width: int) -> int:
-        free = (width - len(_FIGURES)) // max(self._slots(), 1) - 1
+        free = (width - len(_FIGURES.format(""))) // max(self._slots(), 1) - 1
         return max(min(free, self._known.steps), _SHORTEST_LANE)

@@ -14,6 +14,7 @@ from esper.telemetry.events import (
     StepTaken,
     event_types,
 )
+from esper.telemetry.metric import Metric
 from esper.telemetry.reader import EventRecord, RunReader
 
 RECENT = 300
@@ -22,21 +23,19 @@ EPOCHS = 5000
 """Of a model that grows alone, that are read back."""
 FOLLOWED = tuple(kind.name for kind in (EpisodeStarted, StepTaken, LifecycleTransition, RolledBack, EpisodeEnded))
 """Types of events that tell how networks stand."""
-CURVES: Mapping[str, tuple[str, ...]] = {
-    "train": (
-        "objective",
-        "accuracy",
-        "added",
-        "rollbacks",
-        "probe_score",
-        "ppo/entropy",
-        "ppo/kl",
-        "ppo/explained_variance",
-        "ppo/clip_fraction",
-    ),
-    "grow": ("validation_accuracy", "train_accuracy", "validation_loss", "train_loss", "added_parameters"),
-}
-"""Scalars that are shown, per command."""
+_LEARNING = (
+    *("objective", "accuracy", "added", "rollbacks", "probe_score"),
+    *("ppo/entropy", "ppo/kl", "ppo/explained_variance", "ppo/clip_fraction"),
+)
+_GROWTH = ("validation_loss", "train_loss", "added_parameters")
+
+
+def curves(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Scalars of a run that are shown."""
+    if not grows_alone(metadata):
+        return _LEARNING if metadata.get("command") == "train" else ()
+    about = Metric.of(metadata)
+    return tuple(dict.fromkeys([about.scalar, about.train_scalar, *_GROWTH]))
 
 
 def standing(reader: RunReader, grows_alone: bool, up_to: int) -> list[EventRecord]:
@@ -53,9 +52,11 @@ def network_events(reader: RunReader, records: list[EventRecord]) -> list[Networ
     return [event for event in events if isinstance(event, NetworkEvent)]
 
 
-def new_points(reader: RunReader, command: str, known: Mapping[str, int]) -> dict[str, list[tuple[int, float]]]:
+def new_points(
+    reader: RunReader, metadata: Mapping[str, Any], known: Mapping[str, int]
+) -> dict[str, list[tuple[int, float]]]:
     """(iteration, value) of the scalars that are shown, after the last known iteration of each."""
-    return {name: reader.series(name, known.get(name, -1)) for name in CURVES.get(command, ())}
+    return {name: reader.series(name, known.get(name, -1)) for name in curves(metadata)}
 
 
 def grows_alone(metadata: Mapping[str, Any]) -> bool:

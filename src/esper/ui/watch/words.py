@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from esper.telemetry.events import StepTaken
 from esper.telemetry.reader import EventRecord
-from esper.ui.formats import score, signed
+from esper.ui import formats
+from esper.ui.formats import score
 from esper.ui.listing import printable
 
 _PLACE = ("iteration", "episode", "environment", "step")
@@ -28,13 +29,13 @@ def amount(value: float) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Three decimals; a dash for what is not known."""
-    return "-" if value is None else score(value) if math.isfinite(value) else str(value)
+    """As `formats.figure`; a dash for what is not known."""
+    return "-" if value is None else formats.figure(value)
 
 
 def difference(value: float | None) -> str:
-    """Three decimals with a sign; nothing for what was not measured."""
-    return "" if value is None or not math.isfinite(value) else signed(value)
+    """As `formats.difference`; nothing for what was not measured."""
+    return "" if value is None or not math.isfinite(value) else formats.difference(value)
 
 
 def decision(step: StepTaken, slot: Callable[[int | None], str]) -> str:

@@ -12,12 +12,11 @@ from esper.errors import EsperError
 from esper.experiments.comparison import compare_splits
 from esper.experiments.results import read_results
 from esper.experiments.run_directory import RunDirectory
+from esper.experiments.run_state import judged_by
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import plain
 from esper.ui.verdict import evaluation_record
 
-FIGURES = {"train": "objective", "grow": "validation_accuracy"}
-"""What is compared, by the command that made the run."""
 LAST_SHARE = 3
 """The last one of so many parts of a run is what it is judged by."""
 
@@ -50,14 +49,15 @@ def _compared(name: str, store: Path) -> dict[str, Any]:
     try:
         with RunReader.open(store) as reader:
             metadata = reader.metadata()
-            command = metadata.get("command", "train")
-            figure = FIGURES.get(command, "objective") if isinstance(command, str) else "objective"
-            series = [(iteration, value) for iteration, value in reader.series(figure) if math.isfinite(value)]
+            metric, scalar = judged_by(metadata)
+            series = [(iteration, value) for iteration, value in reader.series(scalar) if math.isfinite(value)]
             probes = [(iteration, value) for iteration, value in reader.series("probe_score") if math.isfinite(value)]
             return {
                 "name": name,
                 "cursor": reader.last_id(),
-                "figure": figure,
+                "metric": metric.metric,
+                "direction": metric.direction,
+                "alone": metadata.get("command") == "grow",
                 "iterations": [iteration for iteration, _ in series],
                 "values": [value for _, value in series],
                 "late": late_level([value for _, value in series]),

@@ -9,7 +9,7 @@ from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.episode import Episode
 from esper.ui.dash.queries.values import plain
 
-STEP_FIELDS = ("step", "op", "slot", "accuracy", "objective", "stages", "blueprints", "alphas", "contributions")
+STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
 _STARTED_FIELDS = ("instance", "family", "variant")
 
 

@@ -5,6 +5,17 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 /** With three decimals, or "–" where nothing was measured. */
 export const score = (value) => (isNumber(value) ? value.toFixed(3).replace("-", "−") : "–");
 
+/** Of any size: three decimals, or three digits of what is small, or whole thousands. */
+export function measure(value) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  const text = value && size < 0.1 ? String(Number(value.toPrecision(3))) : size < 1000 ? value.toFixed(3) : size < 1e9 ? value.toFixed(0) : value.toExponential(2);
+  return text.replace("-", "−");
+}
+
+/** As `measure`, with its sign; zero has none. */
+export const difference = (value) => (value > 0 ? `+${measure(value)}` : measure(value));
+
 /** With its sign; what rounds to zero has none. */
 export function signed(value) {
   if (!isNumber(value)) return "–";

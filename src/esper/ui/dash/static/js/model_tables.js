@@ -1,7 +1,13 @@
 // The decisions about one model, in words.
 
 import { element, figure, table } from "./dom.js";
-import { named, score, signed, whole, words } from "./formats.js";
+import { difference, measure, named, whole, words } from "./formats.js";
+
+/** Whether growth is about the loss alone. */
+export const isLoss = (answer) => answer.about.metric === "loss";
+
+/** What growth is about, as a title; names that their owner gave stay as they are. */
+export const titled = (metric) => ({ accuracy: "Accuracy", loss: "Loss" })[metric] ?? metric;
 
 /** One row per decision, the newest first. */
 export function decisionsTable(answer) {
@@ -15,11 +21,11 @@ export function decisionsTable(answer) {
     lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}`)),
     lines((gates.get(one.iteration) ?? []).map((gate) => verdict(gate, slot(gate)))),
     lines((one.contributions ?? []).flatMap((value, place) =>
-      typeof value === "number" ? [`${named(answer.slots, place, "slot")} ${signed(value)}`] : [])),
-    figure(score(one.loss)),
-    figure(score(one.accuracy)),
+      typeof value === "number" ? [`${named(answer.slots, place, "slot")} ${difference(value)}`] : [])),
+    figure(measure(one.loss)),
+    ...(isLoss(answer) ? [] : [figure(measure(one.metric))]),
   ]);
-  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", (answer.metric ?? "accuracy") === "accuracy" ? "Accuracy" : "Score"];
+  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", ...(isLoss(answer) ? [] : [titled(answer.about.metric)])];
   return element("div", { className: "tall" }, table(heads, rows, "Decisions"));
 }
 

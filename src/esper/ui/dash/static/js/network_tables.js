@@ -1,7 +1,7 @@
 // What befell the seeds of one network, as tables.
 
 import { element, figure, table } from "./dom.js";
-import { named, score, signed, whole, words } from "./formats.js";
+import { difference, measure, named, whole, words } from "./formats.js";
 
 const none = (sentence) => element("p", { className: "note" }, sentence);
 
@@ -11,7 +11,7 @@ const moment = (step, unit) => figure(whole(typeof step === "number" && unit ===
 /** One row per seed; `newest` contributions by slot, where they are told. */
 export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
-  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Adds", ...(newest ? ["Adds now"] : [])];
+  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Contributes now"] : [])];
   const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
   const now = (seed) => (residents.get(seed.slot) === seed && seed.outcome !== "pruned" ? newest[seed.slot] : null);
   const steps = ["germinated", "trained", "blended", "held", "fossilized", "pruned"];
@@ -21,8 +21,8 @@ export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
     ...steps.map((name) => moment(seed[name], unit)),
     element("span", { className: { fossilized: "good", pruned: "bad" }[seed.outcome] ?? "" }, words(seed.outcome)),
     words(seed.cause),
-    figure(signed(seed.contribution)),
-    ...(newest ? [figure(signed(now(seed)))] : []),
+    figure(difference(seed.contribution)),
+    ...(newest ? [figure(difference(now(seed)))] : []),
   ]);
   return table(heads, rows, `Lives of the seeds; numbers are ${unit}s`);
 }
@@ -33,7 +33,7 @@ export function rollbacksTable({ rollbacks, slots }, unit = "step") {
   const rows = rollbacks.map((one) => [
     moment(one.step, unit),
     words(one.trouble),
-    `${score(one.loss_before)} to ${score(one.loss_after)}`,
+    `${measure(one.loss_before)} to ${measure(one.loss_after)}`,
     (one.pruned ?? []).map((slot) => named(slots, slot, "slot")).join(", ") || "none",
     one.ended ? "ended the episode" : "",
   ]);

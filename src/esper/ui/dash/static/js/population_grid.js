@@ -116,11 +116,11 @@ export class Grid {
   drawSpark(network, index, left, y) {
     const height = (accuracy) => y + PADDING + TITLE + (SPARK - 5) * (1 - Math.min(1, Math.max(0, accuracy ?? 0))) + 1;
     const context = this.context;
-    const now = height(network.steps[index].accuracy);
+    const now = height(network.steps[index].metric);
     context.strokeStyle = colour("accent");
     context.lineWidth = 1.5;
     context.beginPath();
-    context.moveTo(left - this.block / 2, index ? height(network.steps[index - 1].accuracy) : now);
+    context.moveTo(left - this.block / 2, index ? height(network.steps[index - 1].metric) : now);
     if (!index) context.moveTo(left, now);
     context.lineTo(left + this.block / 2, now);
     context.stroke();

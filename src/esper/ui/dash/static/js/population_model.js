@@ -36,7 +36,7 @@ export class Population {
   /** Those of a family, or all, in an order. */
   chosen(family, order) {
     const networks = [...this.networks.values()].filter((one) => !family || one.family === family);
-    const worth = { score: objective, accuracy: (one) => one.steps.at(-1)?.accuracy };
+    const worth = { score: objective, accuracy: (one) => one.steps.at(-1)?.metric };
     const of = worth[order];
     if (of) networks.sort((one, other) => (of(other) ?? -Infinity) - (of(one) ?? -Infinity));
     return networks;

@@ -2,7 +2,8 @@
 
 import { Chart } from "../charts.js";
 import { card, element, empty, figure, table } from "../dom.js";
-import { pValue, score, signed, whole, words } from "../formats.js";
+import { measure, pValue, score, signed, whole, words } from "../formats.js";
+import { titled } from "../model_tables.js";
 import { go, here } from "../place.js";
 import { ask } from "../server.js";
 import { colour, onTheme } from "../theme.js";
@@ -55,28 +56,38 @@ class CompareView {
       root.replaceChildren(element("h1", {}, "Compare"), this.choices, this.body);
     }
     this.showChoices();
-    this.chart?.close();
+    this.closeCharts();
     const sound = runs.filter((run) => !run.error && run.values.length);
     const missing = runs.filter((run) => !sound.includes(run));
-    const words = missing.map((run) =>
+    const notes = missing.map((run) =>
       element("p", { className: "note" }, `${run.name}: ${run.error ?? "no iteration is done yet"}`),
     );
     if (!sound.length) {
-      this.body.replaceChildren(empty(runs.length ? "None of these runs has figures yet." : "Choose runs to compare."), ...words);
+      this.body.replaceChildren(empty(runs.length ? "None of these runs has figures yet." : "Choose runs to compare."), ...notes);
       return;
     }
-    this.chart = new Chart({
-      title: sound.some((run) => run.figure !== "objective") ? "J, or validation accuracy of models that grow alone" : "J",
-      note: "Mean over the networks of each iteration, on validation data.",
-      height: 300,
-    });
-    this.body.replaceChildren(...words, element("div", { className: "cards wide" }, this.chart.node, this.levels(sound), ...this.verdicts(sound)));
-    const x = [...new Set(sound.flatMap((run) => run.iterations))].sort((one, other) => one - other);
-    const lines = sound.map((run) => {
+    const groups = Object.values(Object.groupBy(sound, (run) => JSON.stringify([run.metric, run.direction, run.alone])));
+    const charts = groups.map((runs) => this.curves(runs));
+    const cards = groups.flatMap((runs, place) => [charts[place].node, this.levels(runs)]);
+    this.body.replaceChildren(...notes, element("div", { className: "cards wide" }, ...cards, ...this.verdicts(sound)));
+    groups.forEach((runs, place) => this.draw(charts[place], runs));
+    this.charts = charts;
+  }
+
+  /** A chart of runs that are about the same figure. */
+  curves([{ metric, direction, alone }]) {
+    const which = direction ? ` ${direction[0].toUpperCase()}${direction.slice(1)}.` : "";
+    const note = alone ? `On validation data, by decision of models that grow alone.${which}` : "Mean over the networks of each iteration, on validation data.";
+    return new Chart({ title: titled(metric), note, unit: alone ? "decision" : "iteration", height: 300 });
+  }
+
+  draw(chart, runs) {
+    const x = [...new Set(runs.flatMap((run) => run.iterations))].sort((one, other) => one - other);
+    const lines = runs.map((run) => {
       const values = new Map(run.iterations.map((iteration, index) => [iteration, run.values[index]]));
       return { label: run.name, values: x.map((iteration) => values.get(iteration) ?? null), colour: this.colourOf(run) };
     });
-    this.chart.update({ x, lines });
+    chart.update({ x, lines });
   }
 
   showChoices() {
@@ -99,6 +110,7 @@ class CompareView {
   }
 
   levels(runs) {
+    const [{ metric, alone }] = runs;
     const bounds = runs.flatMap(({ late }) => [late.low, late.high]);
     const [low, high] = [Math.min(...bounds), Math.max(...bounds)];
     const rows = runs.map((run) => {
@@ -107,19 +119,26 @@ class CompareView {
       const [name, level] = best.sort((one, other) => other[1] - one[1])[0] ?? [null, null];
       return [
         run.name,
-        figure(score(late.mean)),
-        `${score(late.low)} to ${score(late.high)}`,
+        figure(measure(late.mean)),
+        `${measure(late.low)} to ${measure(late.high)}`,
         this.bar(run, low, high),
         figure(whole(late.count)),
-        probe ? `${score(probe.score)} at iteration ${probe.iteration}` : "none",
-        name === null ? "none" : `${words(name)} ${score(level)}`,
+        ...(alone ? [] : this.probed(probe, name, level)),
       ];
     });
-    const heads = ["Run", "Mean", "Lowest to highest", "", "Iterations", "Last probe score", "Best baseline on probes"];
+    const counted = alone ? "Decisions" : "Iterations";
+    const heads = ["Run", "Mean", "Lowest to highest", "", counted, ...(alone ? [] : ["Last probe score", "Best baseline on probes"])];
     const note =
-      "Mean of the last third of each run's iterations, and how far they reach. It says nothing of which run is better: " +
-      "another seed would do otherwise, and probe instances differ between seeds. `esper compare` answers that.";
-    return card("Late level", note, table(heads, rows, "Late level of each run"));
+      `Mean of the last third of each run's ${counted.toLowerCase()}, and how far they reach. It says nothing of which run is better: ` +
+      (alone ? "another seed would do otherwise." : "another seed would do otherwise, and probe instances differ between seeds. `esper compare` answers that.");
+    return card(`Late level of ${metric}`, note, table(heads, rows, `Late level of ${metric} in each run`));
+  }
+
+  probed(probe, name, level) {
+    return [
+      probe ? `${score(probe.score)} at iteration ${probe.iteration}` : "none",
+      name === null ? "none" : `${words(name)} ${score(level)}`,
+    ];
   }
 
   /** What `esper evaluate` says of each run that it has played, in its words. */
@@ -153,9 +172,14 @@ class CompareView {
     return element("div", { className: "interval", "aria-hidden": "true" }, element("div", { className: "track" }), span, dot);
   }
 
+  closeCharts() {
+    for (const chart of this.charts ?? []) chart.close();
+    this.charts = [];
+  }
+
   close() {
     clearInterval(this.timer);
-    this.chart?.close();
+    this.closeCharts();
     onTheme.delete(this.recolour);
   }
 }

@@ -2,8 +2,8 @@
 
 import { Chart } from "../charts.js";
 import { card, element, empty } from "../dom.js";
-import { named, percent, score, words } from "../formats.js";
-import { decisionsTable } from "../model_tables.js";
+import { measure, named, percent, score, words } from "../formats.js";
+import { decisionsTable, isLoss, titled } from "../model_tables.js";
 import { Lanes } from "../network_lanes.js";
 import { rollbacksTable, seedsTable } from "../network_tables.js";
 import { stageLegend } from "../stages.js";
@@ -17,11 +17,6 @@ export async function open(context) {
   await view.load();
   return view;
 }
-
-const isAccuracy = (answer) => (answer.metric ?? "accuracy") === "accuracy";
-
-/** What growth is about. */
-const scored = (answer) => (isAccuracy(answer) ? "accuracy" : `score (${words(answer.metric)})`);
 
 class ModelView {
   constructor(context) {
@@ -49,7 +44,10 @@ class ModelView {
       context.root.replaceChildren(...this.head(), empty(sentence));
       return;
     }
-    this.parts ??= this.build();
+    if (this.parts?.about !== answer.about.metric) {
+      this.close(); // what growth is about is known once it is measured
+      this.parts = this.build();
+    }
     this.parts.head.replaceChildren(...this.head());
     this.showCurves();
     this.parts.seeds.replaceChildren(seedsTable(answer, UNIT, answer.decisions.at(-1)?.contributions ?? []));
@@ -60,25 +58,28 @@ class ModelView {
   build() {
     const range = () => [0.5, this.planned() + 0.5];
     const chart = (title, note) => new Chart({ title, note, unit: UNIT, range, height: 200 });
+    const { about } = this.answer;
+    const which = about.direction ? `${about.direction[0].toUpperCase()}${about.direction.slice(1)}. ` : "";
     const parts = {
+      about: about.metric,
       head: element("div"),
       lanes: new Lanes(),
-      score: chart(isAccuracy(this.answer) ? "Accuracy" : "Score", "On validation data, and while training where known; red flags are rollbacks."),
-      loss: chart("Loss", "On validation data and while training."),
-      contributions: chart("What each seed contributes", `${isAccuracy(this.answer) ? "Accuracy" : "Score"} with the slot's seed less that without it.`),
+      metric: isLoss(this.answer) ? null : chart(titled(about.metric), `${which}On validation data, and while training where known; red flags are rollbacks.`),
+      loss: chart("Loss", `${isLoss(this.answer) ? "What growth is about. " : ""}On validation data and while training; red flags are rollbacks.`),
+      contributions: chart("What each seed contributes", about.contribution),
       parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
       seeds: element("div"),
       rollbacks: element("div"),
       decisions: element("div"),
     };
-    parts.charts = [parts.score, parts.loss, parts.contributions, parts.parameters];
+    parts.charts = [...(parts.metric ? [parts.metric] : []), parts.loss, parts.contributions, parts.parameters];
     const wide = (...content) => element("div", { className: "cards wide" }, content);
     this.context.root.replaceChildren(
       parts.head,
       wide(card("Stages of each slot", null, parts.lanes.node, stageLegend())),
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
-        card("Seeds", "What each added when it was kept or pruned, and what those that are there add now; numbers are decisions.", parts.seeds),
+        card("Seeds", "What each contributed when it was kept or pruned, and what those that are there contribute now; numbers are decisions.", parts.seeds),
         card("Decisions", "The newest first, with what they were made on, what changed and what the gates said anew.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
@@ -109,9 +110,13 @@ class ModelView {
     const size = host ? `${host} parameters and ${added ?? "–"} of what grew (+${percent(added / host)})` : `${added ?? "–"} parameters grew`;
     const residents = (last.blueprints ?? []).flatMap((blueprint, slot) =>
       blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(last.stages?.[slot])})`] : []);
-    const net = last.objective === last.accuracy ? "" : ` (${score(last.objective)} less rent)`;
+    const rises = answer.about.higher_is_better;
+    const worth = rises ? last.metric : answer.figures.score[last.iteration];
+    const net = last.objective === worth ? [] : [`${score(last.objective)} less rent`];
+    const notes = rises ? net : [`score ${score(worth)}`, ...net];
+    const measured = `${answer.about.metric} ${measure(last.metric)}${notes.length ? ` (${notes.join(", ")})` : ""}`;
     return [
-      `After decision ${last.iteration}: ${scored(answer)} ${score(last.accuracy)}${net}, loss ${score(last.loss)}; ` +
+      `After decision ${last.iteration}: ${measured}${isLoss(answer) ? "" : `, loss ${measure(last.loss)}`}; ` +
         `${size}; ${residents.join(", ") || "nothing grows"}.`,
     ];
   }
@@ -126,9 +131,8 @@ class ModelView {
       { label: "validation", values: validation },
       { label: "training", values: values(name), dashed: true },
     ];
-    const scores = decisions.map((one) => (typeof one.accuracy === "number" ? one.accuracy : null));
     parts.lanes.update(decisions, answer.slots, this.planned());
-    parts.score.update({ x, lines: both(scores, "train_accuracy"), marks });
+    parts.metric?.update({ x, lines: both(values("metric"), "train_metric"), marks });
     parts.loss.update({ x, lines: both(values("validation_loss"), "train_loss"), marks });
     const slots = decisions[0].stages?.length ?? 0;
     const contributions = Array.from({ length: slots }, (_, slot) => ({

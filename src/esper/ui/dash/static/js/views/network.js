@@ -82,7 +82,7 @@ class NetworkView {
       lanes: new Lanes(),
       accuracy: chart("Accuracy and J", "On validation data. J is accuracy less the rent for growth."),
       loss: chart("Loss", "Cross-entropy in nats."),
-      contributions: chart("Counterfactuals", "Accuracy with each slot's seed less accuracy without it."),
+      contributions: chart("Contributions", "Accuracy with each slot's seed less accuracy without it: how much the network depends on it."),
       rewards: chart("Reward by term", "What the controller was paid for each decision, and what it is the sum of."),
       seeds: element("div"),
       rollbacks: element("div"),
@@ -129,7 +129,7 @@ class NetworkView {
     const result = ended
       ? `Ended with J ${score(ended.objective)}, accuracy ${score(ended.accuracy)}, ${percent(ended.added)} parameters added; ` +
         `kept: ${(ended.kept ?? []).filter(Boolean).join(", ") || "nothing"}.`
-      : last ? `At step ${last.step}: J ${score(last.objective)}, accuracy ${score(last.accuracy)}.` : "No decision was kept.";
+      : last ? `At step ${last.step}: J ${score(last.objective)}, accuracy ${score(last.metric)}.` : "No decision was kept.";
     const focused = parts.head.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
     const pager = element("span", { className: "pager" }, to(environment - 1, "‹", "Network before"),
       element("span", {}, `${environment + 1} of ${count}`), to(environment + 1, "›", "Network after"));
@@ -148,7 +148,7 @@ class NetworkView {
     const x = decisions.map((one) => one.step);
     const values = (name) => decisions.map((one) => one[name] ?? null);
     parts.lanes.update(decisions, answer.slots, this.steps());
-    parts.accuracy.update({ x, lines: [{ label: "accuracy", values: values("accuracy") }, { label: "J", values: values("objective") }] });
+    parts.accuracy.update({ x, lines: [{ label: "accuracy", values: values("metric") }, { label: "J", values: values("objective") }] });
     parts.loss.update({
       x,
       lines: [{ label: "validation", values: values("loss") }, { label: "training", values: values("train_loss"), dashed: true }],

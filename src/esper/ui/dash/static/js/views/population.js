@@ -116,7 +116,7 @@ class PopulationView {
     const shown = count > this.networks.length ? ` The first ${this.networks.length} of ${count} networks are shown.` : "";
     return (
       `Each card is a network: its number and family, its J, its accuracy as a line from 0 to 1, and a lane per slot ` +
-      `(${names}) over the steps. Blocks are as high as alpha; the mark on the right is what the seed adds to accuracy.` +
+      `(${names}) over the steps. Blocks are as high as alpha; the mark on the right is the seed's contribution, the accuracy that the network loses without it.` +
       ` Arrow keys choose a network, Enter opens it.${shown}`
     );
   }
@@ -170,7 +170,7 @@ class PopulationView {
     const kind = [network.family, network.variant].filter(Boolean).join(" ");
     this.words.replaceChildren(
       element("b", {}, `Network ${network.environment}`),
-      ` ${kind}: J ${score(objective(network))}, accuracy ${score(step?.accuracy)}` +
+      ` ${kind}: J ${score(objective(network))}, accuracy ${score(step?.metric)}` +
         (step ? `, step ${step.step}. ${slots.join(", ")}.` : "."),
     );
   }

@@ -1,0 +1,58 @@
+"""Runs of a model in its owner's loop, one for each kind of thing that growth may be about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper import Decision
+from grower.training_loop import CLASSES, Loop, data, validate
+
+DECISIONS = 10
+
+
+def loss_alone(model: nn.Module) -> float:
+    """Nothing but a loss."""
+    return validate(model)[0]
+
+
+@torch.no_grad()
+def with_mae(model: nn.Module) -> dict[str, float]:
+    """A metric of a size of its own, better the lower it is."""
+    model.eval()
+    inputs, labels = data(64, seed=1)
+    wrong = (model(inputs).softmax(1) - nn.functional.one_hot(labels, CLASSES)).abs().mean()
+    return {"loss": validate(model)[0], "mae": 5000 * float(wrong)}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a run is about."""
+
+    metric: str
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    own: Callable[[Decision], float] = lambda decision: decision.score
+    """Its value when a decision was made."""
+
+    def grow(self, run: Path) -> list[Decision]:
+        """A run of the kind, in which something germinates, blends and is kept or pruned."""
+        loop = Loop("heuristic", run=run, **self.options)
+        decisions = [loop.epoch() for _ in range(DECISIONS)]
+        loop.grower.close()
+        return decisions
+
+
+KINDS = {
+    "accuracy": Kind("accuracy"),
+    "loss": Kind("loss", {"evaluate": loss_alone}, lambda decision: decision.loss),
+    "mae": Kind(
+        "mae",
+        {"evaluate": with_mae, "metric": "mae", "higher_is_better": False},
+        lambda decision: decision.value,
+    ),
+}
