@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.commands.train import RUNS
-from esper.experiments.run_list import ListedRun, runs_in
-from esper.experiments.run_state import State
+from esper.experiments.run_directory import ListedRun, State, list_runs
 from esper.ui.formats import score
 from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say
@@ -33,7 +32,7 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
         json: Print the list as a machine-readable last line.
     """
     console = Console()
-    runs = runs_in(folder)
+    runs = list_runs(folder)
     if json:
         print_json([_json(run) for run in runs])
     elif not runs:

@@ -10,7 +10,7 @@ from typing import Any
 
 from esper.errors import EsperError
 from esper.experiments.comparison import compare_splits
-from esper.experiments.results import read_results
+from esper.experiments.results import read_evaluation
 from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import plain
@@ -71,4 +71,4 @@ def _compared(name: str, store: Path) -> dict[str, Any]:
 
 def _evaluation(run: RunDirectory) -> dict[str, Any]:
     """The record that `esper evaluate --json` prints, by split; empty before the run is evaluated."""
-    return plain(evaluation_record(compare_splits(read_results(run.evaluation)))) if run.evaluation.exists() else {}
+    return plain(evaluation_record(compare_splits(read_evaluation(run.evaluation)))) if run.evaluation.exists() else {}
