@@ -17,7 +17,7 @@ from esper.cli import main
 from esper.config import load_settings
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.behaviour import read_behaviour
-from esper.experiments.checkpoints import MOST_BYTES, Checkpoints
+from esper.experiments.checkpoints import MOST_MANIFEST_BYTES, Checkpoints
 from esper.experiments.results import read_evaluation, write_results
 from esper.experiments.settings import TrainSettings
 from esper.files import write_atomically
@@ -109,12 +109,12 @@ class TestTensors:
 class TestManifest:
     def test_a_huge_one_is_not_read(self, checkpoints: Checkpoints):
         os.truncate(checkpoints.folder / f"{STEM}.json", 2**40)
-        with pytest.raises(CheckpointError, match=f"it is larger than {MOST_BYTES} bytes"):
+        with pytest.raises(CheckpointError, match=f"it is larger than {MOST_MANIFEST_BYTES} bytes"):
             checkpoints.load(1)
 
     def test_none_is_written_that_could_not_be_read(self, checkpoints: Checkpoints):
         with pytest.raises(CheckpointError, match="keep large values as tensors"):
-            checkpoints.save(2, {}, {"big": "x" * MOST_BYTES})
+            checkpoints.save(2, {}, {"big": "x" * MOST_MANIFEST_BYTES})
         assert checkpoints.iterations() == [1]
 
     @pytest.mark.parametrize("field", ["iteration", "tensors_bytes", "version"])

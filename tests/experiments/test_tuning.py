@@ -12,7 +12,8 @@ from esper.control.rules.heuristic import HeuristicSettings
 from esper.control.rules.periodic import Periodic, PeriodicSettings
 from esper.experiments import tuning
 from esper.experiments.baselines import baseline_settings, baselines
-from esper.experiments.evaluation import EvaluationConfig, EvaluationResult, Record
+from esper.experiments.evaluation import EvaluationConfig, EvaluationResult
+from esper.experiments.results import Result
 from esper.experiments.tuning import FIRST_ROUND, Tuned, tune
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
@@ -53,7 +54,7 @@ def planted(noise: float) -> Callable[..., list[EvaluationResult]]:
         return [
             EvaluationResult(
                 [
-                    Record(
+                    Result(
                         "", one.name, one.family, one.variant, quality(each._settings) + rng.normal(0, noise), 0, 0, 1
                     )
                     for one in instances

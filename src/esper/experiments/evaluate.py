@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,7 +141,7 @@ def evaluate_run(
         if game.controller.name == SHUFFLED:
             game = _shuffled(game, settings, own[-1][1])
         played = join_cohorts(1, finished.play(workers, game.cohorts))[0]
-        results += [Result(**asdict(record), split=game.split) for record in played.records]
+        results += [replace(record, split=game.split) for record in played.records]
         if game.controller is policy.controller:
             own.append((game.split, played))
     progress(len(games), len(games), "")
