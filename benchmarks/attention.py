@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.attention import KEY, by_example, by_products
 
 EXAMPLES = 32

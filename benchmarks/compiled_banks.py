@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.registry import get
 from esper.tasks.registry import get_suite
 from esper.training.execution import Execution

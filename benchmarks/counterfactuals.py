@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct

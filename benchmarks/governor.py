@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from esper.control.rules.simple import Uniform
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes

@@ -20,10 +20,10 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 
 from esper.config import load_settings
 from esper.errors import ConfigError, EsperError
-from esper.experiments.compare.trials import Contest, Trial, run_contest
+from esper.experiments.contest import Contest, Trial, run_contest
+from esper.experiments.evaluation import evaluate_controllers, evaluation_config
 from esper.experiments.iteration import Iteration
-from esper.experiments.play import play, terms_of
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
 from esper.files import write_atomically
@@ -130,7 +130,7 @@ def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
     controller = trained(name, setup, seed)
     instances = Contest(folder, {OURS: setup.settings}, 1, setup.instances).played()
     with LocalWorkers(1) as workers:
-        played = play(workers, [controller], terms_of(setup.settings), instances)[0]
+        played = evaluate_controllers(workers, [controller], evaluation_config(setup.settings), instances)[0]
     done = Done(setup, [record.score for record in played.records])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _DONE.dump_json(done))

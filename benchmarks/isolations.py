@@ -18,7 +18,7 @@ from rich.table import Table
 from esper.config import load_settings
 from esper.errors import EsperError
 from esper.experiments.analysis import mean_interval
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.grower.practice.result import Result
 from esper.grower.practice.run import result_at
 from esper.grower.practice.settings import GrowSettings

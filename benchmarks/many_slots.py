@@ -25,7 +25,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import Decisions
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
 from esper.experiments.open_rules import OPEN_RULES
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score, measured
 from esper.growth.attach import attach

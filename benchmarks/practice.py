@@ -21,7 +21,7 @@ from rich.table import Table
 
 from esper.config import load_settings
 from esper.errors import ConfigError, EsperError, TaskError
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
 from esper.grower.practice.result import Result
 from esper.grower.practice.run import result_at

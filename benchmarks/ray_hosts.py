@@ -29,7 +29,7 @@ from ray_traffic import Sizes, say, sizes
 from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_network, start_host
 
 from esper.config import load_settings
-from esper.experiments.collect import ShardResult, ShardTask, Told, collect, joined, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, Told, collect, join_rollouts, new_policy
 from esper.experiments.ray_workers import RayWorkers
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers, Workers
@@ -80,7 +80,7 @@ def collected(
 
 def outcome(settings: TrainSettings, shards: Sequence[ShardResult]) -> list[torch.Tensor]:
     """All tensors of the rollout, and of the learner after its update from it."""
-    rollout = joined([shard.rollout for shard in shards])
+    rollout = join_rollouts([shard.rollout for shard in shards])
     learner = Learner(new_policy(settings), settings.ppo, settings.seed)
     learner.update(rollout, 0.0)
     return [*tensors_of(rollout), *learner.state_tensors().values()]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
 from esper.tasks.practice.hosts.resnet import Block

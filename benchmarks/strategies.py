@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.bench_work import Stopwatch
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.tasks.practice.hosts.transformer import TransformerBlock
 from esper.training.learning import Batch, train
 from esper.training.plan import STRATEGIES, PopulationPlan, Strategy

@@ -36,7 +36,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import esper
 from esper.errors import EsperError
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
 from esper.grower.measuring import Score
 from esper.grower.practice.learning import cross_entropy, measure

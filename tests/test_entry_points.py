@@ -13,8 +13,8 @@ import pytest
 from esper.commands import evaluate
 from esper.config import load_settings
 from esper.errors import ConfigError
-from esper.experiments.compare.trials import Contest
-from esper.experiments.play import terms_of
+from esper.experiments.contest import Contest
+from esper.experiments.evaluation import evaluation_config
 from esper.experiments.settings import TrainSettings
 from esper.grower.grower import Grower
 from esper.grower.practice.settings import GrowSettings
@@ -79,7 +79,7 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
             *("networks_per_pass=3", "devices=[cuda:1, cpu]", "seed=7", "reward=sparse"),
         ],
     )
-    terms = asdict(terms_of(settings))
+    terms = asdict(evaluation_config(settings))
     own = [setting for setting, cells in table().items() if cells["evaluate"] == "own" and setting != "seed"]
     assert {setting: terms[setting] for setting in own} == {setting: vars(settings)[setting] for setting in own}
     assert terms["device"] == settings.devices[0]

@@ -17,7 +17,7 @@ from esper.control.rules.periodic import PeriodicSettings
 from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep.space import load_space
+from esper.experiments.sweep import load_space
 from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct

@@ -20,11 +20,11 @@ from esper.experiments.analysis import (
     Claim,
     Contrast,
     Difference,
+    Floats,
     Verdict,
     judge,
     mean_interval,
 )
-from esper.experiments.statistics import Floats
 
 INSTANCES = 42
 FAMILY = np.arange(INSTANCES) % 7

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from esper.control.rules.simple import Uniform
-from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
-from esper.experiments.crew import exhausted
+from esper.experiments.event_recorder import EventRecorder, Scope
+from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
 from esper.lifecycle.actions import Blend, Head, Op
@@ -61,7 +61,7 @@ def tell(settings: TrainSettings) -> Told:
     rows: list[EventRow] = []
     weights = Given(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    results = [exhausted(collect(task), rows.extend) for task in tasks]
+    results = [run_task(collect(task), rows.extend) for task in tasks]
     return Told([decode(row.type, row.version, row.payload) for row in rows], results)
 
 
@@ -217,7 +217,7 @@ def test_blends_are_told_as_they_are_computed() -> None:
     chosen = suite.sample(8, "train", np.random.default_rng(1))
     rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
     episodes, controller = Episodes(suite, chosen, rules), Uniform()
-    chronicle = Chronicle(episodes, Scope(0, 0, steps=True, watched=()))
+    chronicle = EventRecorder(episodes, Scope(0, 0, steps=True, watched=()))
     state, told = controller.start([one.seed for one in chosen]), Counter[str]()
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)

@@ -14,8 +14,7 @@ from esper.config import load_settings
 from esper.control.learned import Learned
 from esper.errors import ConfigError
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.collect import new_policy
-from esper.experiments.demonstrate import demonstrations
+from esper.experiments.collect import collect_expert_rollouts, new_policy
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.per_head import PerHead
@@ -42,7 +41,7 @@ def settings() -> TrainSettings:
 @pytest.fixture(scope="module")
 def shown(settings: TrainSettings) -> Rollout:
     with LocalWorkers(1) as workers:
-        return demonstrations(settings, SHOWN, workers)
+        return collect_expert_rollouts(settings, SHOWN, workers)
 
 
 def test_a_clone_decides_as_it_was_shown(settings: TrainSettings, shown: Rollout) -> None:

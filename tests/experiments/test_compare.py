@@ -10,9 +10,9 @@ import pytest
 
 from esper.cli import main
 from esper.errors import ConfigError
-from esper.experiments.compare.trials import Contest, Trial, run_contest
+from esper.experiments.contest import Contest, Trial, run_contest
+from esper.experiments.evaluation import evaluate_controllers
 from esper.experiments.iteration import Iteration
-from esper.experiments.play import play
 from experiments.runs import TINY, tiny
 from experiments.short_suite import short_suite
 
@@ -63,7 +63,10 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
     with pytest.raises(KeyboardInterrupt):
         run_contest(stopped, stop)
     plays = list[int]()
-    monkeypatch.setattr("esper.experiments.compare.judged_run.play", lambda *given: (plays.append(1), play(*given))[1])
+    monkeypatch.setattr(
+        "esper.experiments.contest.evaluate_controllers",
+        lambda *given: (plays.append(1), evaluate_controllers(*given))[1],
+    )
     again = run_contest(stopped, watch)
     assert len(plays) == 2, "of the third, whose policy had not played, and the last"
     assert seen == [Trial("plain", 1)], "the third had its checkpoint, the first two their scores"

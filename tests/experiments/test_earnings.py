@@ -14,11 +14,16 @@ from esper.control.controller import Controller
 from esper.errors import RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
-from esper.experiments.earnings import Earnings, KeptPair, KeptSeed, earnings
-from esper.experiments.earnings_summary import earners, together
-from esper.experiments.evaluate import evaluate
-from esper.experiments.evaluation_progress import EvaluationProgress
-from esper.experiments.play import Terms, cohorts, play_cohort
+from esper.experiments.evaluate import evaluate_run
+from esper.experiments.evaluation import EvaluationConfig, EvaluationProgress, evaluate_cohort, split_into_cohorts
+from esper.experiments.seed_shapley import (
+    KeptPair,
+    KeptSeed,
+    SeedShapley,
+    attribute_kept_seeds,
+    summarise_blueprints,
+    summarise_pairs,
+)
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -70,7 +75,7 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
     last = [suite.data(one, "validation", int(one.drift_step is not None)) for one in episodes.instances]
     batch, count = stacked(last, episodes.device), suite.validation_size
     whole = committed_networks(episodes.population, batch).accuracy
-    for row, one in enumerate(earnings(episodes)):
+    for row, one in enumerate(attribute_kept_seeds(episodes)):
         instance, kept = episodes.instances[row], np.flatnonzero(fossils[row])
         assert (one.instance, one.family) == (instance.name, instance.family)
         assert [seed.slot for seed in one.seeds] == kept.tolist()
@@ -83,10 +88,10 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
 
 
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
-    terms = Terms("short", Rules())
-    (plain,) = cohorts([keeper()], terms, instances())
-    (asked,) = cohorts([keeper()], terms, instances(), attributed=True)
-    first, second = play_cohort(plain)[0], play_cohort(asked)[0]
+    terms = EvaluationConfig("short", Rules())
+    (plain,) = split_into_cohorts([keeper()], terms, instances())
+    (asked,) = split_into_cohorts([keeper()], terms, instances(), attributed=True)
+    first, second = evaluate_cohort(plain)[0], evaluate_cohort(asked)[0]
     assert first.earnings == []
     assert first.records == second.records
     assert [one.instance for one in second.earnings] == [one.instance for one in second.records]
@@ -106,7 +111,7 @@ def test_an_evaluation_stores_what_the_policy_alone_kept(tmp_path: Path) -> None
     ) as trainer:
         trainer.train(ignore)
         with LocalWorkers(1) as workers:
-            found = evaluate(trainer.run, workers, 8, 3).behaviour
+            found = evaluate_run(trainer.run, workers, 8, 3).behaviour
         assert read_behaviour(trainer.run.behaviour) == found
     assert found.earnings is not None
     assert len(found.earnings) == 8 + 3
@@ -117,7 +122,7 @@ def test_an_evaluation_stores_what_the_policy_alone_kept(tmp_path: Path) -> None
 
 SEED = KeptSeed(0, "norm", 0.1, 0.0)
 OTHER = KeptSeed(1, "mlp", -0.1, 0.0)
-KEPT = Earnings("plain/mean/1", "plain", (SEED, OTHER), (KeptPair(0, 1, 0.02),))
+KEPT = SeedShapley("plain/mean/1", "plain", (SEED, OTHER), (KeptPair(0, 1, 0.02),))
 BEHAVIOUR = Behaviour(1, ("layer0", "layer1"), ("norm", "mlp"), (Usage("plain", "heldout", 2, {"wait": 1.0}, ()),), ())
 
 
@@ -141,26 +146,26 @@ def test_files_from_before_earnings_were_measured_have_none(tmp_path: Path) -> N
         (replace(KEPT, seeds=(replace(SEED, value=float("nan")), OTHER)), "finite"),
     ],
 )
-def test_impossible_earnings_are_refused(tmp_path: Path, damaged: Earnings, reason: str) -> None:
+def test_impossible_earnings_are_refused(tmp_path: Path, damaged: SeedShapley, reason: str) -> None:
     path = tmp_path / "behaviour.json"
     write_behaviour(path, replace(BEHAVIOUR, earnings=(damaged,)))
     with pytest.raises(RunError, match=reason):
         read_behaviour(path)
 
 
-def kept(family: str, *values: tuple[str, float], pairs: tuple[KeptPair, ...] = ()) -> Earnings:
+def kept(family: str, *values: tuple[str, float], pairs: tuple[KeptPair, ...] = ()) -> SeedShapley:
     seeds = tuple(KeptSeed(slot, blueprint, value, 0.0) for slot, (blueprint, value) in enumerate(values))
-    return Earnings(family, family, seeds, pairs)
+    return SeedShapley(family, family, seeds, pairs)
 
 
 def test_earners_are_summed_up_by_blueprint() -> None:
     few = [kept("plain", ("norm", 0.1), ("norm", -0.3), ("mlp", 0.2)), kept("plain", ("norm", 0.4)), kept("order")]
-    norm, mlp = earners(few)
+    norm, mlp = summarise_blueprints(few)
     assert (norm.blueprint, norm.kept, norm.episodes, norm.negative) == ("norm", 3, 2, pytest.approx(1 / 3))
     assert norm.value == pytest.approx((-0.1 + 0.4) / 2), "seeds of one network count as one"
     assert (mlp.blueprint, mlp.kept, mlp.episodes, mlp.value, mlp.negative) == ("mlp", 1, 1, 0.2, 0.0)
     assert norm.interval is mlp.interval is None
-    norm, mlp = earners(few * 4)
+    norm, mlp = summarise_blueprints(few * 4)
     assert norm.interval is not None
     assert norm.interval.low < norm.value == norm.interval.estimate < norm.interval.high
     assert mlp.interval is None
@@ -171,7 +176,7 @@ def test_an_interval_covers_the_mean_it_estimates() -> None:
     covered = 0
     for _ in range(100):
         values = rng.normal(0.05, 0.1, 40)
-        (found,) = earners([kept("plain", ("norm", value)) for value in values])
+        (found,) = summarise_blueprints([kept("plain", ("norm", value)) for value in values])
         assert found.interval is not None
         covered += found.interval.low <= 0.05 <= found.interval.high
     assert covered >= 88
@@ -180,15 +185,15 @@ def test_an_interval_covers_the_mean_it_estimates() -> None:
 def test_interactions_are_summed_up_by_slots() -> None:
     three = tuple(KeptPair(*slots, 0.1 * place) for place, slots in enumerate([(0, 1), (0, 2), (1, 2)]))
     rest = [kept("order", pairs=(KeptPair(0, 2, value),)) for value in np.linspace(0.2, 0.4, 7)]
-    found = together([kept("plain", pairs=three), *rest, kept("order")])
+    found = summarise_pairs([kept("plain", pairs=three), *rest, kept("order")])
     assert [(one.first, one.second, one.episodes) for one in found] == [(0, 1, 1), (0, 2, 8), (1, 2, 1)]
     assert [one.interaction for one in found] == pytest.approx([0.0, (0.1 + 7 * 0.3) / 8, 0.2])
     assert [one.interval is None for one in found] == [True, False, True]
 
 
-Summary = Callable[[list[Earnings]], list[object]]
+Summary = Callable[[list[SeedShapley]], list[object]]
 
 
-@pytest.mark.parametrize("summary", [earners, together])
+@pytest.mark.parametrize("summary", [summarise_blueprints, summarise_pairs])
 def test_nothing_kept_nothing_to_sum_up(summary: Summary) -> None:
     assert summary([]) == summary([kept("plain")]) == []

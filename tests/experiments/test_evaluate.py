@@ -16,9 +16,9 @@ from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.evaluate import Evaluation, evaluate, instances_for, load_policy
-from esper.experiments.play import play, terms_of
-from esper.experiments.results import of_split, read_results
+from esper.experiments.evaluate import Evaluation, evaluate_run, instances_for, load_policy
+from esper.experiments.evaluation import evaluate_controllers, evaluation_config
+from esper.experiments.results import read_evaluation, select_split
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
 from esper.tasks.registry import get_suite
@@ -52,13 +52,13 @@ def progress() -> list[tuple[int, int, str]]:
 @pytest.fixture(scope="module")
 def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> Evaluation:
     with LocalWorkers(1) as workers:
-        return evaluate(run, workers, HELDOUT, TRANSFER, lambda *step: progress.append(step))
+        return evaluate_run(run, workers, HELDOUT, TRANSFER, lambda *step: progress.append(step))
 
 
 def test_everyone_plays_the_same_instances_of_each_split(found: Evaluation):
     names = ["policy", *(controller.name for controller in baselines(get_suite("short"))), SHUFFLED]
     for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
-        results = of_split(found.results, split)
+        results = select_split(found.results, split)
         played = {name: [one.instance for one in results if one.controller == name] for name in names}
         assert {one.controller for one in results} == set(names)
         assert all(instances == played["policy"] for instances in played.values())
@@ -67,8 +67,8 @@ def test_everyone_plays_the_same_instances_of_each_split(found: Evaluation):
 
 def test_the_splits_are_what_they_say(found: Evaluation):
     suite = get_suite("short")
-    assert {one.family for one in of_split(found.results, "heldout")} == set(suite.families)
-    assert {one.family for one in of_split(found.results, "transfer")} == set(suite.transfer_families)
+    assert {one.family for one in select_split(found.results, "heldout")} == set(suite.families)
+    assert {one.family for one in select_split(found.results, "transfer")} == set(suite.transfer_families)
 
 
 def test_instances_follow_from_the_runs_seed_and_are_new():
@@ -83,7 +83,7 @@ def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, 
     records = json.loads(run.evaluation.read_text())
     assert len(records) == (HELDOUT + TRANSFER) * (2 + len(baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
-    assert read_results(run.evaluation) == found.results
+    assert read_evaluation(run.evaluation) == found.results
 
 
 def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: Evaluation):
@@ -99,17 +99,17 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     settings, policy = tiny(), load_policy(run, tiny()).controller
     chosen = instances_for(settings, "heldout", HELDOUT)
     with LocalWorkers(1) as workers:
-        actions = play(workers, [policy], terms_of(settings), chosen)[0].tallies[0].actions
+        actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].tallies[0].actions
         scores = {
-            donor: play(
+            donor: evaluate_controllers(
                 workers,
                 [Replay({one.seed: actions[:, donor] for one in chosen})],
-                terms_of(settings),
+                evaluation_config(settings),
                 chosen,
             )[0].records
             for donor in range(HELDOUT)
         }
-    results = [one for one in of_split(found.results, "heldout") if one.controller == SHUFFLED]
+    results = [one for one in select_split(found.results, "heldout") if one.controller == SHUFFLED]
     assert [one.instance for one in results] == [one.name for one in chosen]
     fits = np.array(
         [[abs(one.score - scores[donor][place].score) < 1e-6 for donor in scores] for place, one in enumerate(results)]
@@ -125,8 +125,8 @@ def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Evaluati
     controller = baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
         instances = instances_for(settings, "heldout", HELDOUT)
-        alone = play(workers, [controller], terms_of(settings), instances)[0].records
-    results = of_split(found.results, "heldout")
+        alone = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0].records
+    results = select_split(found.results, "heldout")
     together = [one.score for one in results if one.controller == controller.name]
     assert together == [one.score for one in alone]
 
@@ -168,12 +168,12 @@ def test_progress_is_told(found: Evaluation, progress: list[tuple[int, int, str]
 @pytest.mark.parametrize(("heldout", "transfer"), [(1, 0), (0, 4), (4, 1)])
 def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
     with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="give no interval: ask for at least 2"):
-        evaluate(run, workers, heldout, transfer)
+        evaluate_run(run, workers, heldout, transfer)
 
 
 def test_without_transfer(tmp_path: Path):
     with started(tmp_path / "run", tiny("iterations=1")) as trainer, LocalWorkers(1) as workers:
-        found = evaluate(trainer.run, workers, 2, 0)
+        found = evaluate_run(trainer.run, workers, 2, 0)
     assert {one.split for one in found.results} == {"heldout"}
 
 
@@ -183,14 +183,14 @@ def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path):
     for file in run.checkpoints.iterdir():
         file.unlink()
     with LocalWorkers(1) as workers, pytest.raises(CheckpointError, match="no usable checkpoint"):
-        evaluate(run, workers, 2, 0)
+        evaluate_run(run, workers, 2, 0)
 
 
 def test_a_policy_of_other_sizes_is_refused(tmp_path: Path):
     with started(tmp_path / "run", tiny()) as trainer, started(tmp_path / "other", tiny("policy.hidden=8")) as other:
         Checkpoints(trainer.run.checkpoints).save(1, other.learner.state_tensors(), {})
         with LocalWorkers(1) as workers, pytest.raises(CheckpointError):
-            evaluate(trainer.run, workers, 2, 0)
+            evaluate_run(trainer.run, workers, 2, 0)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '[{"controller": "policy"}]', "[1]"])
@@ -198,13 +198,13 @@ def test_damaged_files_are_refused(tmp_path: Path, content: str):
     path = tmp_path / "evaluation.json"
     path.write_text(content)
     with pytest.raises(RunError, match="make it anew with `esper evaluate"):
-        read_results(path)
+        read_evaluation(path)
     with pytest.raises(RunError, match="make it anew with `esper evaluate"):
         read_behaviour(path)
 
 
 def test_missing_files_are_refused(tmp_path: Path):
     with pytest.raises(RunError, match="make it with `esper evaluate"):
-        read_results(tmp_path / "evaluation.json")
+        read_evaluation(tmp_path / "evaluation.json")
     with pytest.raises(RunError, match="make it with `esper evaluate"):
         read_behaviour(tmp_path / "behaviour.json")

@@ -14,12 +14,17 @@ import pytest
 from esper.control.rules.simple import Uniform
 from esper.errors import RunError
 from esper.experiments.baselines import baselines
-from esper.experiments.evaluate import evaluate
-from esper.experiments.evaluation_progress import EvaluationProgress
-from esper.experiments.play import Played, PlayTask, Terms, cohorts, play_cohort
+from esper.experiments.episode_log import EpisodeLog, Rollback, log_from_json, log_to_json
+from esper.experiments.evaluate import evaluate_run
+from esper.experiments.evaluation import (
+    CohortTask,
+    EvaluationConfig,
+    EvaluationProgress,
+    EvaluationResult,
+    evaluate_cohort,
+    split_into_cohorts,
+)
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.tallies import Rollback, Tally
-from esper.experiments.tally_json import tally_from_json, tally_to_json
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.tasks.registry import get_suite
@@ -36,16 +41,18 @@ def _short_suite() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def tasks() -> list[PlayTask]:
+def tasks() -> list[CohortTask]:
     suite = get_suite("short")
     instances = suite.sample(3, "heldout", np.random.default_rng(1))
     controllers = [Uniform(), baselines(suite)[-1]]
-    return [task for one in controllers for task in cohorts([one], Terms("short", Rules()), instances)]
+    return [
+        task for one in controllers for task in split_into_cohorts([one], EvaluationConfig("short", Rules()), instances)
+    ]
 
 
 @pytest.fixture
-def tally(tasks: list[PlayTask]) -> Tally:
-    (played,) = play_cohort(tasks[0])
+def tally(tasks: list[CohortTask]) -> EpisodeLog:
+    (played,) = evaluate_cohort(tasks[0])
     return played.tallies[0]
 
 
@@ -57,27 +64,27 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def assert_same(one: Tally, other: Tally) -> None:
+def assert_same(one: EpisodeLog, other: EpisodeLog) -> None:
     assert vars(one).keys() == vars(other).keys()
     for name, value in vars(one).items():
         assert same(value, vars(other)[name]), name
 
 
-def test_a_tally_survives_json(tally: Tally):
+def test_a_tally_survives_json(tally: EpisodeLog):
     assert tally.changes
     assert tally.gradients
     tally.rollbacks.append(Rollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
-    text = json.dumps(tally_to_json(tally))
-    assert_same(tally_from_json(json.loads(text), get_suite("short"), tally.instances), tally)
+    text = json.dumps(log_to_json(tally))
+    assert_same(log_from_json(json.loads(text), get_suite("short"), tally.instances), tally)
 
 
 @pytest.mark.parametrize("change", [{"more": []}, {}])
-def test_a_tally_of_another_kind_is_refused(tally: Tally, change: dict[str, Any]):
-    record = tally_to_json(tally) | change
+def test_a_tally_of_another_kind_is_refused(tally: EpisodeLog, change: dict[str, Any]):
+    record = log_to_json(tally) | change
     if not change:
         del record["kept"]
     with pytest.raises(ValueError, match="not the record of a tally"):
-        tally_from_json(record, get_suite("short"), tally.instances)
+        log_from_json(record, get_suite("short"), tally.instances)
 
 
 class Counting(LocalWorkers):
@@ -92,38 +99,38 @@ class Counting(LocalWorkers):
         return super().finished(function, tasks)
 
 
-def played(folder: Path, tasks: list[PlayTask], **circumstances: str) -> tuple[int, list[list[Played]]]:
+def played(folder: Path, tasks: list[CohortTask], **circumstances: str) -> tuple[int, list[list[EvaluationResult]]]:
     """How many cohorts were taken over, and what came of all."""
     progress = EvaluationProgress(folder, {**HERE, **circumstances}, tasks)
     return progress.taken_over, progress.play(LocalWorkers(1), tasks)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tasks: list[PlayTask]) -> Path:
+def folder(tmp_path: Path, tasks: list[CohortTask]) -> Path:
     played(tmp_path / "progress", tasks)
     return tmp_path / "progress"
 
 
-def test_what_was_played_is_taken_over_exactly(folder: Path, tasks: list[PlayTask]):
+def test_what_was_played_is_taken_over_exactly(folder: Path, tasks: list[CohortTask]):
     workers = Counting()
     progress = EvaluationProgress(folder, HERE, tasks)
     found = progress.play(workers, tasks)
     assert (progress.taken_over, workers.played) == (2, 0)
     for task, cohort in zip(tasks, found, strict=True):
-        for one, other in zip(cohort, play_cohort(task), strict=True):
+        for one, other in zip(cohort, evaluate_cohort(task), strict=True):
             assert one.records == other.records
             assert_same(one.tallies[0], other.tallies[0])
     progress.remove()
     assert not folder.exists()
 
 
-def shorter(tasks: list[PlayTask]) -> list[PlayTask]:
+def shorter(tasks: list[CohortTask]) -> list[CohortTask]:
     """The same with an instance less."""
     part = tasks[0].parts[0]
     return [replace(tasks[0], parts=[replace(part, instances=part.instances[:2])]), tasks[1]]
 
 
-def test_whatever_changes_makes_what_was_played_stale(folder: Path, tasks: list[PlayTask]):
+def test_whatever_changes_makes_what_was_played_stale(folder: Path, tasks: list[CohortTask]):
     (folder / ".some.json.partial").touch()
     assert played(folder, shorter(tasks))[0] == 1
     assert len(list(folder.iterdir())) == 2
@@ -151,7 +158,7 @@ def foreign(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, another_score, empty, foreign])
-def test_a_damaged_file_is_played_anew(folder: Path, tasks: list[PlayTask], damage: Callable[[Path], None]):
+def test_a_damaged_file_is_played_anew(folder: Path, tasks: list[CohortTask], damage: Callable[[Path], None]):
     whole = played(folder, tasks)[1]
     for path in folder.iterdir():
         damage(path)
@@ -160,7 +167,7 @@ def test_a_damaged_file_is_played_anew(folder: Path, tasks: list[PlayTask], dama
     assert [one.records for cohort in again for one in cohort] == [one.records for cohort in whole for one in cohort]
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path, tasks: list[PlayTask]):
+def test_a_folder_that_cannot_be_used(tmp_path: Path, tasks: list[CohortTask]):
     (tmp_path / "progress").touch()
     with pytest.raises(RunError, match="cannot use .*progress .*: delete it and try again"):
         EvaluationProgress(tmp_path / "progress", HERE, tasks)
@@ -179,8 +186,8 @@ def test_another_policy_takes_nothing_over(tmp_path: Path):
     with started(tmp_path / "run", tiny("iterations=2")) as trainer, LocalWorkers(1) as workers:
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                evaluate(trainer.run, workers, 2, 0, stop, tell)
+                evaluate_run(trainer.run, workers, 2, 0, stop, tell)
         trainer.train(ignore)
-        evaluate(trainer.run, workers, 2, 0, taken_over=tell)
+        evaluate_run(trainer.run, workers, 2, 0, taken_over=tell)
     assert told == [(0, 8), (2, 8), (0, 8)]
     assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()

@@ -11,7 +11,7 @@ import pytest
 from esper.config import load_settings
 from esper.control.learned import Learned
 from esper.experiments.evaluate import instances_for
-from esper.experiments.play import mean_score, play, terms_of
+from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
 from experiments.runs import ignore, started
@@ -34,7 +34,7 @@ def gain(path: Path, *overrides: str) -> float:
         trainer.train(ignore)
         policies.append(trainer.policy)
         controllers = [Learned(policy, greedy=False) for policy in policies]
-        before, after = play(workers, controllers, terms_of(settings), chosen)
+        before, after = evaluate_controllers(workers, controllers, evaluation_config(settings), chosen)
     assert np.isfinite([record.score for record in before.records]).all()
     return mean_score(after) - mean_score(before)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from esper.errors import RunError
-from esper.experiments.lock import held
+from esper.experiments.lock import is_held
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
 from experiments.launching import launch, train_words
@@ -86,6 +86,6 @@ def test_whoever_only_looks_at_the_lock_hinders_nobody(run: RunDirectory, monkey
     # It lets go while the other one waits to try again.
     monkeypatch.setattr(time, "sleep", lambda seconds: os.close(descriptor))
     with run.locked("esper train"):
-        assert held(run.lock)
-    assert not held(run.lock)
-    assert not held(run.path / "no such file")
+        assert is_held(run.lock)
+    assert not is_held(run.lock)
+    assert not is_held(run.path / "no such file")

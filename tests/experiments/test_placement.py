@@ -13,16 +13,14 @@ from esper.control.policy import PolicyState
 from esper.control.rules.simple import Never
 from esper.devices import devices_here, usable_device
 from esper.errors import ConfigError, RunError
-from esper.experiments.backend import Backend
-from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import ShardTask, collect, instances_of, new_policy, run_policy
-from esper.experiments.crew import exhausted
 from esper.experiments.evaluate import load_policy
-from esper.experiments.placement import require_devices
-from esper.experiments.play import Terms, cohorts, play_cohort, terms_of
+from esper.experiments.evaluation import EvaluationConfig, evaluate_cohort, evaluation_config, split_into_cohorts
+from esper.experiments.event_recorder import EventRecorder, Scope
+from esper.experiments.process_pool import run_task
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import Given
+from esper.experiments.workers import Backend, Given, require_devices
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
@@ -50,8 +48,8 @@ def tensors(rollout: Rollout) -> list[torch.Tensor]:
 def test_shards_take_the_devices_in_turns() -> None:
     settings = tiny("environments=16", "shards=4", "devices=[cuda:0, cuda:1, cpu]")
     assert [task(settings, shard).device for shard in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
-    assert terms_of(settings).device == "cuda:0"
-    assert Terms("short", Rules()).device == "cpu"
+    assert evaluation_config(settings).device == "cuda:0"
+    assert EvaluationConfig("short", Rules()).device == "cpu"
 
 
 def test_one_device_may_be_named_without_brackets() -> None:
@@ -126,10 +124,10 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     with FarAway() as far:
         policy = new_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), instances_of(settings, 0), settings.rules, device=FAR)
-        told = Chronicle(running, Scope(1, 0, True, range(4)))
+        told = EventRecorder(running, Scope(1, 0, True, range(4)))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
-        result = exhausted(run_policy(policy, running, noise, told), lambda _: None)
+        result = run_task(run_policy(policy, running, noise, told), lambda _: None)
     assert {part.device for part in tensors(result.rollout)} == {CPU}
     assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
     assert far.reads.count("control/policy/recurrent.py fetched") == running.suite.steps
@@ -143,7 +141,7 @@ def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
     policy = new_policy(settings)
     running = Episodes(get_suite("short"), instances_of(settings, 0), settings.rules)
-    result = exhausted(collect(task(settings)), lambda _: None)
+    result = run_task(collect(task(settings)), lambda _: None)
     rollout = result.rollout
     state = policy.initial_state(running.size)
     again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
@@ -174,7 +172,7 @@ def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pyt
 
     monkeypatch.setattr(Execution, "stacked", noted)
     whole, parts = (
-        exhausted(collect(task(tiny("environments=8", *words))), ignore) for words in ([], ["networks_per_pass=3"])
+        run_task(collect(task(tiny("environments=8", *words))), ignore) for words in ([], ["networks_per_pass=3"])
     )
     assert set(sizes) == {2, 3, 8}
     for one, other in zip(tensors(parts.rollout), tensors(whole.rollout), strict=True):
@@ -188,6 +186,6 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
 
     monkeypatch.setattr(Execution, "stacked", full)
     settings = tiny()
-    cohort = cohorts([Never()], terms_of(settings), instances_of(settings, 0))[0]
+    cohort = split_into_cohorts([Never()], evaluation_config(settings), instances_of(settings, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
-        play_cohort(cohort) if playing else exhausted(collect(task(settings)), ignore)
+        evaluate_cohort(cohort) if playing else run_task(collect(task(settings)), ignore)

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from esper.errors import RunError
-from esper.experiments.backend import Backend
 from esper.experiments.collect import ShardTask, new_policy
-from esper.experiments.workers import LocalWorkers, Workers
+from esper.experiments.workers import Backend, LocalWorkers, Workers
 from experiments.launching import ENVIRONMENT
 from experiments.ray_tasks import Doomed, collect_short, count_and_die_once, die_always, shared_sum, talk_in
 from experiments.runs import tiny

@@ -17,9 +17,8 @@ from esper.cli import main
 from esper.config import load_settings
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.behaviour import read_behaviour
-from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.manifest import MOST_BYTES
-from esper.experiments.results import read_results, write_results
+from esper.experiments.checkpoints import MOST_MANIFEST_BYTES, Checkpoints
+from esper.experiments.results import read_evaluation, write_results
 from esper.experiments.settings import TrainSettings
 from esper.files import write_atomically
 from esper.reading import UnsuitableFileError, read_bounded
@@ -110,12 +109,12 @@ class TestTensors:
 class TestManifest:
     def test_a_huge_one_is_not_read(self, checkpoints: Checkpoints):
         os.truncate(checkpoints.folder / f"{STEM}.json", 2**40)
-        with pytest.raises(CheckpointError, match=f"it is larger than {MOST_BYTES} bytes"):
+        with pytest.raises(CheckpointError, match=f"it is larger than {MOST_MANIFEST_BYTES} bytes"):
             checkpoints.load(1)
 
     def test_none_is_written_that_could_not_be_read(self, checkpoints: Checkpoints):
         with pytest.raises(CheckpointError, match="keep large values as tensors"):
-            checkpoints.save(2, {}, {"big": "x" * MOST_BYTES})
+            checkpoints.save(2, {}, {"big": "x" * MOST_MANIFEST_BYTES})
         assert checkpoints.iterations() == [1]
 
     @pytest.mark.parametrize("field", ["iteration", "tensors_bytes", "version"])
@@ -199,11 +198,11 @@ class TestEvaluations:
         path = tmp_path / "evaluation.json"
         write_results(path, planted({"policy": 0.5, "none": 0.4}))
         records = json.loads(path.read_text())
-        assert read_results(path)
+        assert read_evaluation(path)
         records[3][field] = "here"
         path.write_text(json.dumps(records).replace('"here"', value))
         with pytest.raises(RunError, match="is damaged"):
-            read_results(path)
+            read_evaluation(path)
 
     @pytest.mark.parametrize("kept", [lambda one: one.controller != "policy", lambda one: one.instance.endswith("1")])
     def test_results_that_cannot_be_compared_are_refused(self, tmp_path: Path, kept: Callable[..., bool]):
@@ -211,12 +210,12 @@ class TestEvaluations:
         odd = [one for index, one in enumerate(results) if one.controller == "none" or (index % 2 and kept(one))]
         (tmp_path / "evaluation.json").write_text(json.dumps([asdict(one) for one in odd]))
         with pytest.raises(RunError, match="did not all play the same"):
-            read_results(tmp_path / "evaluation.json")
+            read_evaluation(tmp_path / "evaluation.json")
 
     @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, '{"usage": []}', "9" * 5000, "\x00", "NaN"])
     def test_odd_files_are_refused(self, tmp_path: Path, text: str):
         (tmp_path / "file.json").write_text(text)
-        for read in (read_results, read_behaviour):
+        for read in (read_evaluation, read_behaviour):
             with pytest.raises(RunError, match="is damaged"):
                 read(tmp_path / "file.json")
 

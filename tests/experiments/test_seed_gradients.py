@@ -13,8 +13,8 @@ import pytest
 from esper.control.rules.simple import Uniform
 from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
-from esper.experiments.play import Terms, cohorts, play_cohort
-from esper.experiments.seed_gradients import BlueprintGradients, SeedGradients, by_blueprint, seed_gradients
+from esper.experiments.episode_log import BlueprintGradients, SeedGradients, average_by_blueprint, average_gradients
+from esper.experiments.evaluation import EvaluationConfig, evaluate_cohort, split_into_cohorts
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.rules import Rules
@@ -73,7 +73,7 @@ def test_a_seed_has_what_was_measured_in_its_own_life() -> None:
         health([[None, None], [None, None]]),
         health([[None, NAN], [0.25, None]], exploded=0.5),
     ]
-    assert seed_gradients(BLUEPRINTS, changes, measured) == [
+    assert average_gradients(BLUEPRINTS, changes, measured) == [
         SeedGradients(0, 1, "mlp", 1, 0.0, 0.5, None),
         SeedGradients(1, 0, "norm", 1, 1.0, 0.0, 0.5),
         SeedGradients(1, 0, "mlp", 1, 0.0, 0.5, 0.25),
@@ -83,18 +83,18 @@ def test_a_seed_has_what_was_measured_in_its_own_life() -> None:
 def test_figures_are_means_over_decisions() -> None:
     changes = [germinated((0, 0, 0)), Transitions.none(), Transitions.none()]
     measured = [health([[1.0]]), health([[3.0]], vanished=0.5), health([[NAN]], exploded=1.0)]
-    assert seed_gradients(BLUEPRINTS, changes, measured) == [SeedGradients(0, 0, "norm", 3, 0.5 / 3, 1 / 3, 2.0)]
+    assert average_gradients(BLUEPRINTS, changes, measured) == [SeedGradients(0, 0, "norm", 3, 0.5 / 3, 1 / 3, 2.0)]
 
 
 def test_a_seed_that_never_learned_has_no_record() -> None:
-    assert seed_gradients(BLUEPRINTS, [germinated((0, 0, 0))], [health([[None]])]) == []
+    assert average_gradients(BLUEPRINTS, [germinated((0, 0, 0))], [health([[None]])]) == []
 
 
 def test_blueprints_have_the_median_ratio_and_mean_shares_of_their_seeds() -> None:
     seeds = [
         SeedGradients(0, 0, "norm", 3, vanished, 0.0, ratio) for vanished, ratio in ((0, 1.0), (0.5, 9.0), (1, 2.0))
     ]
-    assert by_blueprint([*seeds, SeedGradients(0, 1, "mlp", 1, 0.0, 1.0, None)]) == [
+    assert average_by_blueprint([*seeds, SeedGradients(0, 1, "mlp", 1, 0.0, 1.0, None)]) == [
         BlueprintGradients("mlp", 1, 0.0, 1.0, None),
         BlueprintGradients("norm", 3, 0.5, 0.0, 2.0),
     ]
@@ -102,8 +102,8 @@ def test_blueprints_have_the_median_ratio_and_mean_shares_of_their_seeds() -> No
 
 def test_every_germinated_seed_of_played_episodes_is_followed() -> None:
     instances = get_suite("short").sample(4, "heldout", np.random.default_rng(1))
-    (task,) = cohorts([Uniform()], Terms("short", Rules()), instances)
-    (played,) = play_cohort(task)
+    (task,) = split_into_cohorts([Uniform()], EvaluationConfig("short", Rules()), instances)
+    (played,) = evaluate_cohort(task)
     (tally,) = played.tallies
     learning = ("blending", "fossilized")
     born = {(one.environment, one.slot) for one in tally.changes if one.after in learning}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from esper.experiments.statistics import holm, interquartile_mean, probability_of_improvement
+from esper.experiments.analysis import holm, interquartile_mean, probability_of_improvement
 
 STUDIES = 400
 

@@ -220,7 +220,7 @@ def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*arguments: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("esper.experiments.trainer.play", refuse)
+    monkeypatch.setattr("esper.experiments.trainer.evaluate_controllers", refuse)
     with resumed(tmp_path / "run") as trainer:
         assert trainer.baseline_levels() == levels
 

@@ -12,7 +12,8 @@ from esper.control.rules.heuristic import HeuristicSettings
 from esper.control.rules.periodic import Periodic, PeriodicSettings
 from esper.experiments import tuning
 from esper.experiments.baselines import baseline_settings, baselines
-from esper.experiments.play import Played, Record, Terms
+from esper.experiments.evaluation import EvaluationConfig, EvaluationResult
+from esper.experiments.results import Result
 from esper.experiments.tuning import FIRST_ROUND, Tuned, tune
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
@@ -43,17 +44,17 @@ def quality(settings: PeriodicSettings) -> float:
     return settings.trial / 10 - settings.stop_after + settings.margin + settings.period / 100
 
 
-def planted(noise: float) -> Callable[..., list[Played]]:
+def planted(noise: float) -> Callable[..., list[EvaluationResult]]:
     """A stand-in for `play` in that world, with luck per controller and instance."""
     rng = np.random.default_rng(0)
 
     def played(
-        workers: LocalWorkers, controllers: Sequence[Periodic], terms: Terms, instances: Sequence[Instance]
-    ) -> list[Played]:
+        workers: LocalWorkers, controllers: Sequence[Periodic], terms: EvaluationConfig, instances: Sequence[Instance]
+    ) -> list[EvaluationResult]:
         return [
-            Played(
+            EvaluationResult(
                 [
-                    Record(
+                    Result(
                         "", one.name, one.family, one.variant, quality(each._settings) + rng.normal(0, noise), 0, 0, 1
                     )
                     for one in instances
@@ -70,7 +71,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
     seen: list[float] = []
     play = planted(0.0)
 
-    def watched(workers: LocalWorkers, controllers: Sequence[Periodic], *more: Any) -> list[Played]:
+    def watched(workers: LocalWorkers, controllers: Sequence[Periodic], *more: Any) -> list[EvaluationResult]:
         seen.extend(quality(each._settings) for each in controllers)
         return play(workers, controllers, *more)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, joined, new_policy
-from esper.experiments.crew import exhausted
+from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, join_rollouts, new_policy
+from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
 from esper.lifecycle.actions import wait
@@ -30,7 +30,7 @@ def _short_suite() -> Iterator[None]:
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
     task = ShardTask(settings, 0, shard, Given(new_policy(settings).state_dict()))
-    return exhausted(collect(task), lambda _: None)
+    return run_task(collect(task), lambda _: None)
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
@@ -59,7 +59,7 @@ def test_twins_change_nothing_but_what_is_known_of_them() -> None:
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
     settings = tiny(MODES, "ppo.twin=true", f"ppo.group={group}", "shards=2")
-    rollout = joined([collected(settings, shard).rollout for shard in range(2)])
+    rollout = join_rollouts([collected(settings, shard).rollout for shard in range(2)])
     for environment in (0, 2, 5, 7):
         expected = torch.from_numpy(alone(settings, environment)).float()
         torch.testing.assert_close(rollout.twin_reward[:, environment], expected, atol=1e-5, rtol=1e-4)

@@ -18,8 +18,7 @@ import torch
 from esper import Decision, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
-from esper.experiments.run_directory import RunDirectory
-from esper.experiments.run_state import State, progress_of
+from esper.experiments.run_directory import RunDirectory, State, read_progress
 from esper.grower.decision import Change
 from esper.grower.structure import regrow
 from esper.lifecycle.actions import Op
@@ -76,7 +75,7 @@ def kept(run: Path) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
 
 def state(run: Path) -> State:
     with RunReader.open(run / "run.db") as reader:
-        return progress_of(RunDirectory(run), reader).state
+        return read_progress(RunDirectory(run), reader).state
 
 
 @pytest.mark.parametrize("controller", ["heuristic", "random", "periodic", "all_at_start", "none"])

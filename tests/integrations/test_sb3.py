@@ -15,7 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecMonitor
 
 from esper.errors import ConfigError
-from esper.experiments.play import Part, PlayTask, Terms, play_cohort
+from esper.experiments.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
 from esper.integrations.flat import flat
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
@@ -218,7 +218,7 @@ def test_a_model_plays_what_esper_s_policies_play(kind: str) -> None:
     controller = ModelController(kind, model_of(kind, env), env.envs.actions)
     suite = env.envs.growth.suite
     instances = suite.sample(3, "heldout", np.random.default_rng(0))
-    played = play_cohort(PlayTask(Terms("short", Rules()), [Part(controller, instances)]))[0]
+    played = evaluate_cohort(CohortTask(EvaluationConfig("short", Rules()), [Part(controller, instances)]))[0]
     assert [record.controller for record in played.records] == [kind] * 3
     assert [record.instance for record in played.records] == [instance.name for instance in instances]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from esper.experiments.analysis import Claim, Difference, Verdict
+from esper.experiments.analysis import Claim, Difference, Interval, Verdict
 from esper.experiments.comparison import Against, Comparison, Standing
-from esper.experiments.statistics import Interval
 
 
 def around(value: float, half: float = 0.01) -> Interval:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from esper.experiments.statistics import Interval
+from esper.experiments.analysis import Interval
 from esper.ui import formats
 
 

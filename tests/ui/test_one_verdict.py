@@ -19,7 +19,6 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, judge
-from esper.experiments.arms.outcome import Outcome
 from esper.experiments.evaluate import Evaluation
 from esper.experiments.results import Result
 from esper.telemetry.events import RunStarted
@@ -132,11 +131,11 @@ def runs_together(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest
 
 
 def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
-    outcomes: dict[str, list[list[Outcome]]] = {name: [] for name in MEANS}
+    outcomes: dict[str, list[list[Result]]] = {name: [] for name in MEANS}
     for seed in range(seeds):
         for name, own in outcomes.items():
             fields = [asdict(one) for one in of_seed(seed) if one.controller == name]
-            own.append([Outcome(**{**one, "flops": 9_000_000}) for one in map(_without_split, fields)])
+            own.append([Result(**{**one, "flops": 9_000_000}) for one in map(_without_split, fields)])
             trial = folder / "all" / name / f"seed-{seed}"
             trial.mkdir(parents=True)
             (trial / "config.yaml").write_text("{}\n")

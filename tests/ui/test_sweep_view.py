@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper.experiments.sweep.space import Trial, load_space
-from esper.experiments.sweep.sweep import Ranked, Told
+from esper.experiments.sweep import Ranked, Told, Trial, load_space
 from esper.ui.sweep import SweepView
 from ui.planted import iteration
 

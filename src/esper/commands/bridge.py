@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from esper.errors import RunError
-from esper.experiments.lock import held, locked
+from esper.experiments.lock import hold, is_held
 from esper.experiments.run_directory import RunDirectory
 from esper.strict_yaml import parse
 from esper.telemetry.bridges.bridge import Bridge, Goal
@@ -48,12 +48,12 @@ def command(
     settings = flat(parse(directory.config.read_bytes(), str(directory.config)))
     folder = _made(directory.path / BRIDGES)
     console = Console()
-    with locked(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:
+    with hold(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:
         bridge = Bridge(tail, folder, Goal(to, connect, destination), directory.path.absolute().name, settings)
         with closing(bridge):
             if follow:
                 say(console, "Ctrl-C stops the bridge, not the run")
-                bridge.follow(lambda: held(directory.lock), lambda carried: say(console, _count(carried)))
+                bridge.follow(lambda: is_held(directory.lock), lambda carried: say(console, _count(carried)))
             else:
                 say(console, _count(bridge.carry()))
     if bridge.destination is not None:

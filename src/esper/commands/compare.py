@@ -15,13 +15,13 @@ from esper.config import Overrides, load_settings
 from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.analysis import FEWEST_SEEDS
-from esper.experiments.arms.field import run_arms
-from esper.experiments.backend import LOCAL, Backend
-from esper.experiments.compare.contrasts import compare_arms, compare_configurations
-from esper.experiments.compare.trials import Contest, Outcomes, Trial, run_contest
-from esper.experiments.comparison import Comparison
+from esper.experiments.arms import run_arms
+from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
+from esper.experiments.contest import Contest, Trial, run_contest
 from esper.experiments.iteration import Iteration
+from esper.experiments.results import Outcomes
 from esper.experiments.settings import TrainSettings
+from esper.experiments.workers import LOCAL, Backend
 from esper.signals import Terminated
 from esper.ui.differences import say_differences
 from esper.ui.formats import score

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import tyro
 
-from esper.experiments.backend import Backend
+from esper.experiments.workers import Backend
 
 Computing = Annotated[Backend, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 """The type of a command's `--backend`, `--workers` and `--address`: `computing: Computing = LOCAL`."""

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from esper.commands.compute import Computing
-from esper.experiments.backend import LOCAL, Backend
 from esper.experiments.comparison import compare_splits
-from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, Evaluation, evaluate
-from esper.experiments.play import COHORT
+from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, Evaluation, evaluate_run
+from esper.experiments.evaluation import COHORT
 from esper.experiments.run_directory import RunDirectory
+from esper.experiments.workers import LOCAL, Backend
 from esper.signals import Terminated
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
@@ -74,7 +74,7 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
                 say(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
 
         try:
-            return evaluate(run, workers, instances, transfer, show, tell)
+            return evaluate_run(run, workers, instances, transfer, show, tell)
         except (KeyboardInterrupt, Terminated):
             say(bar.console, "what was played is kept: go on with the same command")
             raise

@@ -12,7 +12,7 @@ from rich.console import Console
 from esper.config import Overrides, dump_settings, load_settings
 from esper.differences import differences
 from esper.errors import ConfigError
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.growth import Growth
 from esper.grower.practice.result import Result

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.commands.train import RUNS
-from esper.experiments.run_list import ListedRun, runs_in
-from esper.experiments.run_state import Progress, State
+from esper.experiments.run_directory import ListedRun, RunProgress, State, list_runs
 from esper.ui.formats import figure
 from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say
@@ -34,7 +33,7 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
         json: Print the list as a machine-readable last line.
     """
     console = Console()
-    runs = runs_in(folder)
+    runs = list_runs(folder)
     if json:
         print_json([_json(run) for run in runs])
     elif not runs:
@@ -66,7 +65,7 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
             say(console, printable(run.trouble))
 
 
-def _told(progress: Progress) -> Text:
+def _told(progress: RunProgress) -> Text:
     return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {figure(progress.value)}"))
 
 

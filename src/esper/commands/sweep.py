@@ -13,11 +13,10 @@ from esper.commands.seeds import require_seed
 from esper.config import Overrides
 from esper.differences import differences, shared
 from esper.errors import ConfigError
-from esper.experiments.backend import Backend
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep.space import load_space
-from esper.experiments.sweep.sweep import CAUTION, Ranked, Sweep, run_sweep
+from esper.experiments.sweep import CAUTION, Ranked, Sweep, load_space, run_sweep
+from esper.experiments.workers import Backend
 from esper.signals import Terminated
 from esper.ui.differences import say_differences
 from esper.ui.output import console_beside, print_json, say

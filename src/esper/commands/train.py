@@ -15,11 +15,11 @@ from esper.config import Overrides, dump_settings, load_settings
 from esper.devices import usable_device
 from esper.differences import differences
 from esper.errors import ConfigError
-from esper.experiments.backend import LOCAL, Backend
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
+from esper.experiments.workers import LOCAL, Backend
 from esper.signals import Terminated
 from esper.ui.course import Course
 from esper.ui.differences import say_differences

@@ -12,11 +12,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
-from esper.experiments.earnings import Earnings
-from esper.experiments.evaluation_files import read_json
-from esper.experiments.play import Played, Record
-from esper.experiments.seed_gradients import BlueprintGradients, by_blueprint
-from esper.experiments.tallies import StageChange, Tally
+from esper.experiments.episode_log import BlueprintGradients, EpisodeLog, StageChange, average_by_blueprint
+from esper.experiments.evaluation import EvaluationResult
+from esper.experiments.results import Result, read_json
+from esper.experiments.seed_shapley import SeedShapley
 from esper.files import write_atomically
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
@@ -77,13 +76,13 @@ class Behaviour:
     usage: tuple[Usage, ...]
     episodes: tuple[Episode, ...]
     """The first of each family."""
-    earnings: tuple[Earnings, ...] | None = None
+    earnings: tuple[SeedShapley, ...] | None = None
     """What was kept in each episode; None in files from before this was measured."""
     gradients: tuple[BlueprintGradients, ...] | None = None
     """Of all seeds that learned, by blueprint; None in files from before this was measured."""
 
 
-def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played]]) -> Behaviour:
+def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, EvaluationResult]]) -> Behaviour:
     """Sum up what was played on the instances of each split."""
     usage: list[Usage] = []
     episodes: list[Episode] = []
@@ -93,7 +92,7 @@ def behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, Played
         episodes += [_first(family, split, one) for family in families]
     earned = tuple(earnings for _, one in played for earnings in one.earnings)
     seeds = [seed for _, one in played for tally in one.tallies for seed in tally.gradients]
-    gradients = tuple(by_blueprint(seeds))
+    gradients = tuple(average_by_blueprint(seeds))
     return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned, gradients)
 
 
@@ -143,7 +142,7 @@ _STAGES = {stage.name.lower() for stage in Stage}
 _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_coherent)])
 
 
-def _usage(family: str, split: Split, tallies: Sequence[Tally]) -> Usage:
+def _usage(family: str, split: Split, tallies: Sequence[EpisodeLog]) -> Usage:
     operations = np.zeros(len(Op))
     germinated: Counter[tuple[int, str]] = Counter()
     kept: Counter[tuple[int, str]] = Counter()
@@ -168,7 +167,7 @@ def _usage(family: str, split: Split, tallies: Sequence[Tally]) -> Usage:
     )
 
 
-def _first(family: str, split: Split, played: Played) -> Episode:
+def _first(family: str, split: Split, played: EvaluationResult) -> Episode:
     """The first episode of a family, of which there is one."""
     records = iter(played.records)
     for tally in played.tallies:
@@ -179,7 +178,7 @@ def _first(family: str, split: Split, played: Played) -> Episode:
     raise ValueError(f"no episode of family {family} was played")
 
 
-def _episode(row: int, split: Split, tally: Tally, record: Record) -> Episode:
+def _episode(row: int, split: Split, tally: EpisodeLog, record: Result) -> Episode:
     instance = tally.instances[row]
     accuracies = tally.accuracies[np.stack(tally.running)[:, row], row]
     drift = instance.drift_step

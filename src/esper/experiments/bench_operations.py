@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.control.rules.simple import Uniform
 from esper.experiments.collect import instances_of
-from esper.experiments.play import terms_of
+from esper.experiments.evaluation import evaluation_config
 from esper.experiments.settings import TrainSettings
 
 LEAD = 8
@@ -87,7 +87,7 @@ class _Player:
 
     def __init__(self, settings: TrainSettings, size: int) -> None:
         instances = instances_of(settings, 0)[:: settings.environments // size][:size]
-        self._episodes = terms_of(settings).episodes(instances)
+        self._episodes = evaluation_config(settings).episodes(instances)
         self._controller = Uniform()
         self._state = self._controller.start([settings.seed + network for network in range(size)])
         for _ in range(LEAD):

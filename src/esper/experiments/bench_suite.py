@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.rules.schedule import Schedule
-from esper.experiments.play import Terms, play
+from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.schedules import NOTHING, combinations_of, single_schedules
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
@@ -131,7 +131,7 @@ def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) ->
 def _scores(
     workers: Workers, schedules: Sequence[Schedule], suite: Suite, rules: Rules, instances: Sequence[Instance]
 ) -> Scores:
-    played = play(workers, schedules, Terms(suite.name, rules), instances)
+    played = evaluate_controllers(workers, schedules, EvaluationConfig(suite.name, rules), instances)
     return {
         schedule.name: np.array([record.score for record in one.records])
         for schedule, one in zip(schedules, played, strict=True)

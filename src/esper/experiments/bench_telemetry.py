@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from esper.control.policy import PolicyStep
 from esper.control.spaces import Observation
 from esper.errors import RunError
-from esper.experiments.chronicle import Chronicle, Scope
-from esper.experiments.collect import instances_of, joined, new_policy, run_policy
-from esper.experiments.crew import exhausted
-from esper.experiments.iteration import record, summarised
-from esper.experiments.play import terms_of
-from esper.experiments.process import prepare_process
+from esper.experiments.collect import instances_of, join_rollouts, new_policy, run_policy
+from esper.experiments.evaluation import evaluation_config
+from esper.experiments.event_recorder import EventRecorder, Scope
+from esper.experiments.iteration import record, summarise_iteration
+from esper.experiments.process_pool import prepare_process, run_task
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
@@ -139,7 +138,7 @@ def follow(path: Path, connection: Connection[Any, Any]) -> None:
     connection.send(fault if fault or seen == wanted else f"{seen} events came of {wanted}")
 
 
-class TimedChronicle(Chronicle):
+class TimedChronicle(EventRecorder):
     """Counts the CPU time in which its events are made and, as whoever takes them does it one by one, encoded."""
 
     def __init__(self, episodes: Episodes, scope: Scope) -> None:
@@ -202,13 +201,13 @@ def _iteration(settings: TrainSettings, learner: Learner, store: RunStore, numbe
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at(0.0)] * size
     instances = instances_of(settings, number)
-    episodes = terms_of(settings).episodes(instances, rewards=rewards)
+    episodes = evaluation_config(settings).episodes(instances, rewards=rewards)
     chronicle = TimedChronicle(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
-    shard = exhausted(run_policy(learner.policy, episodes, noise, chronicle), hear)
-    update = learner.update(joined([shard.rollout]), number / settings.iterations)
-    result = summarised(settings, number + 1, [shard], (update,), None, 0.0)
+    shard = run_task(run_policy(learner.policy, episodes, noise, chronicle), hear)
+    update = learner.update(join_rollouts([shard.rollout]), number / settings.iterations)
+    result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()
     record(store, result, {})
     lap.committing = store.thread_seconds - committed

@@ -14,9 +14,8 @@ from typing import Any, cast
 
 from esper.control.observation import observe
 from esper.control.policy import Policy
-from esper.experiments.collect import ShardResult, ShardTask, collect, joined, new_policy
-from esper.experiments.crew import exhausted
-from esper.experiments.process import prepare_process
+from esper.experiments.collect import ShardResult, ShardTask, collect, join_rollouts, new_policy
+from esper.experiments.process_pool import prepare_process, run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
 from esper.rl.episodes import Episodes
@@ -80,8 +79,8 @@ def _iterate(settings: TrainSettings, learner: Learner, number: int) -> int:
     """An iteration without store, probes and checkpoints; its decisions."""
     weights = Given(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
-    shards: list[ShardResult] = [exhausted(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
-    learner.update(joined([shard.rollout for shard in shards]), number / (settings.iterations + 1))
+    shards: list[ShardResult] = [run_task(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
+    learner.update(join_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
     return sum(int(running.sum()) for shard in shards for running in shard.tally.running)
 
 

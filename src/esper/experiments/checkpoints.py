@@ -5,24 +5,108 @@ last, so a checkpoint exists exactly when its manifest does. Paths follow from t
 nothing that a file says is ever used as one.
 """
 
+from __future__ import annotations
+
 import hashlib
+import json
 import logging
 import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, ValidationError
 from safetensors.torch import save
 
-from esper import tensor_file
+from esper import strict_json, tensor_file
 from esper.errors import CheckpointError, RunError
-from esper.experiments import manifest
-from esper.experiments.manifest import DamagedError, Manifest
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.reading import UnsuitableFileError, read_bounded
+from esper.settings import Settings
+
+FORMAT_VERSION = 2
+MOST_MANIFEST_BYTES = 8 * 2**20
+"""More than this is no manifest."""
+
+_Count = Annotated[int, Field(strict=True, ge=0)]
+_Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint that was ours and whole once; the one before it may serve."""
+
+
+class Manifest(Settings):
+    """What the JSON file says."""
+
+    format: Literal["esper-checkpoint"] = "esper-checkpoint"
+    version: Literal[2] = FORMAT_VERSION
+    iteration: _Count
+    tensors_bytes: _Count
+    tensors_sha256: _Hash
+    state_sha256: _Hash
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, iteration: int, tensors: bytes, state: Mapping[str, Any]) -> Manifest:
+        """The manifest of a new checkpoint."""
+        return cls(
+            iteration=iteration,
+            tensors_bytes=len(tensors),
+            tensors_sha256=hashlib.sha256(tensors).hexdigest(),
+            state_sha256=_state_hash(state),
+            state=dict(state),
+        )
+
+    def encode(self) -> bytes:
+        """As JSON; CheckpointError if that would be too large to be read again."""
+        data = json.dumps(self.model_dump()).encode()
+        if len(data) > MOST_MANIFEST_BYTES:
+            raise CheckpointError(f"the state takes {len(data)} bytes as JSON: keep large values as tensors")
+        return data
+
+
+def decode_manifest(data: bytes, path: Path) -> Manifest:
+    """The manifest in ``data``, read from ``path``.
+
+    Raises:
+        CheckpointError: it is damaged (then DamagedError), foreign or of another format version.
+    """
+    try:
+        content = strict_json.parse(data)
+    except ValueError as error:
+        raise DamagedError(f"checkpoint manifest {path} is torn or corrupt") from error
+    _check_version(content, path)
+    try:
+        manifest = Manifest.model_validate(content)
+        whole = _state_hash(manifest.state) == manifest.state_sha256
+    except ValidationError as error:
+        raise DamagedError(f"checkpoint manifest {path} is corrupt ({error.errors()[0]['msg']})") from error
+    except RecursionError as error:
+        raise DamagedError(f"checkpoint manifest {path} is nested too deeply") from error
+    if not whole:
+        raise DamagedError(f"checkpoint manifest {path} is corrupt (its hash differs)")
+    return manifest
+
+
+def _check_version(content: Any, path: Path) -> None:
+    match content:
+        case {"format": "esper-checkpoint", "version": int(version)}:
+            if version != FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{path} has format version {reprlib.repr(version)}, this Esper reads {FORMAT_VERSION}: "
+                    "use the Esper that wrote it"
+                )
+        case _:
+            raise CheckpointError(f"{path} is not an Esper checkpoint: move it out of the run directory")
+
+
+def _state_hash(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
 
 _MANIFEST_NAME = re.compile(r"iteration-([0-9]{8})\.json")
 
@@ -93,7 +177,7 @@ class Checkpoints:
             CheckpointError: it is missing, damaged, foreign or of another format version.
         """
         source, path = self._manifest_path(iteration), self._tensors_path(iteration)
-        found = manifest.decode(_read(source, manifest.MOST_BYTES), source)
+        found = decode_manifest(_read(source, MOST_MANIFEST_BYTES), source)
         if found.iteration != iteration:
             raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(found.iteration)}")
         data = _read(path, found.tensors_bytes)

@@ -1,8 +1,4 @@
-"""Collect rollouts: whole episodes of the acting policy, computed in shards.
-
-A shard's result follows from the settings, the iteration and the policy's weights alone, so it may be computed in any
-process, any number of times.
-"""
+"""Collect rollouts: whole episodes of the acting policy, or of a baseline that it is to imitate, computed in shards."""
 
 from __future__ import annotations
 
@@ -14,18 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.control.controller import Controller
 from esper.control.observation import SPEC
-from esper.control.policy import Policy
+from esper.control.policy import Policy, PolicyStep
 from esper.control.policy.recurrent import PolicyState
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
 from esper.devices import usable_device
-from esper.experiments.chronicle import Chronicle, Scope
-from esper.experiments.placement import Placed, enough_memory
-from esper.experiments.play import terms_of
+from esper.experiments.baselines import baselines
+from esper.experiments.episode_log import EpisodeLog
+from esper.experiments.evaluation import COHORT, evaluation_config
+from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.settings import TrainSettings
-from esper.experiments.tallies import Tally
-from esper.experiments.workers import Shared
+from esper.experiments.workers import DeviceTask, Shared, Workers, enough_memory
 from esper.lifecycle.actions import Head, wait
+from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards.scheme import in_turns
 from esper.rl.rollout import Rollout, RolloutBuffer
@@ -38,7 +36,7 @@ _ACTION_STREAM = 2
 
 
 @dataclass(frozen=True)
-class ShardTask(Placed):
+class ShardTask(DeviceTask):
     """One shard of one iteration's rollout."""
 
     settings: TrainSettings
@@ -58,7 +56,7 @@ class ShardResult:
     """The shard's rollout, on the CPU, and what happened in it."""
 
     rollout: Rollout
-    tally: Tally
+    tally: EpisodeLog
     twin_steps: int = 0
     """Decisions, all of them to wait, in the episodes of the twins, which the tally does not know."""
 
@@ -105,7 +103,7 @@ def _collected(task: ShardTask) -> Generator[Told, None, ShardResult]:
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
     episodes = _episodes(task, environments)
-    chronicle = Chronicle(episodes, _scope(task, environments.start))
+    chronicle = EventRecorder(episodes, _scope(task, environments.start))
     result = yield from run_policy(policy, episodes, torch.from_numpy(noise).float(), chronicle)
     if not settings.ppo.twin:
         return result
@@ -131,19 +129,19 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     everyone = instances_of(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
     rewards = in_turns(paid, settings.environments, settings.ppo.group)
-    return terms_of(settings, task.device).episodes(
+    return evaluation_config(settings, task.device).episodes(
         [everyone[environment] for environment in environments],
         rewards=[rewards[environment] for environment in environments],
     )
 
 
 def run_policy(
-    policy: Policy, episodes: Episodes, noise: Tensor, chronicle: Chronicle
+    policy: Policy, episodes: Episodes, noise: Tensor, chronicle: EventRecorder
 ) -> Generator[Told, None, ShardResult]:
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
-    tally = Tally(episodes.suite, episodes.instances)
+    tally = EpisodeLog(episodes.suite, episodes.instances)
     yield as_rows(chronicle.started())
     for uniforms in noise.to(device):
         observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
@@ -161,7 +159,7 @@ def run_policy(
     return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), tally)
 
 
-def joined(rollouts: Sequence[Rollout]) -> Rollout:
+def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     """Rollouts of equal length as one, environments in order."""
     return Rollout(
         Observation(*(torch.cat(parts, 1) for parts in zip(*(r.observations for r in rollouts), strict=True))),
@@ -175,3 +173,49 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
         PolicyState(*(torch.cat(parts, 1) for parts in zip(*(r.state for r in rollouts), strict=True))),
         torch.cat([r.twin_reward for r in rollouts], 1),
     )
+
+
+_STREAM = 9
+"""Keeps the instances of demonstrations apart from those of training."""
+
+
+@dataclass(frozen=True)
+class DemonstrationTask(DeviceTask):
+    """A controller on some instances."""
+
+    settings: TrainSettings
+    controller: Controller
+    instances: Sequence[Instance]
+
+    @property
+    def device(self) -> str:
+        return self.settings.devices[0]
+
+
+def collect_expert_rollouts(settings: TrainSettings, cloning: CloningSettings, workers: Workers) -> Rollout:
+    """Whole episodes of the baseline, paid as the policy will be."""
+    suite = get_suite(settings.suite)
+    known = {controller.name: controller for controller in baselines(suite)}
+    instances = suite.sample(cloning.episodes, "train", np.random.default_rng((settings.seed, _STREAM)))
+    parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
+    tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]
+    return join_rollouts(workers.map(demonstrate, tasks))
+
+
+def demonstrate(task: DemonstrationTask) -> Rollout:
+    """The controller's episodes, to their end; log-probabilities and values are 0, as nobody computed them."""
+    settings, count = task.settings, len(task.instances)
+    rewards = in_turns([one.at(0.0) for one in settings.reward], count)
+    episodes = evaluation_config(settings, task.device).episodes(task.instances, rewards=rewards)
+    memory = new_policy(settings).initial_state(count)
+    buffer = RolloutBuffer(episodes.suite.steps, count, memory)
+    state = task.controller.start([instance.seed for instance in task.instances])
+    nothing = torch.zeros(count)
+    for _ in range(episodes.suite.steps):
+        observation, legal = episodes.observe(), episodes.legal_actions()
+        actions, state = task.controller.act(observation, legal, state)
+        result = episodes.step(actions)
+        step = PolicyStep(torch.from_numpy(actions), torch.zeros(actions.shape), nothing, memory, ())
+        reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
+        buffer.add(observation, mask_tensors(legal, CPU), step, reward, running)
+    return buffer.finish(torch.ones(count, dtype=torch.bool), nothing)

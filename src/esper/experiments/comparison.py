@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from esper.control.learned import Learned
-from esper.experiments.analysis import Claim, Contrast, Difference, judge, mean_interval
-from esper.experiments.play import Record
-from esper.experiments.results import SPLITS, Result, of_split
-from esper.experiments.statistics import Floats, Interval, interquartile_mean, probability_of_improvement
+from esper.experiments.analysis import (
+    Claim,
+    Contrast,
+    Difference,
+    Floats,
+    Interval,
+    interquartile_mean,
+    judge,
+    mean_interval,
+    probability_of_improvement,
+)
+from esper.experiments.results import SPLITS, Arm, Outcomes, Result, select_split
 from esper.tasks.suite import Split
 
 POLICY = Learned.name
@@ -22,7 +30,7 @@ class Entry:
     """One of those compared."""
 
     name: str
-    seeds: Sequence[Sequence[Record]]
+    seeds: Sequence[Sequence[Result]]
     """Its results on M instances for each of N training seeds; one list where it does not depend on seeds."""
     flops: Floats | None = None
     """``[N, M]``: of training one network."""
@@ -127,7 +135,18 @@ def compare_evaluated(results: Sequence[Result]) -> Comparison:
 
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
     """The comparison on each split that a run was evaluated on."""
-    return {split: compare_evaluated(found) for split in SPLITS if (found := of_split(results, split))}
+    return {split: compare_evaluated(found) for split in SPLITS if (found := select_split(results, split))}
+
+
+def compare_configurations(outcomes: Mapping[str, Outcomes]) -> Comparison:
+    """The first configuration and each other one, whose seeds are other trainings though they bear equal numbers."""
+    entries = [Entry(name, own, _flops(own)) for name, own in outcomes.items()]
+    return compare(entries, Claim.TRAINING, paired=False)
+
+
+def compare_arms(arms: Sequence[Arm]) -> Comparison:
+    """The first arm, which is the policy, and each other one: what follows from a seed's policy is paired with it."""
+    return compare([_arm_entry(arm) for arm in arms], Claim.TRAINING, paired=True)
 
 
 def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
@@ -137,6 +156,16 @@ def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
         ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
     """
     return _by_score(compare(_entries(runs), Claim.TRAINING, paired=True, own_instances=True))
+
+
+def _arm_entry(arm: Arm) -> Entry:
+    outcomes = [records.outcomes for records in arm.seeds]
+    steps = round(float(np.mean([records.environment_steps for records in arm.seeds])))
+    return Entry(arm.name, outcomes, _flops(outcomes), steps)
+
+
+def _flops(outcomes: Outcomes) -> Floats:
+    return np.array([[one.flops for one in own] for own in outcomes], np.float64)
 
 
 def _entries(runs: Sequence[Sequence[Result]]) -> list[Entry]:
@@ -170,12 +199,12 @@ def _standing(entry: Entry, families: Sequence[str] | None, against: Against | N
     )
 
 
-def _table(entry: Entry, measure: Callable[[Record], float]) -> Floats:
+def _table(entry: Entry, measure: Callable[[Result], float]) -> Floats:
     """``[N, M]``."""
     return np.array([[measure(one) for one in own] for own in entry.seeds], np.float64)
 
 
-def _score(one: Record) -> float:
+def _score(one: Result) -> float:
     return one.score
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +16,21 @@ from esper.control.learned import Learned
 from esper.control.rules.replay import SHUFFLED, Replay, shuffled
 from esper.errors import ConfigError
 from esper.experiments.baselines import baseline_settings, baselines
-from esper.experiments.behaviour import Behaviour, behaviour, write_behaviour
+from esper.experiments.behaviour import Behaviour, describe_behaviour, write_behaviour
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import new_policy
-from esper.experiments.evaluation_progress import EvaluationProgress
-from esper.experiments.play import Played, PlayTask, by_controller, cohorts, terms_of
+from esper.experiments.episode_log import stack_actions
+from esper.experiments.evaluation import (
+    CohortTask,
+    EvaluationProgress,
+    EvaluationResult,
+    evaluation_config,
+    join_cohorts,
+    split_into_cohorts,
+)
 from esper.experiments.results import SPLITS, Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.tallies import side_by_side
 from esper.experiments.workers import Workers
 from esper.rl.ppo import Learner
 from esper.tasks.instance import Instance
@@ -66,7 +72,7 @@ class Evaluation:
 class _Game(NamedTuple):
     split: Split
     controller: Controller
-    cohorts: list[PlayTask]
+    cohorts: list[CohortTask]
 
 
 def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
@@ -93,7 +99,7 @@ def _unseen(_done: int, _total: int, _current: str = "") -> None:
     """Progress that nobody watches."""
 
 
-def evaluate(
+def evaluate_run(
     run: RunDirectory,
     workers: Workers,
     heldout: int = HELDOUT_INSTANCES,
@@ -129,17 +135,17 @@ def evaluate(
     finished = EvaluationProgress(run.evaluation_progress, _circumstances(settings, policy), tasks)
     taken_over(finished.taken_over, len(tasks))
     results: list[Result] = []
-    own: list[tuple[Split, Played]] = []
+    own: list[tuple[Split, EvaluationResult]] = []
     for done, game in enumerate(games):
         progress(done, len(games), f"{game.controller.name}, {game.split} instances")
         if game.controller.name == SHUFFLED:
             game = _shuffled(game, settings, own[-1][1])
-        played = by_controller(1, finished.play(workers, game.cohorts))[0]
-        results += [Result(**asdict(record), split=game.split) for record in played.records]
+        played = join_cohorts(1, finished.play(workers, game.cohorts))[0]
+        results += [replace(record, split=game.split) for record in played.records]
         if game.controller is policy.controller:
             own.append((game.split, played))
     progress(len(games), len(games), "")
-    found = Evaluation(results, behaviour(suite, policy.iteration, own))
+    found = Evaluation(results, describe_behaviour(suite, policy.iteration, own))
     write_results(run.evaluation, found.results)
     write_behaviour(run.behaviour, found.behaviour)
     finished.remove()
@@ -148,18 +154,19 @@ def evaluate(
 
 def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
     instances = instances_for(settings, split, count)
-    terms = terms_of(settings)
+    terms = evaluation_config(settings)
     return [
-        _Game(split, one, cohorts([one], terms, instances, attributed=one.name == Learned.name)) for one in controllers
+        _Game(split, one, split_into_cohorts([one], terms, instances, attributed=one.name == Learned.name))
+        for one in controllers
     ]
 
 
-def _shuffled(game: _Game, settings: TrainSettings, played: Played) -> _Game:
+def _shuffled(game: _Game, settings: TrainSettings, played: EvaluationResult) -> _Game:
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
     rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))
-    controller = shuffled(side_by_side(played.tallies), [instance.seed for instance in instances], rng)
-    return _Game(game.split, controller, cohorts([controller], terms_of(settings), instances))
+    controller = shuffled(stack_actions(played.tallies), [instance.seed for instance in instances], rng)
+    return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
 
 
 def _circumstances(settings: TrainSettings, policy: LoadedPolicy) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""What one iteration of training led to: its figures, and what the run store keeps of it."""
+"""What one iteration of training led to: its figures, and what the run store and the next checkpoint keep of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
+from esper.errors import CheckpointError
 from esper.experiments.collect import ShardResult
 from esper.experiments.settings import TrainSettings
-from esper.rl.diagnostics import Anomaly, History, UpdateMetrics, anomalies
+from esper.rl.diagnostics import HISTORY, Anomaly, History, UpdateMetrics, anomalies
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import AnomalyRaised, PolicyProbed, PPOUpdated
 from esper.telemetry.store import RunStore
@@ -44,7 +47,7 @@ class Iteration:
     seconds: float
 
 
-def summarised(
+def summarise_iteration(
     settings: TrainSettings,
     number: int,
     shards: Sequence[ShardResult],
@@ -105,3 +108,29 @@ def _scalars(iteration: Iteration) -> dict[str, float]:
         **{f"ppo/{name}": value for name, value in iteration.update.scalars().items()},
     }
     return figures if iteration.probe_score is None else {**figures, "probe_score": iteration.probe_score}
+
+
+_KEY = "updates"
+_HISTORY = TypeAdapter(History)
+
+
+def history_to_state(history: History) -> dict[str, Any]:
+    """JSON values."""
+    return {_KEY: [asdict(update) for update in history]}
+
+
+def history_from_state(state: Mapping[str, Any]) -> History:
+    """What `history_to_state` was given; nothing, if the state is of a time before there was a history.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    try:
+        return _HISTORY.validate_python(state.get(_KEY, ()))[-HISTORY:]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"the checkpoint's metrics of updates are of another version ({place}: {first['msg']}): "
+            "use the Esper that wrote it"
+        ) from error

@@ -17,7 +17,7 @@ _RETRY_SECONDS = 0.02
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Generator[None]:
+def hold(path: Path, what: str) -> Generator[None]:
     """Hold the lock on the file at `path`, which says that `what` is running.
 
     The file stays: deleting it would let two processes lock two files of one name.
@@ -43,7 +43,7 @@ def locked(path: Path, what: str) -> Generator[None]:
         os.close(descriptor)
 
 
-def held(path: Path) -> bool:
+def is_held(path: Path) -> bool:
     """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -16,10 +16,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from esper.errors import ConfigError, RunError
-from esper.experiments.placement import Placed
-from esper.experiments.process import prepare_process
-from esper.experiments.task_stream import Failed, Finished, Said, Word, words
-from esper.experiments.workers import Workers
+from esper.experiments.process_pool import Failed, Finished, Said, Word, prepare_process, stream_words
+from esper.experiments.workers import DeviceTask, Workers
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -145,7 +143,7 @@ def _reach(address: str) -> None:
 
 def _gpus(task: object) -> int:
     """How many a task needs; ConfigError if it needs one and the cluster has none, which Ray would wait for."""
-    needed = int(isinstance(task, Placed) and task.device.partition(":")[0] == "cuda")
+    needed = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
     if needed and not ray.cluster_resources().get("GPU"):
         raise ConfigError("a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
     return needed
@@ -176,4 +174,4 @@ def _next(stream: Any) -> Word:
 def _stream(function: Callable[[Any], Generator[Any, None, Any]], task: Any) -> Generator[Word]:
     """All that a task says; a worker's life."""
     prepare_process()
-    yield from words(function, task)
+    yield from stream_words(function, task)

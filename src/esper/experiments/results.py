@@ -1,64 +1,188 @@
-"""What an evaluation measured, and its file in the run directory."""
+"""What controllers and other arms came to, instance by instance, and the files that keep it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+import numpy as np
+import torch
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from esper import __version__
 from esper.control.learned import Learned
-from esper.experiments.evaluation_files import read_json
-from esper.experiments.play import Record
+from esper.errors import RunError
 from esper.files import write_atomically
+from esper.reading import read_bounded
+from esper.tasks.instance import Instance
 from esper.tasks.suite import Split
 
 SPLITS: tuple[Split, ...] = ("heldout", "transfer")
 """What is evaluated on, in this order."""
+MOST_BYTES = 256 * 2**20
+"""More than this is no file of results."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Result(Record):
-    """One controller's result on one instance of a split; all scores are on test data."""
+class Result:
+    """What one controller, or another arm, came to on one instance; all scores are on test data."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    controller: str
+    instance: str
+    family: str
+    variant: str
+    score: float
+    """``test_accuracy - rent * log1p(added_parameters / host_parameters)``."""
+    test_accuracy: float
     added_parameters: Annotated[int, Field(ge=0, lt=2**53)]
     host_parameters: Annotated[int, Field(ge=1, lt=2**53)]
-    split: Split
+    split: Split | None = None
+    """Of an evaluation: from where the instance is."""
+    flops: Annotated[int, Field(ge=0)] | None = None
+    """Of a comparison: of all the network's training."""
+
+    @property
+    def growth(self) -> float:
+        """Added parameters over the host's."""
+        return self.added_parameters / self.host_parameters
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; without what is unknown."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def of_split(results: Sequence[Result], split: Split) -> list[Result]:
+Outcomes = Sequence[Sequence[Result]]
+"""What a configuration's policies came to: N lists, one per training seed, of M instances."""
+
+
+@dataclass(frozen=True)
+class ArmResults:
+    """An arm's results on all instances of a comparison, in their order."""
+
+    environment_steps: Annotated[int, Field(ge=0)]
+    """Decisions of single networks that finding the arm took."""
+    outcomes: list[Result]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm on the instances of a comparison."""
+
+    name: str
+    seeds: Sequence[ArmResults]
+    """One per training seed; one in all where the arm does not depend on them."""
+
+
+@dataclass(frozen=True)
+class _CachedArm:
+    circumstances: str
+    records: ArmResults
+
+
+def select_split(results: Sequence[Result], split: Split) -> list[Result]:
     """Those of one split, in order."""
     return [result for result in results if result.split == split]
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write them as a JSON list of records; RunError if that fails."""
-    write_atomically(path, json.dumps([asdict(result) for result in results], indent=1))
+    write_atomically(path, json.dumps([result.to_json() for result in results], indent=1))
 
 
-def read_results(path: Path) -> list[Result]:
-    """The results that :func:`write_results` wrote.
+def read_evaluation(path: Path) -> list[Result]:
+    """The results of an evaluation, in which all controllers played the same instances of each split.
 
     Raises:
         RunError: the file is missing, or holds something else.
     """
-    return read_json(path, _RESULTS)
+    return read_json(path, _EVALUATION)
 
 
-def _comparable(results: list[Result]) -> list[Result]:
-    splits: set[Split] = {result.split for result in results}
-    for split in splits:
+def read_outcomes(path: Path) -> list[Result]:
+    """The results of a policy in a comparison, whose training FLOPs are known; raises as `read_evaluation`."""
+    return read_json(path, _OUTCOMES)
+
+
+def read_json(path: Path, kind: TypeAdapter[T]) -> T:
+    """The contents of a JSON file as values of ``kind``, whose validators keep out what could not be reported.
+
+    Raises:
+        RunError: the file is missing, or holds something else.
+    """
+    advice = f"`esper evaluate {path.parent}`"
+    try:
+        return kind.validate_json(read_bounded(path, MOST_BYTES))
+    except OSError as error:
+        raise RunError(f"cannot read {path} ({error.strerror}): make it with {advice}") from error
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise RunError(f"{path} is damaged ({reason}): make it anew with {advice}") from error
+
+
+def cache_key(*facts: Any) -> str:
+    """A digest of all that results follow from: the versions of what computes them, and these JSON values."""
+    versions = [__version__, str(torch.__version__), np.__version__]
+    return hashlib.sha256(json.dumps([versions, *facts], sort_keys=True).encode()).hexdigest()
+
+
+def read_arm(path: Path) -> ArmResults:
+    """The results in the file, whatever they were computed under; RunError if it is missing or damaged."""
+    return read_json(path, _CACHED).records
+
+
+def load_or_compute(
+    path: Path, key: str, instances: Sequence[Instance], compute: Callable[[], ArmResults]
+) -> ArmResults:
+    """The results in the file, if they were computed under the same ``key``; otherwise computed and written.
+
+    Raises:
+        RunError: the file cannot be written. Whatever ``compute`` raises passes through.
+    """
+    try:
+        found = read_json(path, _CACHED)
+    except RunError:
+        found = None  # missing or damaged: computed anew
+    names = [instance.name for instance in instances]
+    if found and found.circumstances == key and [one.instance for one in found.records.outcomes] == names:
+        return found.records
+    records = compute()
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {path.parent} ({error.strerror}): choose a writable folder") from error
+    outcomes = [one.to_json() for one in records.outcomes]
+    content = {"environment_steps": records.environment_steps, "outcomes": outcomes}
+    write_atomically(path, json.dumps({"circumstances": key, "records": content}))
+    return records
+
+
+def _require_flops(results: list[Result]) -> list[Result]:
+    if any(one.flops is None for one in results):
+        raise ValueError("it does not tell the FLOPs of training")
+    return results
+
+
+def _require_comparable(results: list[Result]) -> list[Result]:
+    if any(one.split is None for one in results):
+        raise ValueError("it does not tell from which split an instance is")
+    for split in SPLITS:
         played: dict[str, list[str]] = {}
-        for result in of_split(results, split):
+        for result in select_split(results, split):
             played.setdefault(result.controller, []).append(result.instance)
-        if Learned.name not in played or any(theirs != played[Learned.name] for theirs in played.values()):
+        own = played.get(Learned.name)
+        if played and (own is None or any(theirs != own for theirs in played.values())):
             raise ValueError(f"the controllers did not all play the same {split} instances as {Learned.name}")
     return results
 
 
-_RESULTS = TypeAdapter(Annotated[list[Result], AfterValidator(_comparable)])
+_EVALUATION = TypeAdapter(Annotated[list[Result], AfterValidator(_require_comparable)])
+_OUTCOMES = TypeAdapter(Annotated[list[Result], AfterValidator(_require_flops)])
+_CACHED = TypeAdapter(_CachedArm)

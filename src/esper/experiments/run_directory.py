@@ -1,17 +1,22 @@
-"""The directory that a run leaves behind."""
+"""Runs on disk: the directory that one leaves behind, what has become of it, and the runs in a folder."""
+
+from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from esper.errors import RunError
-from esper.experiments.lock import locked
+from esper.experiments.lock import hold, is_held
 from esper.files import TEMPORARY_SUFFIX
-from esper.telemetry.reader import RunReader
+from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.metric import Metric
+from esper.telemetry.reader import EventRecord, RunReader
 from esper.telemetry.store import RunStore
 
 GROWER = "esper.Grower"
@@ -125,7 +130,7 @@ class RunDirectory:
         Raises:
             RunError: another process holds it, or the directory cannot be written or locked.
         """
-        return locked(self.lock, what)
+        return hold(self.lock, what)
 
     def open_store(self) -> RunStore:
         """The run store for writing; made now if the run was killed before it was.
@@ -179,3 +184,147 @@ class RunDirectory:
     def evaluation_progress(self) -> Path:
         """What an `esper evaluate` under way has finished so far."""
         return self.path / "evaluation-progress"
+
+
+OBJECTIVE = Metric("J")
+"""What training runs are about: the scalar ``objective``."""
+
+
+class State(StrEnum):
+    """Where a run is in its life."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    """It stopped or was killed before its end, and can be resumed."""
+    FAILED = "failed"
+    DAMAGED = "damaged"
+    """Its store cannot be read."""
+
+
+LIFE = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
+"""Events that begin or end a process of a run."""
+_ENDS = {RunEnded.name: State.FINISHED, RunFailed.name: State.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run is, and how well it does."""
+
+    command: str
+    state: State
+    done: int
+    """Iterations, or epochs of `esper grow`."""
+    total: int | None
+    metric: Metric
+    """What tells how well the run does: J of a training run, what growth is about of a growing model."""
+    value: float | None
+    """Of the newest one, on validation data and in units of its own."""
+    probe_score: float | None
+    """Mean test score of the greedy policy when it was last measured."""
+    started: float | None
+    """Seconds since 1970."""
+
+
+def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
+    """As the run's store and its lock say."""
+    metadata = reader.metadata()
+    command, done = str(metadata.get("command", "?")), reader.last_iteration()
+    started = reader.newest(RunStarted.name)
+    metric, scalar = judged_by(metadata)
+    return RunProgress(
+        command,
+        read_state(run, reader),
+        done,
+        _whole(metadata.get("iterations")),
+        metric,
+        _last(reader, scalar, done - 1),
+        _last(reader, "probe_score", -1),
+        started[0].time if started else None,
+    )
+
+
+def judged_by(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
+    """What tells how well a run does, and the scalar that holds its values."""
+    if metadata.get("command") != "grow":
+        return OBJECTIVE, "objective"
+    metric = Metric.of(metadata)
+    return metric, metric.scalar
+
+
+def read_state(run: RunDirectory, reader: RunReader) -> State:
+    """A run that has ended stays so while others, such as `esper evaluate`, use it."""
+    newest = _newest_of_life(reader)
+    end = _ENDS.get(newest.type) if newest else None
+    if end is State.FINISHED:
+        return end
+    return State.RUNNING if is_held(run.lock) else end or State.INTERRUPTED
+
+
+def _newest_of_life(reader: RunReader) -> EventRecord | None:
+    found = [record for kind in LIFE for record in reader.newest(kind.name)]
+    return max(found, key=lambda record: record.id, default=None)
+
+
+def _last(reader: RunReader, name: str, after: int) -> float | None:
+    series = reader.series(name, after)
+    return series[-1][1] if series else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run as a list shows it."""
+
+    path: Path
+    progress: RunProgress
+    size: int
+    """Of all its files, in bytes."""
+    trouble: str | None
+    """Why its store cannot be read."""
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """Those directly in the folder, the newest first.
+
+    Raises:
+        RunError: there is no such folder, or it cannot be read.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if _is_run(path))
+    except OSError as error:
+        raise RunError(f"cannot list {folder} ({error.strerror}): give a folder that has runs in it") from error
+    return sorted(map(_listed, paths), key=lambda run: run.progress.started or 0.0, reverse=True)
+
+
+def _is_run(path: Path) -> bool:
+    run = RunDirectory(path)
+    return run.config.is_file() and (run.store.is_file() or run.lock.is_file())
+
+
+def _listed(path: Path) -> ListedRun:
+    run = RunDirectory(path)
+    size = sum(_sizes(path))
+    if not run.store.is_file():
+        return ListedRun(path, _unknown(State.RUNNING if is_held(run.lock) else State.INTERRUPTED), size, None)
+    try:
+        with RunReader.open(run.store) as reader:
+            return ListedRun(path, read_progress(run, reader), size, None)
+    except RunError as error:
+        return ListedRun(path, _unknown(State.DAMAGED), size, str(error))
+
+
+def _unknown(state: State) -> RunProgress:
+    return RunProgress("?", state, 0, None, OBJECTIVE, None, None, None)
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    for file in path.rglob("*"):
+        try:
+            if file.is_file() and not file.is_symlink():
+                yield file.stat().st_size
+        except OSError:  # it went away meanwhile
+            continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +10,6 @@ from pydantic import Field, field_validator, model_validator
 from esper.control.policy import PolicySettings
 from esper.devices import CPU, DeviceName
 from esper.experiments.baselines import baselines
-from esper.experiments.telemetry_settings import TelemetrySettings
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
 from esper.rl.conduct import Conduct
@@ -18,6 +18,29 @@ from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.training.plan import Strategy
+
+
+class TelemetrySettings(Settings):
+    """How fully is told what happens. None of it changes what does.
+
+    Changes of stage, verdicts of gates, rollbacks and how episodes end are always kept, of all networks.
+    """
+
+    steps_every: int = Field(default=1, ge=0)
+    """Iterations between those whose every decision is kept, with rewards and counterfactuals: half a kilobyte each.
+    0: none."""
+    watched: int = Field(default=4, ge=0)
+    """Networks of which is kept what the policy saw and how likely it found each choice: some kilobytes per decision.
+    They are spread evenly, and so over problems."""
+
+    def tells_steps(self, iteration: int) -> bool:
+        """Whether the decisions of that iteration, from 1, are kept."""
+        return self.steps_every > 0 and (iteration - 1) % self.steps_every == 0
+
+    def watched_of(self, environments: int) -> range:
+        """Numbers of the watched ones of so many environments."""
+        count = min(self.watched, environments)
+        return range(0, environments, math.ceil(environments / count)) if count else range(0)
 
 
 class TrainSettings(Settings):

@@ -17,18 +17,15 @@ from esper.devices import usable_device
 from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
-from esper.experiments.collect import ShardTask, collect, joined, new_policy
-from esper.experiments.crew import exhausted
-from esper.experiments.demonstrate import demonstrations
-from esper.experiments.description import described
+from esper.experiments.collect import ShardTask, collect, collect_expert_rollouts, join_rollouts, new_policy
+from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
+from esper.experiments.event_recorder import describe_run
 from esper.experiments.interrupts import Interrupts
-from esper.experiments.iteration import Iteration, record, summarised
-from esper.experiments.placement import require_devices
-from esper.experiments.play import mean_score, play, terms_of
+from esper.experiments.iteration import Iteration, history_from_state, history_to_state, record, summarise_iteration
+from esper.experiments.process_pool import run_task
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.update_history import from_state, to_state
-from esper.experiments.workers import Workers
+from esper.experiments.workers import Workers, require_devices
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
@@ -74,7 +71,7 @@ class Trainer:
         if trainer._checkpoints.iterations() or store.last_iteration():
             trainer._take_up()
         else:
-            store.set_metadata(described(settings))
+            store.set_metadata(describe_run(settings))
             store.emit(RunStarted(0, __version__, settings.seed))
             store.flush()
             trainer._imitate()
@@ -86,7 +83,7 @@ class Trainer:
         settings, cloning = self.settings, self.settings.cloning
         if cloning is None:
             return
-        shown = demonstrations(settings, cloning, self._workers).to(self._device)
+        shown = collect_expert_rollouts(settings, cloning, self._workers).to(self._device)
         found = clone(self.policy, shown, cloning, settings.ppo.gamma, settings.seed)
         steps = float(shown.running.sum())
         figures = {"cloning/loss_before": found.loss_before, "cloning/loss": found.loss_after}
@@ -95,7 +92,7 @@ class Trainer:
 
     def _take_up(self) -> None:
         checkpoint = self._checkpoints.latest()
-        self._updates = from_state(checkpoint.state)
+        self._updates = history_from_state(checkpoint.state)
         self.learner.load_state_tensors(checkpoint.tensors)
         self.done = self._saved = checkpoint.iteration
         self.store.rewind(self.done)
@@ -109,7 +106,7 @@ class Trainer:
         known = self.store.metadata().get(LEVELS)
         if known is None:
             controllers = baselines(get_suite(self.settings.suite))
-            played = play(self._workers, controllers, terms_of(self.settings), self._probes)
+            played = evaluate_controllers(self._workers, controllers, evaluation_config(self.settings), self._probes)
             known = {controller.name: mean_score(one) for controller, one in zip(controllers, played, strict=True)}
             self.store.set_metadata({LEVELS: known})
         return known
@@ -120,7 +117,7 @@ class Trainer:
         Ctrl-C and SIGTERM abandon a rollout or a probe under way, which can be computed again, but wait for an update
         or for files to be written; they are raised when the last whole iteration has its checkpoint.
         """
-        exhausted(self.iterations(), report)
+        run_task(self.iterations(), report)
 
     def iterations(self) -> Generator[Iteration]:
         """Do the remaining iterations, one at a time, as `train` does."""
@@ -173,13 +170,13 @@ class Trainer:
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
             shards = self._workers.heard(collect, tasks, self.store.append)
-        rollout = joined([shard.rollout for shard in shards]).to(self._device)
+        rollout = join_rollouts([shard.rollout for shard in shards]).to(self._device)
         update = self.learner.update(rollout, self.done / settings.iterations)
         self._updates = remembered(self._updates, update)
         self.done += 1
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations
         probe = self._probe(interrupts) if due else None
-        result = summarised(settings, self.done, shards, self._updates, probe, time.perf_counter() - began)
+        result = summarise_iteration(settings, self.done, shards, self._updates, probe, time.perf_counter() - began)
         record(self.store, result, self.store.metadata().get(LEVELS, {}))
         return result
 
@@ -187,10 +184,12 @@ class Trainer:
         # A copy for the CPU, where controllers decide.
         controller, settings = Learned(copy.deepcopy(self.policy).cpu(), greedy=True), self.settings
         with interrupts.at_once():
-            return mean_score(play(self._workers, [controller], terms_of(settings), self._probes)[0])
+            return mean_score(
+                evaluate_controllers(self._workers, [controller], evaluation_config(settings), self._probes)[0]
+            )
 
     def _checkpoint(self) -> None:
-        saved = self._checkpoints.save(self.done, self.learner.state_tensors(), to_state(self._updates))
+        saved = self._checkpoints.save(self.done, self.learner.state_tensors(), history_to_state(self._updates))
         self._saved = self.done
         self._tell_of(saved)
         self.store.flush()

@@ -11,7 +11,7 @@ from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.periodic import Periodic, PeriodicSettings
 from esper.experiments.bench_suite import family_weights
-from esper.experiments.play import Terms, play
+from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
@@ -57,7 +57,7 @@ def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: in
         instances = suite.sample(count, "train", rng)
         weights = family_weights(instances)
         contestants = [build(one, suite.steps) for one in candidates]
-        played = play(workers, contestants, Terms(suite.name, rules), instances)
+        played = evaluate_controllers(workers, contestants, EvaluationConfig(suite.name, rules), instances)
         scores = np.array([np.array([record.score for record in one.records]) @ weights for one in played])
         used += len(candidates) * count * suite.steps
         order: list[int] = scores.argsort()[::-1].tolist()

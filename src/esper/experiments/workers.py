@@ -1,4 +1,4 @@
-"""Workers compute tasks: here those of this machine, and what all kinds of them have in common.
+"""Who computes tasks: processes of this machine or Ray, and on which device.
 
 A task is a pure function of its argument, so it does not matter who computes it, or how often: every kind of workers
 gives the same results.
@@ -7,15 +7,20 @@ gives the same results.
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
-from esper.experiments.crew import Crew, exhausted
-from esper.experiments.process import prepare_process
+import torch
+
+from esper.devices import CPU, usable_device
+from esper.errors import ConfigError, RunError
+from esper.experiments.process_pool import ProcessPool, prepare_process, run_task
+from esper.extras import require
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -108,7 +113,7 @@ class LocalWorkers(Workers):
         count = min(most, os.cpu_count() or 1)
         self._crew = None
         if count > 1:
-            self._crew = Crew(count, prepare_process)
+            self._crew = ProcessPool(count, prepare_process)
 
     def computed(
         self,
@@ -119,7 +124,7 @@ class LocalWorkers(Workers):
         """As the protocol says."""
         if self._crew is not None:
             return self._crew.finished(function, tasks, hear)
-        return ((index, exhausted(function(task), hear)) for index, task in enumerate(tasks))
+        return ((index, run_task(function(task), hear)) for index, task in enumerate(tasks))
 
     def share(self, value: T) -> Given[T]:
         """As it is."""
@@ -144,3 +149,88 @@ def _silent(function: Callable[[Task], Result], task: Task) -> Generator[Any, No
 
 def _ignore(_: Any) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Who computes. It changes how long results take, and nothing else."""
+
+    backend: Literal["local", "ray"] = "local"
+    """Processes of this machine, or Ray (extra ``ray``)."""
+    workers: int | None = None
+    """Tasks computed at a time; by default all there are, on this machine at most one per core."""
+    address: str | None = None
+    """A Ray cluster to compute in, as host:port or "auto"; by default Ray is started here, and ended with the
+    command."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers}: ask for at least 1")
+        if self.address is not None and self.backend != "ray":
+            raise ConfigError("--address is that of a Ray cluster: add --backend ray")
+        if self.backend == "ray":
+            require("ray", "--backend ray", "ray")
+
+    def open(self, tasks: int) -> Workers:
+        """Workers for that many tasks side by side; use them as a context manager.
+
+        Raises:
+            ConfigError: there is no such cluster.
+            RunError: Ray cannot be started.
+        """
+        cores = tasks if self.address else os.cpu_count() or 1
+        most = max(min(tasks, cores), 1) if self.workers is None else self.workers
+        if self.backend == "local":
+            return LocalWorkers(most)
+        from esper.experiments.ray_workers import RayWorkers  # noqa: PLC0415 (an extra, and seconds to import)
+
+        return RayWorkers(most, self.address)
+
+
+LOCAL = Backend()
+"""Processes of this machine."""
+
+
+class DeviceTask(ABC):
+    """A task that is computed on one device."""
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """As torch names it, where the task is computed."""
+
+
+@contextmanager
+def enough_memory() -> Generator[None]:
+    """Raises RunError, which says what helps, if a device's memory runs out meanwhile."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            "the device's memory ran out: set networks_per_pass to some of the networks, or lower environments "
+            "(`esper doctor` tells how many fit)"
+        ) from error
+
+
+def require_devices(names: Iterable[str], workers: Workers) -> None:
+    """Have those who will compute on these devices look whether they have them.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    workers.map(_look, [_Look(name) for name in sorted(set(names) - {CPU})])
+
+
+@dataclass(frozen=True)
+class _Look(DeviceTask):
+    """A task that finds out whether a device is there."""
+
+    name: str
+
+    @property
+    def device(self) -> str:
+        return self.name
+
+
+def _look(task: _Look) -> None:
+    usable_device(task.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from esper.experiments.statistics import Interval
+from esper.experiments.analysis import Interval
 
 MINUS = "\u2212"
 EN_DASH = "\u2013"

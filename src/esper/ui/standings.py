@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.experiments.analysis import FEWEST_SEEDS, Claim, Verdict
+from esper.experiments.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
 from esper.experiments.comparison import Against, Comparison, Standing
-from esper.experiments.statistics import Interval
 from esper.ui.formats import EN_DASH, mega, p_value, percent, score, signed, signed_interval
 from esper.ui.output import say
 

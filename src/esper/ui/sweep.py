@@ -12,8 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from esper.experiments.sweep.space import Trial
-from esper.experiments.sweep.sweep import Ranked, Told
+from esper.experiments.sweep import Ranked, Told, Trial
 from esper.ui.course import PACE_WINDOW, smoothed
 from esper.ui.formats import duration, percent, score
 from esper.ui.live import REFRESHES_PER_SECOND

@@ -8,13 +8,13 @@ import numpy as np
 
 from esper.control.learned import Learned
 from esper.control.rules.schedule import Planting, Schedule
-from esper.experiments.play import Played, Terms, play
+from esper.experiments.evaluation import EvaluationConfig, EvaluationResult, evaluate_controllers
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
-TERMS = Terms("short", Rules())
+TERMS = EvaluationConfig("short", Rules())
 
 
 def instances(count: int, stream: int = 0) -> list[Instance]:
@@ -26,6 +26,6 @@ def planter() -> Schedule:
     return Schedule([Planting(0, 0, 3), Planting(1, 2, 6)], get_suite("short").steps, Learned.name)
 
 
-def planted(chosen: Sequence[Instance]) -> Played:
+def planted(chosen: Sequence[Instance]) -> EvaluationResult:
     with LocalWorkers(1) as workers:
-        return play(workers, [planter()], TERMS, chosen)[0]
+        return evaluate_controllers(workers, [planter()], TERMS, chosen)[0]

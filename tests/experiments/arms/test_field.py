@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.arms.field import Arm, run_arms
-from esper.experiments.compare.trials import Contest, run_contest
+from esper.experiments.arms import run_arms
+from esper.experiments.contest import Contest, run_contest
 from esper.experiments.evaluate import LoadedPolicy
+from esper.experiments.results import Arm
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.tasks.registry import get_suite
@@ -29,7 +30,7 @@ def _planting_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         return LoadedPolicy(planter(), 1, f"checkpoint {settings.seed}")  # type: ignore[arg-type]
 
-    monkeypatch.setattr("esper.experiments.arms.trained.load_policy", load)
+    monkeypatch.setattr("esper.experiments.arms.load_policy", load)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +99,11 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
     random.write_text(json.dumps(other))
     asked: list[str] = []
 
-    def refuse(*given: object) -> None:
-        raise AssertionError("a policy played again")
+    def refuse(workers: Workers, controllers: Sequence[Controller], *given: Any) -> list[EvaluationResult]:
+        assert not any(isinstance(one, Learned) for one in controllers), "a policy played again"
+        return evaluate_controllers(workers, controllers, *given)
 
-    monkeypatch.setattr("esper.experiments.arms.trained.play", refuse)
+    monkeypatch.setattr("esper.experiments.arms.evaluate_controllers", refuse)
     again = run_arms(contest(trained), lambda done, total, what: asked.append(what))
     assert {arm.name: arm for arm in again} == arms
     assert {path: path.read_bytes() for path in trained.rglob("arms/*.json")} == files

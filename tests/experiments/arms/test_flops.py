@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.experiments.arms.flops import TRAINING_PASSES, Prices, training_flops
-from esper.experiments.arms.occupancy import Occupancy, occupancy
-from esper.experiments.tallies import StageChange, Tally
+from esper.experiments.episode_log import EpisodeLog, StageChange
+from esper.experiments.static_networks import TRAINING_PASSES, Occupancy, Prices, track_occupancy, training_flops
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
@@ -67,7 +66,7 @@ def test_three_passes_are_what_a_counter_counts() -> None:
 def test_occupancy_is_the_table_while_networks_trained() -> None:
     suite, chosen = get_suite("short"), instances(4)
     tally = planted(chosen).tallies[0]
-    found = occupancy(tally, suite)
+    found = track_occupancy(tally, suite)
     assert found.stage.shape == (suite.steps, 4, 3)
     assert (SeedKind(0, MIX), SeedKind(2, SKIP)) in found.fossils
     assert [[kind.slot for kind in own] for own in found.fossils] == [
@@ -81,14 +80,14 @@ def test_occupancy_is_the_table_while_networks_trained() -> None:
 def test_a_rollback_is_felt_by_the_next_training_only() -> None:
     """Even where a slot germinates, and a rollback takes the seed away again, in one decision."""
     suite, chosen = get_suite("short"), instances(1)
-    tally = Tally(suite, chosen)
+    tally = EpisodeLog(suite, chosen)
     tally.steps = [action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[wait(1)] * 2]
     tally.changes = [
         StageChange(0, 0, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
         StageChange(0, 0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),
         StageChange(0, 1, 1, "fossilized", "pruned", "input_skip", "rollback", "no_gate"),
     ]
-    found = occupancy(tally, suite, [(SeedKind(1, SKIP),)])
+    found = track_occupancy(tally, suite, [(SeedKind(1, SKIP),)])
     assert found.stage[:, 0, 0].tolist() == [Stage.GERMINATED, Stage.PRUNED, Stage.PRUNED]
     assert found.blend[:, 0, 0].tolist() == [Blend.GATE] * 3
     assert found.blueprint[:, 0, 0].tolist() == [MIX, -1, -1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.errors import ConfigError
-from esper.experiments.sweep.space import DRAWS, load_space
+from esper.experiments.sweep import DRAWS, load_space
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import torch
 
 from esper.cli import main
 from esper.config import load_settings
-from esper.experiments.arms.outcome import Outcome
+from esper.experiments.results import Result
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep.space import load_space
-from esper.experiments.sweep.sweep import CAUTION, Ranked, Sweep, Told, _TrialTask, run_sweep
+from esper.experiments.sweep import CAUTION, Ranked, Sweep, Told, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import LocalWorkers
 from experiments.launching import newest_tensors
 from experiments.runs import TINY, ignore, started
@@ -54,16 +53,16 @@ def test_the_best_trial_comes_first_and_the_file_grows_with_every_trial(
 ):
     scores = (0.25, 0.75, 0.5, 0.75)
 
-    def played(task: _TrialTask) -> Generator[Told, None, list[Outcome]]:
+    def played(task: _TrialTask) -> Generator[Told, None, list[Result]]:
         yield from ()
         score = scores[task.number]
-        return [Outcome("policy", f"{n}", "a", "", score + change, 0.9, 30, 100, 0) for n, change in enumerate((-1, 1))]
+        return [Result("policy", f"{n}", "a", "", score + change, 0.9, 30, 100, 0) for n, change in enumerate((-1, 1))]
 
     def finished(number: int, ranked: Ranked) -> None:
         assert ranked.score == scores[number]
         counts.append(json.loads(plan.ranking.read_text())["finished"] if plan.ranking.exists() else 0)
 
-    monkeypatch.setattr("esper.experiments.sweep.sweep._computed", played)
+    monkeypatch.setattr("esper.experiments.sweep._computed", played)
     file = tmp_path / "space.yaml"
     file.write_text("base: {suite: short}\ngrid: {seed: [3, 4, 5, 6]}")
     plan, counts = Sweep(tmp_path, load_space(file).trials(None, 0), instances=2), list[int]()

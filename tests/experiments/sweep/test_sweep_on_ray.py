@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.backend import Backend
-from esper.experiments.lock import held
+from esper.experiments.lock import is_held
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.sweep.sweep import Ranked, Told
-from esper.experiments.workers import LocalWorkers, Workers
+from esper.experiments.sweep import Ranked, Told
+from esper.experiments.workers import Backend, LocalWorkers, Workers
 from experiments import short_sweep
 from experiments.launching import ENVIRONMENT, assert_same_end
 from experiments.short_sweep import DOOMED, ITERATIONS, sweep_short
@@ -67,7 +66,7 @@ def test_a_trial_whose_worker_is_killed_goes_on_to_the_same_end(
 def wait_until_free(folder: Path) -> None:
     """Ray ends the workers of a driver that was killed, a moment later."""
     end = time.monotonic() + 60
-    while any(held(RunDirectory(folder / trial).lock) for trial in TRIALS):
+    while any(is_held(RunDirectory(folder / trial).lock) for trial in TRIALS):
         assert time.monotonic() < end
         time.sleep(0.02)
 

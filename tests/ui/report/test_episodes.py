@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.experiments.tallies import StageChange
+from esper.experiments.episode_log import StageChange
 from esper.lifecycle.stages import Stage
 from esper.ui.report.episodes import GLYPHS, MEANINGS, Span, spans
 

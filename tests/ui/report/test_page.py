@@ -12,12 +12,11 @@ import pytest
 from esper.config import dump_settings
 from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Episode, Plant, Usage, write_behaviour
-from esper.experiments.earnings import Earnings, KeptPair, KeptSeed
+from esper.experiments.episode_log import BlueprintGradients, StageChange
 from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.seed_gradients import BlueprintGradients
+from esper.experiments.seed_shapley import KeptPair, KeptSeed, SeedShapley
 from esper.experiments.settings import TrainSettings
-from esper.experiments.tallies import StageChange
 from esper.experiments.trainer import LEVELS
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.store import RunStore
@@ -56,7 +55,7 @@ BEHAVIOUR = Behaviour(
 
 
 EARNINGS = tuple(
-    Earnings(
+    SeedShapley(
         f"order/far/{number}",
         "order",
         (KeptSeed(0, "token_mix", 0.2 + number / 100, 0.0), KeptSeed(1, "norm", -0.05, 0.0)),

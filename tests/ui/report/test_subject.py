@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esper.errors import RunError
-from esper.experiments.arms.outcome import Outcome
+from esper.experiments.results import Result
 from esper.telemetry.events import RolledBack, RunStarted
 from esper.telemetry.store import RunStore
 from esper.ui.report.subject import report_on
@@ -23,7 +23,7 @@ from ui.figures_cases import grown, trained
 
 def outcomes(mean: float) -> list[dict[str, object]]:
     fields = [{**asdict(one), "flops": 9_000_000} for one in planted({"policy": mean})]
-    return [asdict(Outcome(**{key: value for key, value in one.items() if key != "split"})) for one in fields]
+    return [asdict(Result(**{key: value for key, value in one.items() if key != "split"})) for one in fields]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from esper.experiments.bench_work import Stopwatch, Work, advance
 from esper.experiments.open_rules import OPEN_RULES
-from esper.experiments.process import prepare_process
+from esper.experiments.process_pool import prepare_process
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite, suite_names
 from esper.training.plan import STRATEGIES, Strategy

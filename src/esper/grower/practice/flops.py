@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.experiments.arms.flops import TRAINING_PASSES
+from esper.experiments.static_networks import TRAINING_PASSES
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.experiments.compare.finished import ARMS, RECORDS, Finished
+from esper.experiments.compared_runs import ARMS, RECORDS, FinishedComparison
 from esper.ui.figures.record import Exhibit, Files
 from esper.ui.figures.standings import standing_exhibits
 
@@ -17,7 +17,7 @@ ALL_ARMS = Files(
 )
 
 
-def contest_exhibits(found: Finished) -> list[Exhibit]:
+def contest_exhibits(found: FinishedComparison) -> list[Exhibit]:
     """Of the configurations, and of all arms if they have played."""
     configurations = found.configurations
     played = f"{configurations.instances} held-out instances"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from esper.experiments.analysis import Interval
 from esper.experiments.comparison import Comparison, Standing
-from esper.experiments.statistics import Interval
 from esper.ui.figures.marks import BLUE, GREY, LABEL_SIZE, SOFT, colour, marker, name_rows
 from esper.ui.figures.record import Column, Exhibit, Figure, Files, Table
 from esper.ui.figures.rows import Rows, Value

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from esper.experiments.analysis import Interval
 from esper.experiments.comparison import Comparison, Standing
-from esper.experiments.statistics import Interval
 from esper.files import write_atomically
 from esper.ui.figures.contest import ALL_ARMS
 from esper.ui.figures.record import Source

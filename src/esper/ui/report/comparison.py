@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from esper.experiments.analysis import Interval
 from esper.experiments.comparison import Comparison
-from esper.experiments.statistics import Interval
 from esper.ui.figures.record import Source
 from esper.ui.formats import interval, score, signed, signed_interval
 from esper.ui.report.axes import Axis, axis_for

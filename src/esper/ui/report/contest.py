@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esper.experiments.compare.finished import Finished
+from esper.experiments.compared_runs import FinishedComparison
 from esper.experiments.comparison import Comparison
 from esper.ui.figures.contest import ALL_ARMS, CONFIGURATIONS
 from esper.ui.formats import listed
@@ -16,7 +16,7 @@ from esper.ui.report.standings import standings_figure
 from esper.ui.standings import basis, verdict_words
 
 
-def contest_html(folder: Path, found: Finished) -> str:
+def contest_html(folder: Path, found: FinishedComparison) -> str:
     """The whole page."""
     configurations = found.configurations
     names = [one.name for one in configurations.standings]

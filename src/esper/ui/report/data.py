@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from esper.config import load_settings, settings_text
 from esper.experiments.behaviour import Behaviour, read_behaviour
 from esper.experiments.comparison import Comparison, compare_splits
-from esper.experiments.results import read_results
+from esper.experiments.results import read_evaluation
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
@@ -54,7 +54,7 @@ def load_report_data(run: RunDirectory) -> ReportData:
         RunError, ConfigError: a file of the run is damaged.
     """
     settings = load_settings(TrainSettings, run.config)
-    results = read_results(run.evaluation) if run.evaluation.exists() else []
+    results = read_evaluation(run.evaluation) if run.evaluation.exists() else []
     with RunReader.open(run.store) as reader:
         started = reader.events(RunStarted)
         return ReportData(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from esper.experiments.analysis import Interval
 from esper.experiments.behaviour import Behaviour
-from esper.experiments.earnings_summary import Earner, Together, earners, together
-from esper.experiments.statistics import Interval
+from esper.experiments.seed_shapley import BlueprintShapley, PairInteraction, summarise_blueprints, summarise_pairs
 from esper.ui.figures.record import Files
 from esper.ui.formats import percent, signed, signed_interval
 from esper.ui.report.layout import figure, section, table
@@ -28,7 +28,7 @@ def earnings_section(behaviour: Behaviour) -> Element | None:
     """Two tables; None if nothing is known."""
     if behaviour.earnings is None:
         return None
-    kept, pairs = earners(behaviour.earnings), together(behaviour.earnings)
+    kept, pairs = summarise_blueprints(behaviour.earnings), summarise_pairs(behaviour.earnings)
     if not kept:
         return section("What the kept seeds earned", element("p", "The policy kept no seed.", class_="note"))
     tables: list[Node] = [figure(_earners(kept, len(behaviour.earnings)), _VALUES, source=_SOURCE)]
@@ -37,7 +37,7 @@ def earnings_section(behaviour: Behaviour) -> Element | None:
     return section("What the kept seeds earned", element("div", *tables, class_="pair"))
 
 
-def _earners(found: Sequence[Earner], episodes: int) -> Element:
+def _earners(found: Sequence[BlueprintShapley], episodes: int) -> Element:
     rows = [
         [
             element("th", one.blueprint, scope="row"),
@@ -50,7 +50,7 @@ def _earners(found: Sequence[Earner], episodes: int) -> Element:
     return table(["blueprint", "kept", "earned by a seed", "below 0"], rows, "numbers")
 
 
-def _pairs(found: Sequence[Together], sites: Sequence[str]) -> Element:
+def _pairs(found: Sequence[PairInteraction], sites: Sequence[str]) -> Element:
     rows = [
         [
             element("th", f"{sites[one.first]}, {sites[one.second]}", scope="row"),

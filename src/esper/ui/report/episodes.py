@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from esper.experiments.behaviour import Behaviour, Episode
-from esper.experiments.tallies import StageChange
+from esper.experiments.episode_log import StageChange
 from esper.lifecycle.stages import COOLDOWN, Stage
 from esper.ui.figures.record import Files
 from esper.ui.formats import percent, score

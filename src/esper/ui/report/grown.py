@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import RunError
-from esper.experiments.run_directory import GROWER, maker_of
-from esper.experiments.run_state import Progress, progress_of
-from esper.experiments.tallies import StageChange
+from esper.experiments.episode_log import StageChange
+from esper.experiments.run_directory import GROWER, RunProgress, maker_of, read_progress
 from esper.grower.practice.directory import GrowDirectory
 from esper.grower.practice.result import Result, read_result
 from esper.lifecycle.stages import Stage
@@ -49,7 +48,7 @@ class GrownData:
     """What the run says of itself."""
     config: str
     """Its ``config.yaml``."""
-    progress: Progress
+    progress: RunProgress
     slots: list[str]
     changes: Rows
     """What `CHANGES` gives."""
@@ -79,7 +78,7 @@ def load_grown(run: GrowDirectory) -> GrownData:
     """
     result = read_result(run.result) if run.result.exists() else None
     with RunReader.open(run.store) as reader:
-        metadata, progress = reader.metadata(), progress_of(run, reader)
+        metadata, progress = reader.metadata(), read_progress(run, reader)
     (changes,) = fetch(run.store, [CHANGES.text])
     slots: list[str] = metadata.get("slots", [])
     exhibits = (

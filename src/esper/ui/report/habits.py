@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from esper.experiments.behaviour import Behaviour, Usage
-from esper.experiments.seed_gradients import BlueprintGradients
+from esper.experiments.episode_log import BlueprintGradients
 from esper.training.gradients.health import EXPLODED, VANISHED
 from esper.ui.figures.record import Files
 from esper.ui.formats import EN_DASH, percent

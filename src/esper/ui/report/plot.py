@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.experiments.statistics import Interval
+from esper.experiments.analysis import Interval
 from esper.ui.report.axes import Axis
 from esper.ui.report.markup import Element, Node, element
 

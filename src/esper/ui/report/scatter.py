@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.experiments.statistics import Interval
+from esper.experiments.analysis import Interval
 from esper.ui.formats import percent
 from esper.ui.labels import spread_apart
 from esper.ui.report.axes import axis_for

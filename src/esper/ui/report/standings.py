@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from esper.experiments.analysis import Interval
 from esper.experiments.comparison import Comparison, Standing
-from esper.experiments.statistics import Interval
 from esper.ui.figures.record import Source
 from esper.ui.formats import mega, p_value, percent, score, signed
 from esper.ui.report.layout import figure, table

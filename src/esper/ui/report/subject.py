@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.errors import RunError
-from esper.experiments.compare.finished import is_comparison, read_finished
+from esper.experiments.compared_runs import is_comparison, read_comparison, read_over_seeds
 from esper.experiments.comparison import Comparison
-from esper.experiments.over_seeds import read_over_seeds
 from esper.experiments.run_directory import MADE, RunDirectory
 from esper.grower.practice.directory import GrowDirectory
 from esper.tasks.suite import Split
@@ -68,7 +67,7 @@ def _grown(run: GrowDirectory) -> Report:
 
 
 def _compared(folder: Path) -> Report:
-    found = read_finished(folder)
+    found = read_comparison(folder)
     judged = {"configurations": found.configurations, **({} if found.arms is None else {"arms": found.arms})}
     return Report(contest_html(folder, found), lambda: contest_exhibits(found), judged)
 

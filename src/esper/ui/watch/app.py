@@ -11,8 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from esper.experiments.run_directory import RunDirectory
-from esper.experiments.run_state import Progress
+from esper.experiments.run_directory import RunDirectory, RunProgress
 from esper.ui.listing import printable
 from esper.ui.watch.events import Events
 from esper.ui.watch.feed import Feed
@@ -113,7 +112,7 @@ class Watch(App[None]):
         self._pane().show(known)
 
 
-def _status(run: RunDirectory, progress: Progress | None) -> Text:
+def _status(run: RunDirectory, progress: RunProgress | None) -> Text:
     name = printable(run.path.resolve().name)
     if progress is None:
         return Text(name, "bold")

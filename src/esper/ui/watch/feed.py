@@ -8,8 +8,7 @@ from threading import Lock
 from typing import Any
 
 from esper.errors import RunError
-from esper.experiments.run_directory import RunDirectory
-from esper.experiments.run_state import Progress, progress_of
+from esper.experiments.run_directory import RunDirectory, RunProgress, read_progress
 from esper.telemetry.events import NetworkEvent, RunResumed
 from esper.telemetry.reader import CHUNK, EventRecord, RunReader
 from esper.ui.watch.queries import grows_alone, network_events, new_points, standing
@@ -27,7 +26,7 @@ class News:
     trouble: str | None = None
     """Why there is no news."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     records: list[EventRecord] = field(default_factory=list[EventRecord])
     """In order."""
     events: list[NetworkEvent] = field(default_factory=list[NetworkEvent])
@@ -95,7 +94,7 @@ class Feed:
         return self._news(reader, standing(reader, grows_alone(reader.metadata()), last), anew=True)
 
     def _news(self, reader: RunReader, records: list[EventRecord], anew: bool) -> News:
-        progress = progress_of(self._run, reader)
+        progress = read_progress(self._run, reader)
         metadata = reader.metadata()
         points = new_points(reader, metadata, self._known)
         news = News(anew, None, metadata, progress, records, network_events(reader, records), points)

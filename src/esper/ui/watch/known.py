@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from esper.experiments.run_state import Progress
+from esper.experiments.run_directory import RunProgress
 from esper.telemetry.metric import Metric
 from esper.telemetry.reader import EventRecord
 from esper.ui.listing import printable
@@ -23,7 +23,7 @@ class Known:
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
-        self.progress: Progress | None = None
+        self.progress: RunProgress | None = None
         self.trouble: str | None = None
         self.curves: dict[str, Points] = {}
         self._episodes = Episodes()

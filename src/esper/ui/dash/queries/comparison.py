@@ -10,9 +10,8 @@ from typing import Any
 
 from esper.errors import EsperError
 from esper.experiments.comparison import compare_splits
-from esper.experiments.results import read_results
-from esper.experiments.run_directory import RunDirectory
-from esper.experiments.run_state import judged_by
+from esper.experiments.results import read_evaluation
+from esper.experiments.run_directory import RunDirectory, judged_by
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import plain
 from esper.ui.verdict import evaluation_record
@@ -71,4 +70,4 @@ def _compared(name: str, store: Path) -> dict[str, Any]:
 
 def _evaluation(run: RunDirectory) -> dict[str, Any]:
     """The record that `esper evaluate --json` prints, by split; empty before the run is evaluated."""
-    return plain(evaluation_record(compare_splits(read_results(run.evaluation)))) if run.evaluation.exists() else {}
+    return plain(evaluation_record(compare_splits(read_evaluation(run.evaluation)))) if run.evaluation.exists() else {}

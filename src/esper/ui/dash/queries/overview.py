@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import EsperError
-from esper.experiments.run_directory import RunDirectory
-from esper.experiments.run_state import progress_of
+from esper.experiments.run_directory import RunDirectory, read_progress
 from esper.telemetry.reader import RunReader
 from esper.ui.dash.queries.values import plain
 
@@ -23,7 +22,7 @@ def overview(stores: Mapping[str, Path]) -> list[dict[str, Any]]:
 def _summary(name: str, store: Path) -> dict[str, Any]:
     try:
         with RunReader.open(store) as reader:
-            progress, metadata = progress_of(RunDirectory(store.parent), reader), reader.metadata()
+            progress, metadata = read_progress(RunDirectory(store.parent), reader), reader.metadata()
     except EsperError as error:
         return {"name": name, "error": str(error)}
     return {

@@ -11,14 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
 from esper.control.policy import PolicyStep
 from esper.control.spaces import Observation
+from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op, details
 from esper.lifecycle.gates import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.rl.episodes import Episodes, StepResult
+from esper.tasks.registry import get_suite
 from esper.telemetry.events import (
     EpisodeEnded,
     EpisodeStarted,
@@ -50,7 +53,7 @@ class Scope:
     """Numbers of the environments of which is told what the policy saw."""
 
 
-class Chronicle:
+class EventRecorder:
     """Makes events of the steps of E episodes, in order, from the first one on."""
 
     def __init__(self, episodes: Episodes, scope: Scope) -> None:
@@ -224,3 +227,25 @@ def _nested(values: Tensor) -> tuple[Any, ...]:
 
 def _as_tuple(values: Any) -> Any:
     return tuple(map(_as_tuple, cast("list[Any]", values))) if isinstance(values, list) else values
+
+
+def describe_run(settings: TrainSettings) -> dict[str, Any]:
+    """Metadata by key; lists are indexed by the numbers that events use."""
+    suite = get_suite(settings.suite)
+    return {
+        "command": "train",
+        "seed": settings.seed,
+        "suite": suite.name,
+        "environments": settings.environments,
+        "iterations": settings.iterations,
+        "steps": suite.steps,
+        "slots": list(suite.sites),
+        "blueprints": list(suite.blueprints),
+        "operations": [op.name.lower() for op in Op],
+        "heads": [head.name.lower() for head in Head],
+        "features": {
+            "globals": [feature.name for feature in GLOBAL_FEATURES],
+            "slots": [feature.name for feature in SLOT_FEATURES],
+            "blueprints": [feature.name for feature in BLUEPRINT_FEATURES],
+        },
+    }

@@ -1,23 +1,97 @@
-"""Train every arm with every seed, in turns, and let each policy play the same instances. Stopped, it goes on."""
+"""Is one way to train a controller better than another? Every way with several seeds, in turns, each policy on the same
+instances. What was stopped goes on; what is done is only read.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from esper.errors import ConfigError
-from esper.experiments.arms.outcome import Outcome
-from esper.experiments.backend import LOCAL, Backend
-from esper.experiments.compare.judged_run import JudgedRun
+from esper.config import dump_settings, load_settings
+from esper.errors import ConfigError, RunError
+from esper.experiments.evaluate import load_policy
+from esper.experiments.evaluation import evaluate_controllers, evaluation_config
 from esper.experiments.iteration import Iteration
+from esper.experiments.process_pool import run_task
+from esper.experiments.results import Outcomes, Result, read_outcomes
+from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
+from esper.experiments.static_networks import measure_arm
+from esper.experiments.trainer import Trainer
+from esper.experiments.workers import LOCAL, Backend, Workers
+from esper.files import write_atomically
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run at a path, with these settings; ``what`` is the command that holds it meanwhile."""
+
+    path: Path
+    settings: TrainSettings
+    what: str
+
+    def outcomes(
+        self, instances: Sequence[Instance], workers: Workers, report: Callable[[Iteration], None]
+    ) -> list[Result]:
+        """Of the run's policy on each instance; ``report`` is called after each iteration.
+
+        Raises:
+            ConfigError: the path holds a run of other settings.
+            RunError: it cannot be written.
+        """
+        return run_task(self.judged(instances, workers), report)
+
+    def judged(self, instances: Sequence[Instance], workers: Workers) -> Generator[Iteration, None, list[Result]]:
+        """As `outcomes`; tells of each iteration."""
+        new = not (self.path / "config.yaml").exists()
+        run = RunDirectory.create(self.path) if new else RunDirectory(self.path)
+        with run.locked(self.what):
+            self._settle(run, new)
+            records = _known(run, instances)
+            if records is None:
+                yield from self._trained(run, workers)
+                policy = load_policy(run, self.settings).controller
+                played = evaluate_controllers(workers, [policy], evaluation_config(self.settings), instances)[0]
+                records = measure_arm(played, get_suite(self.settings.suite)).outcomes
+                write_atomically(_file(run), json.dumps([record.to_json() for record in records]))
+        return records
+
+    def _settle(self, run: RunDirectory, new: bool) -> None:
+        """Write a new run's settings; those of one that is there already must be the same."""
+        if new:
+            run.require_new()
+            dump_settings(self.settings, run.config)
+        elif load_settings(TrainSettings, run.config) != self.settings:
+            raise ConfigError(f"{run.path} was trained with other settings: choose another --run-dir for this")
+
+    def _trained(self, run: RunDirectory, workers: Workers) -> Generator[Iteration]:
+        with run.open_store() as store:
+            trainer = Trainer.opened(run, self.settings, store, workers)
+            if trainer.done < self.settings.iterations:
+                yield from trainer.iterations()
+
+
+def _known(run: RunDirectory, instances: Sequence[Instance]) -> list[Result] | None:
+    """The records of a run that is done, if they are of these instances."""
+    try:
+        records = read_outcomes(_file(run))
+    except RunError:
+        return None
+    same = [record.instance for record in records] == [instance.name for instance in instances]
+    return records if same else None
+
+
+def _file(run: RunDirectory) -> Path:
+    return run.path / "contest.json"
+
 
 _STREAM = 8
 """Keeps the instances of comparisons apart from all others."""
@@ -85,10 +159,6 @@ class Contest:
         return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
 
 
-Outcomes = list[list[Outcome]]
-"""What an arm's policies came to: N lists, one per training seed, of M instances."""
-
-
 def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> dict[str, Outcomes]:
     """What each arm's policies came to, computed by ``backend``; trials that are done already are only read.
 
@@ -97,7 +167,7 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
         RunError: it cannot be written.
     """
     trials, instances = contest.trials(), contest.played()
-    found: dict[str, dict[int, list[Outcome]]] = {name: {} for name in contest.arms}
+    found: dict[str, dict[int, list[Result]]] = {name: {} for name in contest.arms}
     with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)

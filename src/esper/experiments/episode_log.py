@@ -1,16 +1,16 @@
-"""What happened in a set of episodes, for reports and statistics."""
+"""The log of E episodes: actions, changes of stage, rollbacks, the health of seeds' gradients; and its form on disk."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.experiments.seed_gradients import SeedGradients, seed_gradients
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
@@ -20,7 +20,36 @@ from esper.rl.episodes import Episodes, StepResult
 from esper.rl.incidents import Incident
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients.health import HealthTable, SeedHealth
+
+
+@dataclass(frozen=True)
+class SeedGradients:
+    """The gradients of one seed, as means over the decisions after which it learned; fields as in `SeedHealth`."""
+
+    environment: int
+    slot: int
+    blueprint: str
+    decisions: int
+    """How many there were, one at least."""
+    vanished: float
+    exploded: float
+    ratio: float | None
+    """None if it was never known."""
+
+
+@dataclass(frozen=True)
+class BlueprintGradients:
+    """The gradients of all seeds of one blueprint."""
+
+    blueprint: str
+    seeds: int
+    vanished: float
+    """Mean over the seeds."""
+    exploded: float
+    """Mean over the seeds."""
+    ratio: float | None
+    """Median over the seeds; None if no seed's is known."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +74,7 @@ class Rollback(Incident):
     """Decisions are counted from 0."""
 
 
-class Tally:
+class EpisodeLog:
     """Actions, stage changes, rollbacks, seeds' gradients and objectives of E episodes, filled step by step."""
 
     def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
@@ -97,14 +126,14 @@ class Tally:
 
     def finish(self, episodes: Episodes) -> None:
         """Take down how the episodes ended, and what needs whole episodes."""
-        self.gradients = seed_gradients(self._blueprints, self._transitions, self._health)
+        self.gradients = average_gradients(self._blueprints, self._transitions, self._health)
         self._transitions, self._health = [], []
         population = episodes.population
         self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
         self.added = population.parameters_in(self.kept) / population.host_parameters
 
-    def part(self, place: slice) -> Tally:
+    def part(self, place: slice) -> EpisodeLog:
         """The finished tally of some of the episodes alone, numbered from 0."""
         own = copy.copy(self)
         own.instances = self.instances[place]
@@ -134,7 +163,7 @@ class Tally:
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
 
 
-def side_by_side(tallies: Sequence[Tally]) -> NDArray[np.int64]:
+def stack_actions(tallies: Sequence[EpisodeLog]) -> NDArray[np.int64]:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
     longest = max(len(tally.steps) for tally in tallies)
     padded = [np.stack(tally.steps + [wait(len(tally.instances))] * (longest - len(tally.steps))) for tally in tallies]
@@ -151,3 +180,106 @@ def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
         for record in records
         if place.start <= record.environment < place.stop
     ]
+
+
+def average_gradients(
+    blueprints: Sequence[str], changes: Sequence[Transitions], health: Sequence[HealthTable]
+) -> list[SeedGradients]:
+    """Every seed that learned, from the transitions of each decision and the health ``[E, S]`` after it."""
+    births: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    for step, change in enumerate(changes):
+        for index in np.flatnonzero(change.after == Stage.GERMINATED).tolist():
+            place = int(change.env[index]), int(change.slot[index])
+            births[place].append((step, blueprints[int(change.blueprint[index])]))
+    found: list[SeedGradients] = []
+    for place, own in sorted(births.items()):
+        ends = [*(step for step, _ in own[1:]), len(health)]
+        for (start, blueprint), end in zip(own, ends, strict=True):
+            learned = [one for table in health[start:end] if (one := table.at(*place)).minibatches]
+            if learned:
+                found.append(_over(learned, place, blueprint))
+    return found
+
+
+def _over(life: Sequence[SeedHealth], place: tuple[int, int], blueprint: str) -> SeedGradients:
+    ratios = [one.ratio for one in life if np.isfinite(one.ratio)]
+    return SeedGradients(
+        *place,
+        blueprint,
+        len(life),
+        float(np.mean([one.vanished for one in life])),
+        float(np.mean([one.exploded for one in life])),
+        float(np.mean(ratios)) if ratios else None,
+    )
+
+
+def average_by_blueprint(found: Sequence[SeedGradients]) -> list[BlueprintGradients]:
+    """In the order of the blueprints' names."""
+    own: dict[str, list[SeedGradients]] = defaultdict(list)
+    for one in found:
+        own[one.blueprint].append(one)
+    return [_summed(blueprint, seeds) for blueprint, seeds in sorted(own.items())]
+
+
+def _summed(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradients:
+    ratios = [seed.ratio for seed in seeds if seed.ratio is not None]
+    return BlueprintGradients(
+        blueprint,
+        len(seeds),
+        float(np.mean([seed.vanished for seed in seeds])),
+        float(np.mean([seed.exploded for seed in seeds])),
+        float(np.median(ratios)) if ratios else None,
+    )
+
+
+_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, Rollback, SeedGradients)}
+"""Dataclasses of plain values that a tally may list."""
+
+
+def log_to_json(tally: EpisodeLog) -> dict[str, Any]:
+    """All that was counted; not the suite and the instances, which whoever reads it back has to know."""
+    return {name: _encoded(value) for name, value in _counted(tally).items()}
+
+
+def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
+    """Inverse of :func:`log_to_json`.
+
+    Raises:
+        ValueError: what was counted then is not what is counted now.
+    """
+    tally = EpisodeLog(suite, instances)
+    if record.keys() != _counted(tally).keys():
+        raise ValueError(f"not the record of a tally: {sorted(record)}")
+    vars(tally).update({name: _decoded(value) for name, value in record.items()})
+    return tally
+
+
+def _counted(tally: EpisodeLog) -> dict[str, Any]:
+    return {name: value for name, value in vars(tally).items() if name != "instances" and not name.startswith("_")}
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+        return {"dtype": array.dtype.str, "array": array.tolist()}
+    if isinstance(value, list):
+        return [_encoded(one) for one in cast("list[Any]", value)]
+    kind = type(value).__name__
+    return {"kind": kind, "fields": asdict(value)} if kind in _RECORDS else value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in cast("list[Any]", value)]
+    match value:
+        case {"dtype": dtype, "array": array}:
+            return np.array(array, np.dtype(dtype))
+        case {"kind": kind, "fields": fields}:
+            return _RECORDS[kind](**{name: _frozen(one) for name, one in fields.items()})
+        case _:
+            return value
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has no tuples, and records, being immutable, no lists."""
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

@@ -1,1 +1,0 @@
-"""Everybody whom a learned policy has to beat before it may claim that control pays, on the same instances."""

@@ -1,0 +1,308 @@
+"""Let controllers play instances to the end, and score what they committed on test data.
+
+Every controller plays the same instances, in cohorts of networks side by side; what an evaluation that was stopped has
+finished is kept, and not played again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from esper.control.controller import Actions, Controller
+from esper.control.spaces import Observation
+from esper.devices import CPU, usable_device
+from esper.errors import RunError
+from esper.experiments.episode_log import EpisodeLog, log_from_json, log_to_json
+from esper.experiments.results import Result
+from esper.experiments.seed_shapley import SeedShapley, attribute_kept_seeds
+from esper.experiments.settings import TrainSettings
+from esper.experiments.workers import DeviceTask, Workers, enough_memory
+from esper.files import write_atomically
+from esper.lifecycle.rules import Rules
+from esper.rl.conduct import Conduct
+from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.rewards.settings import RewardSettings
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+from esper.training.plan import Strategy
+from esper.training.roster import Fossils
+
+COHORT = 64
+"""Networks played side by side."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The records of a list of instances, in its order, and what happened on the way."""
+
+    records: list[Result]
+    tallies: list[EpisodeLog]
+    earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
+    """One per record if they were asked for, otherwise none."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A controller and the instances it is to play."""
+
+    controller: Controller
+    instances: Sequence[Instance]
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What holds for all who play."""
+
+    suite: str
+    rules: Rules
+    conduct: Conduct = Conduct()
+    device: str = CPU
+    """Where networks are computed, as torch names it; controllers decide on the CPU."""
+    networks_per_pass: int | None = None
+    strategy: Strategy = "stacked"
+
+    def episodes(
+        self,
+        instances: Sequence[Instance],
+        *,
+        suite: Suite | None = None,
+        rewards: Sequence[RewardSettings] = (),
+        fossils: Sequence[Fossils] = (),
+    ) -> Episodes:
+        """Episodes under these terms; of another suite than the one of that name, where one is given.
+
+        Raises:
+            ConfigError: this machine has no such device.
+        """
+        return Episodes(
+            suite or get_suite(self.suite),
+            instances,
+            self.rules,
+            self.conduct,
+            rewards=rewards,
+            fossils=fossils,
+            strategy=self.strategy,
+            networks_per_pass=self.networks_per_pass,
+            device=usable_device(self.device),
+        )
+
+
+def evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
+    """Those of a training run, on its first device or another one."""
+    return EvaluationConfig(
+        settings.suite,
+        settings.rules,
+        settings.conduct,
+        settings.devices[0] if device is None else device,
+        settings.networks_per_pass,
+        settings.strategy,
+    )
+
+
+@dataclass(frozen=True)
+class CohortTask(DeviceTask):
+    """Parts that are played side by side, as one cohort; any process may compute it."""
+
+    terms: EvaluationConfig
+    parts: Sequence[Part]
+    attributed: bool = False
+    """Whether to tell what the kept seeds earned."""
+
+    @property
+    def device(self) -> str:
+        return self.terms.device
+
+
+@enough_memory()
+def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
+    """Play all parts, each by its controller. What is random in a controller follows from the instance's seed.
+
+    Raises:
+        RunError: the device's memory ran out.
+    """
+    terms, suite = task.terms, get_suite(task.terms.suite)
+    instances = [instance for part in task.parts for instance in part.instances]
+    episodes = terms.episodes(instances)
+    ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
+    places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
+    tally = EpisodeLog(suite, instances)
+    states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
+    while not episodes.finished.all():
+        observation, masks = episodes.observe(), episodes.legal_actions()
+        actions: list[Actions] = []
+        for index, (part, place) in enumerate(zip(task.parts, places, strict=True)):
+            seen = Observation(*(features[place] for features in observation))
+            chosen, states[index] = part.controller.act(seen, masks.rows(place), states[index])
+            actions.append(chosen)
+        joint = np.concatenate(actions)
+        tally.add(joint, episodes.step(joint))
+    tally.finish(episodes)
+    final = episodes.final_score()
+    earned = attribute_kept_seeds(episodes) if task.attributed else []
+    return [
+        EvaluationResult(
+            _records(part, final, episodes.population.host_parameters, place), [tally.part(place)], earned[place]
+        )
+        for part, place in zip(task.parts, places, strict=True)
+    ]
+
+
+def _records(part: Part, final: FinalScore, hosts: NDArray[np.int64], place: slice) -> list[Result]:
+    return [
+        Result(
+            part.controller.name,
+            instance.name,
+            instance.family,
+            instance.variant,
+            float(final.score[row]),
+            float(final.accuracy[row]),
+            int(final.added_parameters[row]),
+            int(hosts[row]),
+        )
+        for row, instance in enumerate(part.instances, start=place.start)
+    ]
+
+
+def split_into_cohorts(
+    controllers: Sequence[Controller],
+    terms: EvaluationConfig,
+    instances: Sequence[Instance],
+    *,
+    attributed: bool = False,
+) -> list[CohortTask]:
+    """Every controller on every instance, as tasks, ``attributed`` or not.
+
+    Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`.
+    """
+    size = min(COHORT, len(instances))
+    parts = [
+        Part(controller, instances[start : start + size])
+        for controller in controllers
+        for start in range(0, len(instances), size)
+    ]
+    together = max(COHORT // size, 1)
+    return [CohortTask(terms, parts[start : start + together], attributed) for start in range(0, len(parts), together)]
+
+
+def join_cohorts(controllers: int, played: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
+    """What the cohorts of that many controllers led to, put together for each."""
+    parts = [part for cohort in played for part in cohort]
+    each = len(parts) // controllers
+    return [
+        EvaluationResult(
+            [record for one in own for record in one.records],
+            [tally for one in own for tally in one.tallies],
+            [earned for one in own for earned in one.earnings],
+        )
+        for own in (parts[start : start + each] for start in range(0, len(parts), each))
+    ]
+
+
+def evaluate_controllers(
+    workers: Workers, controllers: Sequence[Controller], terms: EvaluationConfig, instances: Sequence[Instance]
+) -> list[EvaluationResult]:
+    """Every controller on every instance; the results in the order of the controllers."""
+    tasks = split_into_cohorts(controllers, terms, instances)
+    return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
+
+
+def mean_score(played: EvaluationResult) -> float:
+    """Mean score over the instances."""
+    return float(np.mean([record.score for record in played.records]))
+
+
+_EARNINGS = TypeAdapter(list[SeedShapley])
+
+
+class EvaluationProgress:
+    """A folder with a file per finished cohort, named by all that its result follows from."""
+
+    def __init__(self, folder: Path, circumstances: Mapping[str, Any], tasks: Sequence[CohortTask]) -> None:
+        """Take over what was played of ``tasks`` under these circumstances; everything else in the folder is removed.
+
+        Raises:
+            RunError: the folder cannot be used.
+        """
+        self._folder = folder
+        self._circumstances = dict(circumstances)
+        paths = {self._path(task): task for task in tasks}
+        self._known = {path: played for path, task in paths.items() if (played := _read(path, task)) is not None}
+        try:
+            folder.mkdir(exist_ok=True)
+            for path in folder.iterdir():
+                if path not in self._known:
+                    path.unlink()
+        except OSError as error:
+            raise RunError(f"cannot use {folder} ({error.strerror}): delete it and try again") from error
+
+    @property
+    def taken_over(self) -> int:
+        """How many cohorts need not be played."""
+        return len(self._known)
+
+    def play(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
+        """Play what is not known yet, and keep each cohort as soon as it is."""
+        paths = [self._path(task) for task in tasks]
+        missing = [index for index, path in enumerate(paths) if path not in self._known]
+        for place, played in workers.finished(evaluate_cohort, [tasks[index] for index in missing]):
+            path = paths[missing[place]]
+            _write(path, played)
+            self._known[path] = played
+        return [self._known[path] for path in paths]
+
+    def remove(self) -> None:
+        """Forget it all: the evaluation has its results."""
+        try:
+            shutil.rmtree(self._folder)
+        except OSError as error:
+            raise RunError(f"cannot delete {self._folder} ({error.strerror}): delete it by hand") from error
+
+    def _path(self, task: CohortTask) -> Path:
+        parts = [[part.controller.name, [one.to_json() for one in part.instances]] for part in task.parts]
+        return self._folder / f"{_digest([self._circumstances, parts, task.attributed])}.json"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, played: Sequence[EvaluationResult]) -> None:
+    content = [
+        {
+            "records": [one.to_json() for one in part.records],
+            "tallies": [log_to_json(one) for one in part.tallies],
+            "earnings": [asdict(one) for one in part.earnings],
+        }
+        for part in played
+    ]
+    write_atomically(path, json.dumps({"sha256": _digest(content), "played": content}))
+
+
+def _read(path: Path, task: CohortTask) -> list[EvaluationResult] | None:
+    """What :func:`_write` wrote; None if it is missing or damaged."""
+    suite = get_suite(task.terms.suite)
+    try:
+        file = json.loads(path.read_bytes())
+        if file["sha256"] != _digest(file["played"]):
+            return None
+        return [
+            EvaluationResult(
+                [Result(**record) for record in one["records"]],
+                [log_from_json(tally, suite, part.instances) for tally in one["tallies"]],
+                _EARNINGS.validate_python(one["earnings"]),
+            )
+            for part, one in zip(task.parts, file["played"], strict=True)
+        ]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
