@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from esper.control.controller import Controller
+from esper.control.learned import Learned
 from esper.experiments.arms import run_arms
 from esper.experiments.contest import Contest, run_contest
 from esper.experiments.evaluate import LoadedPolicy
+from esper.experiments.evaluation import EvaluationResult, evaluate_controllers
 from esper.experiments.results import Arm
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
+from esper.experiments.workers import Workers
 from esper.tasks.registry import get_suite
 from experiments.arms.planting import planter
 from experiments.runs import tiny
