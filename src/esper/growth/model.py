@@ -8,8 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from esper.errors import CheckpointError, SlotError
+from esper.arguments import checked, instance, one_of
+from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.apart import parameter_names
+from esper.growth.arguments import MODULE
 from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
@@ -22,6 +24,10 @@ from esper.growth.signature import called_as, unmade
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import Preview, Summary, previewed, summarised
 from esper.growth.unfinished import Unfinished
+
+OPTIMIZER = instance(
+    torch.optim.Optimizer, advice="give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
+)
 
 
 class Slots(nn.Module):
@@ -167,6 +173,7 @@ class GrowingModel(nn.Module):
             groups.append({"params": own, SLOT_KEY: slot.name, **options})
         return groups
 
+    @checked(SlotError, optimizer=OPTIMIZER)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
 
@@ -175,6 +182,7 @@ class GrowingModel(nn.Module):
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
+    @checked(SlotError, average=MODULE)
     def mirror(self, average: nn.Module) -> None:
         """Let a copy of this model grow as it does, such as an average of its weights over training.
 
@@ -223,6 +231,7 @@ class GrowingModel(nn.Module):
         self._guards.clear()
         self.copies.released = True
 
+    @checked(ConfigError, unfinished=one_of(Unfinished))
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.
 
@@ -251,4 +260,12 @@ class GrowingModel(nn.Module):
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``.
             ExportError: `torch.export` cannot trace the blueprint of a seed.
         """
-        return finalize(self, Unfinished.of(unfinished))
+        return finalize(self, Unfinished(unfinished))
+
+
+GROWING = instance(
+    GrowingModel,
+    advice="give the very model that esper.attach returned: neither its host, nor a compiled, averaged or distributed "
+    "module around it",
+)
+"""As an argument."""
