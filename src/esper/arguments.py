@@ -131,6 +131,19 @@ def one_of(choices: type[StrEnum]) -> Kind:
     return Kind(read, f"give one of {', '.join(choices)}")
 
 
+def name_of(what: str) -> Kind:
+    """Text that is not empty."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        if not value:
+            raise ValueError
+        return value
+
+    return Kind(read, f"give the name of {what}")
+
+
 def optional(kind: Kind) -> Kind:
     """Such, or None."""
     return Kind(lambda value: None if value is None else kind.read(value), f"{kind.advice}, or leave it out")

@@ -263,7 +263,7 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
 
 def test_a_score_that_is_no_accuracy_is_not_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     loop = Loop("none", run=tmp_path / "run")
-    own = loop.grower.recording
+    own = loop.grower.telling.recording
     assert own is not None
     keep = own.keep
     monkeypatch.setattr(own, "keep", lambda account: keep(replace(account, metric="loss")))
@@ -282,8 +282,8 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
-    assert loop.grower.recording is not None
-    loop.grower.recording.resolved(3, [kept], {"0": 0.25})
+    assert loop.grower.telling.recording is not None
+    loop.grower.telling.recording.resolved(3, [kept], {"0": 0.25})
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25

@@ -24,9 +24,7 @@ Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
 """Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
 
 
-@checked(
-    SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth())
-)
+@checked(SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth()))
 def attach(
     model: nn.Module,
     slots: Places,
@@ -56,9 +54,9 @@ def attach(
             what mixes positions on offer all the same: for models that never meet padding and never use a cache.
 
     Raises:
-        SlotError: an argument is of another kind, such as a string as ``slots``; a name or pattern matches nothing, two of them the same submodule; a submodule
-            is shared, is never called or more than once, or yields no features that a slot can use; a blueprint does
-            not serve a site.
+        SlotError: an argument is of another kind, such as a string as ``slots``; a name or pattern matches nothing, two
+            of them the same submodule; a submodule is shared, is never called or more than once, or yields no features
+            that a slot can use; a blueprint does not serve a site.
         UnknownBlueprintError: nobody registered a blueprint of that name.
     """
     if isinstance(slots, Mapping):
