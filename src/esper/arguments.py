@@ -160,6 +160,8 @@ def file_path(advice: str) -> Kind:
     def read(value: Any) -> Path:
         if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(cast("Any", value)), bytes):
             raise TypeError
+        if not os.fspath(cast("Any", value)):
+            raise ValueError
         return Path(cast("str | os.PathLike[str]", value))
 
     return Kind(read, advice)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from esper.arguments import checked, instance, one_of
+from esper.arguments import checked, instance, name_of, one_of
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.apart import parameter_names
 from esper.growth.arguments import MODULE
@@ -28,6 +28,7 @@ from esper.growth.unfinished import Unfinished
 OPTIMIZER = instance(
     torch.optim.Optimizer, advice="give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
 )
+_SLOT = name_of("a slot")
 
 
 class Slots(nn.Module):
@@ -40,7 +41,7 @@ class Slots(nn.Module):
             self.add_module(self._keys[name], slot)
 
     def __getitem__(self, name: str) -> Slot:
-        if name not in self._keys:
+        if name not in self.keys():
             raise SlotError(f"no slot {name!r}; this model has {', '.join(self._keys)}")
         slot = self.get_submodule(self._keys[name])
         assert isinstance(slot, Slot)
@@ -212,6 +213,7 @@ class GrowingModel(nn.Module):
         """What each blueprint on offer would cost in each slot that is free, in parameters and FLOPs. Print it."""
         return previewed(self.slots.values(), self.host_parameters)
 
+    @checked(SlotError, slot=_SLOT)
     def disable(self, slot: str) -> None:
         """Let nothing germinate in ``slot`` from now on; a seed that lives there stays.
 
@@ -220,6 +222,7 @@ class GrowingModel(nn.Module):
         """
         self.slots[slot].enabled = False
 
+    @checked(SlotError, slot=_SLOT)
     def enable(self, slot: str) -> None:
         """Undo `disable`."""
         self.slots[slot].enabled = True
