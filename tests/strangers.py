@@ -76,6 +76,7 @@ def require_refused(call: Callable[..., Any], right: dict[str, Any], argument: s
         try:
             call(**{**right, argument: stranger})
         except EsperError as refusal:
-            assert "\n" not in str(refusal)
+            sentence = str(refusal)
         else:
             pytest.fail(f"{argument} took {name}")
+        assert "\n" not in sentence
