@@ -12,6 +12,7 @@ from esper.arguments import checked, instance, name_of, one_of
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.apart import parameter_names
 from esper.growth.arguments import MODULE
+from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
@@ -119,7 +120,8 @@ class GrowingModel(nn.Module):
         self.tap = InputTap(input_place(example_input), parameter_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
-        shared = (self.tap, self.ownership, self.copies)
+        self.compilations = Compilations()
+        shared = (self.tap, self.ownership, self.copies, self.compilations)
         made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
@@ -153,6 +155,8 @@ class GrowingModel(nn.Module):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
         require_untraced()
+        if torch.compiler.is_compiling():
+            self.compilations.traced(self.training)
         return self.host(*arguments, **keywords)
 
     @property
