@@ -35,11 +35,7 @@ OPTIONS: Final = {
     "metric": optional(name_of("a figure that evaluate returns")),
     "higher_is_better": optional(truth()),
     "classes": optional(
-        whole(
-            2,
-            "give how many there are to choose from: say classes=2 for one output that tells yes from no; a task "
-            "without classes is judged by its loss alone",
-        )
+        whole(2, "give how many there are to choose from (say classes=2 for one output that tells yes from no)")
     ),
     "horizon": optional(whole(1, "give the number of decisions that are planned, at least 1")),
     "rules": optional(instance(Rules, advice="give an esper.lifecycle.rules.Rules")),
