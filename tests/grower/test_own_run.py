@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from esper import Decision, attach
+from esper import Decision, Grower, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.experiments.run_directory import RunDirectory, State, read_progress
@@ -263,8 +266,8 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
-    assert loop.grower.recording is not None
-    loop.grower.recording.resolved(3, [kept], {"0": 0.25})
+    assert loop.grower.telling.recording is not None
+    loop.grower.telling.recording.resolved(3, [kept], {"0": 0.25})
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25
@@ -297,6 +300,34 @@ def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):
     assert any(decision.op is Op.GERMINATE for decision in decisions)
     train(Loop("none"), 1)
     assert not capsys.readouterr().out
+
+
+def test_verbose_prints_a_line_for_every_seed_that_finish_judges(capsys: pytest.CaptureFixture[str]):
+    loop = Loop("all_at_start", verbose=True)
+    train(loop, 4)
+    capsys.readouterr()
+    ending = loop.grower.finish()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(ending.changes) == 2
+    for line, change in zip(lines, ending.changes, strict=True):
+        assert re.fullmatch(rf"finished: (kept|pruned) {change.blueprint} in {change.slot} \(.*\)", line)
+        assert line.removeprefix("finished: ") in str(ending)
+    loop.grower.finish()
+    assert capsys.readouterr().out == "finished: nothing was unfinished\n"
+    silent = Loop("all_at_start")
+    train(silent, 4)
+    silent.grower.finish()
+    assert not capsys.readouterr().out
+
+
+def test_a_run_says_all_that_its_grower_was_told(tmp_path: Path):
+    options: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "rent": 0.5, "seed": 3, "classes": 3}
+    options |= {"train_size": 96, "evidence": "dependence", "controller": "none"}
+    Loop(**options, run=tmp_path / "run")
+    said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert {name: said[name] for name in options} == options
+    means = {"model", "optimizer", "evaluate", "loss", "scaler", "run", "verbose"}
+    assert said.keys() - {"host", "slots"} == signature(Grower).parameters.keys() - means
 
 
 def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -103,6 +103,6 @@ def test_an_average_goes_through_all_that_a_grower_does(use_buffers: bool) -> No
 def test_one_class_is_refused_with_what_to_say_instead() -> None:
     model = attach(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.zeros(2, 4))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-2))
-    with pytest.raises(ConfigError, match=r"^classes is 1, .*: say classes=2 for one output that tells yes from no"):
+    with pytest.raises(ConfigError, match=r"^classes is 1: .*say classes=2 for one output that tells yes from no"):
         Grower(model, optimizer, evaluate=validate, classes=1)
     Grower(model, optimizer, evaluate=validate, classes=2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import math
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.replay import Replay
 from esper.errors import CheckpointError, ConfigError, SlotError
+from esper.grower import Grower
 from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.packing import pack, unpack
 from esper.grower.structure import regrow, structure
@@ -25,7 +28,7 @@ from esper.lifecycle.actions import Op
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
 from esper.training.governor.settings import GovernorSettings
-from grower.training_loop import SLOTS, Loop, growing, host
+from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
 
 DECISIONS = 8
 
@@ -117,6 +120,80 @@ def test_another_controller_or_other_slots_are_refused():
     fewer = esper.attach(host(), {"0": SLOTS["0"]}, torch.zeros(2, 4))
     with pytest.raises(CheckpointError, match="saved with slots"):
         Loop("heuristic", fewer).grower.load_state_dict(state)
+
+
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "controller": ({}, {"controller": "random"}),
+    "metric": ({}, {"metric": "loss"}),
+    "higher_is_better": (
+        {"metric": "f1", "higher_is_better": True},
+        {"metric": "f1", "higher_is_better": False},
+    ),
+    "classes": ({}, {"classes": 4}),
+    "seed": ({}, {"seed": 1}),
+    "evidence": ({}, {"evidence": "refit", "loss": torch.sum}),
+}
+"""Arguments to which what a grower remembers belongs: how it was told, and how otherwise."""
+OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
+    "horizon": ({"horizon": 50}, lambda grower: (grower.terms.horizon, grower._timing.horizon)),
+    "rules": ({"rules": HELD}, lambda grower: grower.rules),
+    "conduct": (
+        {"conduct": Conduct(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
+        lambda grower: (grower.conduct, grower.governor and grower.governor.settings),
+    ),
+    "rent": ({"rent": 0.5}, lambda grower: grower.terms.rent),
+    "train_size": ({"train_size": 7}, lambda grower: grower.terms.train_size),
+}
+"""Arguments that may be others from the next decision on, and where that shows."""
+RESTORED = {"model", "optimizer"}
+"""By their owner, from states of their own."""
+UNKNOWN = {"evaluate", "loss", "scaler", "run", "verbose"}
+"""Functions and means of the loop, of which a state says nothing; a run knows its grower again by itself."""
+
+
+def told(**options: Any) -> Grower:
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    evaluate = (lambda _: {"loss": 0.5, "f1": 0.5}) if options.get("metric") == "f1" else validate
+    return Grower(model, optimizer, **{"controller": "none", "evaluate": evaluate, "horizon": 20, **options})
+
+
+def test_of_every_argument_it_is_known_whether_it_must_be_the_same() -> None:
+    kinds = [set(SAME), set(OTHER), RESTORED, UNKNOWN]
+    assert sum(map(len, kinds)) == len(set().union(*kinds))
+    assert set().union(*kinds) == set(signature(Grower).parameters)
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("decided", [False, True])
+def test_what_must_be_the_same_is_refused_otherwise(name: str, decided: bool) -> None:
+    usual, other = SAME[name]
+    grower = told(**usual)
+    if decided:
+        grower.step(train_loss=1.0)
+    state = copy.deepcopy(grower.state_dict())
+    told(**usual).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=f"saved with {name} .*, but here it is {other[name]!r}: load it into"):
+        told(**other).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_may_be_another_is_as_it_was_told_last(name: str) -> None:
+    other, seen = OTHER[name]
+    grower = told()
+    grower.step(train_loss=1.0)
+    again = told(**other)
+    again.load_state_dict(copy.deepcopy(grower.state_dict()))
+    assert seen(again) == seen(told(**other)) != seen(grower)
+    assert again.step(train_loss=1.0).number == 2
+
+
+@pytest.mark.parametrize("part", ["version", "seed", "seeds", "memory", "refit"])
+def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
+    state = told().state_dict()
+    del state[part]
+    with pytest.raises(CheckpointError, match=f"the grower's state .*{part}"):
+        told().load_state_dict(state)
 
 
 def test_a_governor_of_another_window_is_refused():

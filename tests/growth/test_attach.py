@@ -20,7 +20,7 @@ def network() -> nn.Module:
     ("places", "message"),
     [
         ({}, "no slots: name the submodules"),
-        ("2", r"^slots is the string '2': give a list of names, \['2'\], or a mapping$"),
+        ("2", r"^slots is a str, '2': give a list of submodules' names, such as \['layer2'\], or a mapping from names"),
         (["2"], r"no submodule '2'"),
         (["re:block9"], r"no submodule's whole name matches 're:block9'; print\(model\) shows the names"),
         (["re:("], "'re:\\(' is no regular expression"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from esper.plain_state import from_plain
 Actions = NDArray[np.int64]
 
 
+@runtime_checkable
 class Controller(Protocol):
     """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
 

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
+import torch
+from torch import Tensor
+
+from esper.arguments import (
+    LARGEST,
+    amount,
+    callable_,
+    file_path,
+    instance,
+    name_of,
+    one_of,
+    optional,
+    truth,
+    whole,
+)
+from esper.control.controller import Controller
 from esper.errors import ConfigError
-from esper.grower.figures import ACCURACY, LOSS, ROUNDING, Figures, figures, number
+from esper.grower.counterfactual import Counterfactual
+from esper.grower.figures import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, figures, number
+from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.training.governor.settings import GovernorSettings
 
-SEEDS = 2**63
-"""So many there are."""
-
-
-def require_sizes(classes: int | None, horizon: int | None, rent: float, train_size: int, seed: object) -> None:
-    """Refuse what is out of range.
-
-    Raises:
-        ConfigError: it is; the message says of what.
-    """
-    if classes == 1:
-        raise ConfigError(
-            "classes is 1, and nobody can guess among one: say classes=2 for one output that tells yes from no; a task "
-            "without classes is judged by its loss alone"
-        )
-    if (
-        (classes is not None and classes < 2)
-        or (horizon is not None and horizon < 1)
-        or train_size < 1
-        or not 0 <= rent < math.inf
-    ):
-        told = "" if classes is None else f"classes {classes}, "
-        raise ConfigError(
-            f"{told}horizon {horizon}, train_size {train_size} and rent {rent}: "
-            f"give at least {'2, ' if told else ''}1, 1 and 0"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
-        raise ConfigError(f"seed is {seed!r}: give a whole number from 0 to {SEEDS - 1}")
+OPTIONS: Final = {
+    "evaluate": callable_(f"give a function that takes the model and returns {EXPECTED}"),
+    "metric": optional(name_of("a figure that evaluate returns")),
+    "higher_is_better": optional(truth()),
+    "classes": optional(
+        whole(2, "give how many there are to choose from (say classes=2 for one output that tells yes from no)")
+    ),
+    "horizon": optional(whole(1, "give the number of decisions that are planned, at least 1")),
+    "rules": optional(instance(Rules, advice="give an esper.lifecycle.rules.Rules")),
+    "conduct": instance(Conduct, advice="give an esper.Conduct"),
+    "rent": amount("give a number from 0 on"),
+    "train_size": whole(1, "give the number of training examples, at least 1"),
+    "seed": whole(0, f"give a whole number from 0 to {LARGEST}"),
+    "loss": optional(callable_("give a function that computes the loss of a minibatch")),
+    "scaler": optional(instance(torch.amp.GradScaler, advice="give the torch.amp.GradScaler of the loop")),
+    "run": optional(file_path("give the path of a new folder")),
+    "verbose": truth(),
+    "evidence": one_of(Counterfactual),
+}
+"""What a grower is told by name."""
+CONTROLLER = instance(
+    str,
+    Path,
+    Controller,
+    but=(type,),
+    advice="give a rule's name, the directory of a run of `esper train`, or an esper.control.controller.Controller",
+)
+MINIBATCH_LOSS = instance(Tensor, advice="give the loss of the minibatch, a tensor")
+STATE = instance(Mapping, advice="give what Grower.state_dict() returned")
 
 
 def require_conduct(conduct: Conduct, horizon: int | None) -> None:

@@ -22,17 +22,14 @@ class Counterfactual(StrEnum):
     the same minibatches since. Before and after, as ``dependence``."""
 
 
-def counterfactual(evidence: str, loss: Loss | None, optimizer: torch.optim.Optimizer) -> Counterfactual:
-    """The one of that name.
+def require_forks(evidence: Counterfactual, loss: Loss | None, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse evidence for which a fork would have to learn where it cannot.
 
     Raises:
-        ConfigError: there is none, or it needs a ``loss`` where nobody said how to compute it, or another optimizer.
+        ConfigError: nobody said how to compute a ``loss``, or the optimizer computes losses by itself.
     """
-    if evidence not in list(Counterfactual):
-        raise ConfigError(f"evidence is {evidence!r}: give one of {', '.join(Counterfactual)}")
-    chosen = Counterfactual(evidence)
-    if chosen is not Counterfactual.REFIT:
-        return chosen
+    if evidence is not Counterfactual.REFIT:
+        return
     if loss is None:
         raise ConfigError(
             "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "
@@ -44,4 +41,3 @@ def counterfactual(evidence: str, loss: Loss | None, optimizer: torch.optim.Opti
             f"evidence refit cannot step {type(optimizer).__name__}, which computes losses by itself: take an "
             "optimizer whose step needs no closure, or evidence dependence"
         )
-    return chosen

@@ -46,7 +46,7 @@ def warn_of_the_unknown(
         warnings.warn(
             f"the policy was trained on suite {suite.name} and never met {'; '.join(foreign)}: it may plant and prune "
             "without keeping anything; compare it with controller 'heuristic', or train one on problems like yours",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

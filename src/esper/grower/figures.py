@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, cast
 
-import numpy as np
-from torch import Tensor
-
+from esper import arguments
+from esper.arguments import Kind, described
 from esper.errors import ConfigError
 from esper.telemetry.metric import ACCURACY, LOSS
 
@@ -20,6 +17,8 @@ EXPECTED = (
     "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
     "{'loss': 0.3, 'f1': 0.8}"
 )
+
+_NUMBER = Kind(arguments.number, "give a number, or a tensor that holds a single one")
 
 Figures = dict[str, float]
 """What was measured of a model on validation data, by name; ``loss`` is always among them."""
@@ -31,17 +30,7 @@ def number(value: object, what: str) -> float:
     Raises:
         ConfigError: it is something else; ``what`` says where it came from.
     """
-    plain: Any = value
-    if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
-        plain = cast("Tensor", value).item()
-    if isinstance(plain, bool) or not isinstance(plain, Real):
-        raise ConfigError(
-            f"{what} is {_described(cast(object, value))}: give a number, or a tensor that holds a single one"
-        )
-    try:
-        return float(plain)
-    except OverflowError:
-        return math.inf if cast(int, plain) > 0 else -math.inf
+    return _NUMBER.taken(what, value, ConfigError)
 
 
 def figures(returned: object) -> Figures:
@@ -84,17 +73,4 @@ def _named(returned: object) -> Figures:
             return {LOSS: number(returned, "the loss of evaluate")}
         except ConfigError:
             pass  # the sentence below says more
-    raise ConfigError(f"evaluate returned {_described(cast(object, returned))}: it must return {EXPECTED}")
-
-
-def _described(value: object) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
-    if isinstance(value, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", value)
-        return f"an array of shape {array.shape} and type {array.dtype}"
-    if isinstance(value, Mapping):
-        return f"a mapping with the keys {reprlib.repr(list(cast('Mapping[Any, Any]', value)))}"
-    return f"a {type(value).__name__}, {reprlib.repr(value)}"
+    raise ConfigError(f"evaluate returned {described(cast(object, returned))}: it must return {EXPECTED}")

@@ -31,6 +31,11 @@ class Ending:
     def __str__(self) -> str:
         return f"finished: {', '.join(map(self._told, self.changes)) or 'nothing was unfinished'}"
 
+    @property
+    def lines(self) -> list[str]:
+        """What was decided, a line for each seed."""
+        return [f"finished: {told}" for told in map(self._told, self.changes)] or [str(self)]
+
     def _told(self, change: Change) -> str:
         verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
         known = self.contributions.get(change.slot)

@@ -12,34 +12,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arguments import checked
 from esper.control.controller import Controller
 from esper.control.features import View
-from esper.control.history import History
 from esper.control.observation import observe
-from esper.errors import CheckpointError, DivergedError
-from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
+from esper.errors import CheckpointError, ConfigError, DivergedError
+from esper.grower.arguments import CONTROLLER, MINIBATCH_LOSS, OPTIONS, STATE, Heard, heard, require_conduct
 from esper.grower.choosing import chosen
-from esper.grower.counterfactual import Counterfactual, counterfactual
+from esper.grower.counterfactual import Counterfactual, require_forks
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
+from esper.grower.examining import Examiner
 from esper.grower.familiarity import warn_of_the_unknown
-from esper.grower.figures import Figures
 from esper.grower.finishing import Ending, resolved
 from esper.grower.gradients import Gradients
-from esper.grower.measuring import Evaluate, Measurement, Number, compared, measured, note
+from esper.grower.measuring import Evaluate, Measurement, Number, note
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
-from esper.grower.recording import Account, Recording
+from esper.grower.recording import Account
 from esper.grower.refit import Refit
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.structure import require, require_planted, structure
 from esper.grower.subject import ModelSubject
 from esper.grower.surgery import carry_out, settle
+from esper.grower.telling import Telling
+from esper.grower.terms import Terms, require_same
 from esper.grower.trained import TrainedBy
-from esper.grower.verbose import say
 from esper.grower.watch import Watch
-from esper.growth.model import GrowingModel
+from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.masks import legal_actions
@@ -48,11 +49,9 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
-from esper.training.evaluation import Evaluation, remembered
 from esper.training.governor.model import Governor, Rollback, Verdict
-from esper.training.learning import TrainingReport
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Of what `Grower.state_dict` returns."""
 
 
@@ -105,18 +104,20 @@ class Grower:
         run: A new folder for the run's store, which `esper dash`, `watch`, `report`, `runs`, `query` and `bridge` read:
             all that a decision was about is safe there when `step` returns. A grower that was saved goes on in the
             folder it had. Of several processes the first one writes.
-        verbose: Print a line per decision.
+        verbose: Print a line per decision, and one per seed that `finish` judges.
         evidence: What seeds on trial are judged by. ``dependence``: what the model loses when the seed is switched off,
             which costs no training, and is more than the model has gained by it. ``refit``: what it has over a fork of
             itself that trains on without the seed from when the trial begins; known from the fork's second decision on,
             and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
 
     Raises:
-        ConfigError: an argument is out of range, rules or evidence need a ``loss``, or the horizon is too short.
+        ConfigError: an argument is of another kind or out of range, rules or evidence need a ``loss``, or the horizon
+            is too short.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
+    @checked(ConfigError, model=GROWING, optimizer=OPTIMIZER, controller=CONTROLLER, **OPTIONS)
     def __init__(
         self,
         model: GrowingModel,
@@ -139,60 +140,66 @@ class Grower:
         verbose: bool = False,
         evidence: str = Counterfactual.DEPENDENCE,
     ) -> None:
-        require_sizes(classes, horizon, rent, train_size, seed)
+        self.model, self.optimizer = model, optimizer
         self.scores = Scores(metric, higher_is_better, classes, model.outputs)
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
         self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
-        self.rules = self._timing.rules
-        require_loss(self.rules, loss)
-        self.evidence = counterfactual(evidence, loss, optimizer)
         warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
+        self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()
-        seed = self._processes.agreed(lambda: seed)
+        self.terms = Terms(
+            controller=str(controller) if isinstance(controller, str | Path) else self.controller.name,
+            horizon=horizon,
+            rules=self.rules,
+            conduct=conduct,
+            rent=rent,
+            train_size=train_size,
+            classes=classes,
+            metric=metric,
+            higher_is_better=higher_is_better,
+            evidence=Counterfactual(evidence),
+            seed=self._processes.agreed(lambda: seed),
+        )
+        """What it was told."""
+        self.passes = Passes(model)
+        """How seeds are measured: in shared passes, or why not."""
+        self._accompany(loss, scaler)
+        self._examiner = Examiner(model, self.subject, self.scores, evaluate, self.passes, self.refit, self._gradients)
+        self._history = self._examiner.history
+        self._begin()
+        own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.told())
+        self.telling = Telling(self._processes, own, verbose=verbose)
+        """Whoever wants to know what it decides."""
+
+    def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
+        """Look after whatever learns from now on."""
+        model, optimizer, evidence = self.model, self.optimizer, self.terms.evidence
+        require_loss(self.rules, loss)
+        require_forks(evidence, loss, optimizer)
         require_seated(model)
         model.link(optimizer)
         self._trained = TrainedBy(model.host, optimizer)
-        self.model = model
-        self.optimizer = optimizer
-        self.conduct = conduct
-        watch = conduct.governor
+        watch = self.conduct.governor
         self.governor = None if watch is None else Governor(model, optimizer, watch)
         self._watch = None if self.governor is None else Watch(self.governor, self.scores, scaled=scaler is not None)
-        self.decisions = 0
-        """Decisions taken."""
-        self.passes = Passes(model)
-        """How seeds are measured: in shared passes, or why not."""
-        self._evaluate = evaluate
-        self._asked_for = metric
-        self._rent, self._train_size = rent, train_size
-        self._seed = seed
-        self._kinds = [kind.name for kind in self.subject.roster.kinds]
-        self._history = History(
-            1, len(model.slots), len(self._kinds), self.scores.chance_loss, self.scores.chance_score
-        )
         self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
-        scale = _unscaled if scaler is None else scaler.scale
-        self._shadow = Shadow(model, optimizer, loss, scale, received)
-        self.refit = Refit(self.passes, optimizer, self.evidence, loss, scaler, self._processes.average)
+        self._shadow = Shadow(model, optimizer, loss, scaler, received)
+        self.refit = Refit(self.passes, optimizer, evidence, loss, scaler, self._processes.average)
         """The forks that seeds on trial are compared with, if any."""
         self._attend()
-        self._state: Any = self.controller.start([seed])
+
+    def _begin(self) -> None:
+        """Nothing is decided yet."""
+        self.decisions = 0
+        """Decisions taken."""
+        self._kinds = [kind.name for kind in self.subject.roster.kinds]
+        self._state: Any = self.controller.start([self.terms.seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
         self.subject.table = self._after(self._actions).table
-        self._verbose = verbose
-        self._own_run: OwnRun | None = None
-        if run is not None:
-            name = str(controller) if isinstance(controller, str | Path) else self.controller.name
-            told = {"controller": name, "horizon": horizon, "rules": self.rules, "conduct": conduct, "rent": rent}
-            told |= {"train_size": train_size, "classes": classes, "metric": metric, "evidence": self.evidence.value}
-            self._own_run = OwnRun(Path(run), model, self._kinds, {**told, "seed": seed})
-            self._processes.agreed(self._own_run.open)
-        self.recording: Recording | OwnRun | None = self._own_run
-        """Where decisions are kept, if anywhere."""
 
     def step(
         self,
@@ -222,52 +229,35 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
-        if self._own_run is not None:
-            self._processes.agreed(self._own_run.require_open)
+        self.telling.require_open()
         given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
         self._trained.require()
+        # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
+        # up. What was measured before that is of a model that is no more.
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
         now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
-        first = found
+        value_before = math.nan if found is None else self.scores.value(found.usual)
         rollback, undone = self._undo(verdict)
-        if found is None or rollback is not None:  # what was known of its fossils is of a model that is no more
-            found = self._processes.agreed(lambda: self._measured(now, None, np.ones_like(due)))
+        if found is None or rollback is not None:
+            found = self._processes.agreed(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
+        # Let gates and the controller know, and bar what there are no grounds for.
         stepped = self._gradients.stepped
-        training, evaluation = self._take_in(now, found)
+        training, evaluation = self._examiner.take_in(now, found, self._actions)
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
             barred = self._watch.barred(verdict, found.usual, idle=idle)
+        # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
         self.decisions += 1
-        changes = joined([undone, result.transitions])
-        decision = told(
-            self.decisions,
-            list(self.model.slots),
-            self._kinds,
-            actions,
-            changes,
-            evaluation,
-            self.scores.metric,
-            self.scores.value(found.usual),
-            rollback,
-            finished,
-        )
-        self._tell(
-            Account(
-                decision,
-                train_loss=now.train_loss,
-                train_accuracy=now.train_accuracy,
-                value_before=math.nan if first is None else self.scores.value(first.usual),
-                verdicts=result.verdicts,
-                before=before,
-                after=result.table,
-                about=self.scores.about(),
-            )
-        )
+        changes, slots, metric = joined([undone, result.transitions]), list(self.model.slots), self.scores.metric
+        measured = (evaluation, metric, self.scores.value(found.usual))
+        decision = told(self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished)
+        said, about = (now.train_loss, now.train_accuracy), self.scores.about()
+        self.telling.decided(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
         return decision
 
     def close(self) -> None:
@@ -275,9 +265,7 @@ class Grower:
 
         A run whose last planned decision was taken has ended anyway.
         """
-        own = self._own_run
-        if own is not None:
-            self._processes.agreed(lambda: own.close(self.decisions))
+        self.telling.close(self.decisions)
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
@@ -298,17 +286,15 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder was closed, or is another grower's.
         """
-        if self._own_run is not None and self.subject.table.live.any():
-            self._processes.agreed(self._own_run.require_open)
+        if self.subject.table.live.any():
+            self.telling.require_open()
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
         watch = self._watch
         if watch is not None and self.subject.table.live.any():
             self._undo(self._processes.agreed(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
-        ending = resolved(self.subject, self._rent, self._contributions, self._resolve, list(self.model.slots))
-        recording = self.recording
-        if recording is not None:
-            self._processes.agreed(lambda: recording.resolved(self.decisions, ending.changes, ending.contributions))
+        ending = resolved(self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots))
+        self.telling.finished(self.decisions, ending)
         return ending
 
     @property
@@ -319,6 +305,7 @@ class Grower:
         """
         return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
 
+    @checked(ConfigError, loss=MINIBATCH_LOSS)
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Let seeds in isolation ``shadow`` and forks learn from a minibatch too; without any it does nothing.
 
@@ -342,21 +329,15 @@ class Grower:
     @property
     def learns_apart(self) -> bool:
         """Whether `learn_apart` is to be called for every minibatch."""
-        return self.rules.isolation is Isolation.SHADOW or self.evidence is Counterfactual.REFIT
+        return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
     def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Verdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
             return now, None, watch.broken(loss)
-        found = self._measured(now, now.whole, due)
+        found = self._examiner.measure(loss, now.whole, due)
         return now, found, None if watch is None else watch.judge(loss, found.usual)
-
-    def _measured(self, now: Heard, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
-        """The model and the seeds in slots that are ``due`` ``[1, S]``."""
-        found = measured(self.refit, self.subject.table, self._evaluate, whole, due)
-        self.scores.begin(found.usual, now.train_loss)
-        return found
 
     def _undo(self, verdict: Verdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
@@ -366,7 +347,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         except DivergedError as error:
-            self._fail(error)
+            self.telling.failed(self.decisions, error)
             raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
@@ -374,23 +355,6 @@ class Grower:
             self.subject.table, changes = revoke(self.subject.table, gone)
             self.subject.evidence = self.subject.evidence.without(gone)
         return rollback, changes
-
-    def _take_in(self, now: Heard, found: Measurement) -> tuple[TrainingReport, Evaluation]:
-        """Make what was measured what controllers see and gates know."""
-        subject, scores = self.subject, self.scores
-        scores.begin(found.usual, now.train_loss)
-        self._history.expect(scores.chance_loss, scores.chance_score)
-        newest = compared(found, self.model, subject.table, scores.score)
-        known = scores.train_score(now.train_accuracy)
-        host, seeds, health = self._gradients.report()
-        training = TrainingReport(
-            np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
-        )
-        evaluation = self._history.completed(newest, subject.evidence)
-        note(self.model, evaluation.accuracy_contribution)
-        subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
-        self._history.record(self._actions, subject.table, training, evaluation)
-        return training, evaluation
 
     def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Step]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.
@@ -403,8 +367,8 @@ class Grower:
             self._history,
             np.array([self._timing.progress(1 + self.decisions)]),
             self._timing.horizon,
-            np.array([self._rent]),
-            np.array([float(self._train_size)]),
+            np.array([self.terms.rent]),
+            np.array([float(self.terms.train_size)]),
             self._rollbacks_used(),
         )
         affordable = subject.affordable(self.rules.blends)
@@ -415,7 +379,7 @@ class Grower:
         if not self.finished:
             actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
-        carry_out(self.model, subject, result.transitions, actions, self._seed)
+        carry_out(self.model, subject, result.transitions, actions, self.terms.seed)
         self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
         settle(self.model, subject.table, self.rules.isolation)
@@ -426,15 +390,14 @@ class Grower:
 
     def _contributions(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`."""
-        found = self._processes.agreed(lambda: measured(self.passes, self.subject.table, self._evaluate, None, slots))
-        contributions = compared(found, self.model, self.subject.table, self.scores.score).accuracy_contribution
+        contributions = self._processes.agreed(lambda: self._examiner.dependence(slots))
         note(self.model, contributions)
         return contributions
 
     def _resolve(self, kept: NDArray[np.bool_], pruned: NDArray[np.bool_]) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
         table, changes = finish(self.subject.table, kept, pruned)
-        carry_out(self.model, self.subject, changes, wait(1), self._seed)
+        carry_out(self.model, self.subject, changes, wait(1), self.terms.seed)
         self.subject.table = table
         if self.governor is not None and pruned.any():
             self.governor.expect_change()
@@ -460,52 +423,33 @@ class Grower:
             "memory": to_plain(self._memory()),
             "refit": self.refit.state_dict(),
         }
-        return state if self._own_run is None else {**state, "run": self._own_run.id}
+        return state if self.telling.run is None else {**state, "run": self.telling.run}
 
+    @checked(CheckpointError, state=STATE)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
 
         Everything else comes first: plant the same seeds in the model, load its values, make the optimizer of
-        `GrowingModel.parameter_groups`, and construct the grower with the same arguments.
+        `GrowingModel.parameter_groups`, and construct the grower with the same arguments. Slots, blueprints,
+        ``controller``, ``metric``, ``higher_is_better``, ``classes``, ``seed``, ``evidence`` and the governor's window
+        must be those of then; whatever else is told differently holds from here on, such as a longer ``horizon``.
 
         Raises:
-            CheckpointError: the state is of another model, controller or version, or the model holds other seeds.
+            CheckpointError: the state is damaged or of another version, model, controller or setting, or the model
+                holds other seeds.
             RunError: the ``run`` is not the one that the state was saved in.
         """
-        for key, here in self._signature().items():
-            if state.get(key) != here:
-                raise CheckpointError(
-                    f"the grower's state was saved with {key} {state.get(key)!r}, but here it is {here!r}"
-                )
+        require_same(state, self._signature(), ("seeds", "memory", "refit"))
         require(self.model, state["seeds"])
         self._trained.rebase()
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
-        self.decisions, self._seed = memory["decisions"], memory["seed"]
-        self._state, self._actions = memory["controller"], memory["actions"]
-        subject = self.subject
-        subject.table, subject.evidence = memory["table"], memory["evidence"]
-        subject.germinations = memory["germinations"]
-        settle(self.model, subject.table, self.rules.isolation)
-        self.refit.attend(subject.table, subject.evidence)
+        self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
+        settle(self.model, self.subject.table, self.rules.isolation)
+        self.refit.attend(self.subject.table, self.subject.evidence)
         self.refit.load_state_dict(state["refit"])
         note(self.model, self._history.accuracy_contribution)
-        own = self._own_run
-        if own is not None:
-            self._processes.agreed(lambda: own.resume(self.decisions, state.get("run")))
-
-    def _tell(self, account: Account) -> None:
-        """Whoever wants to know."""
-        if self._verbose and self._processes.first:
-            say(account)
-        recording = self.recording
-        if recording is not None:
-            self._processes.agreed(lambda: recording.keep(account))
-
-    def _fail(self, error: DivergedError) -> None:
-        recording = self.recording
-        if recording is not None:
-            self._processes.agreed(lambda: recording.failed(self.decisions, error))
+        self.telling.resume(self.decisions, state.get("run"))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""
@@ -519,18 +463,13 @@ class Grower:
             "slots": list(self.model.slots),
             "blueprints": self._kinds,
             "controller": self.controller.name,
-            "metric": self._asked_for,
-            "evidence": self.evidence.value,
+            **self.terms.signature(),
         }
 
     def _memory(self) -> dict[str, Any]:
-        subject = self.subject
         return {
             "decisions": self.decisions,
-            "seed": self._seed,
-            "table": subject.table,
-            "evidence": subject.evidence,
-            "germinations": subject.germinations,
+            "subject": self.subject,
             "scores": self.scores,
             "history": self._history,
             "gradients": self._gradients,
@@ -544,7 +483,3 @@ class Grower:
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])
-
-
-def _unscaled(loss: Tensor) -> Tensor:
-    return loss

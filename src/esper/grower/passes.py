@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from esper.grower.replay import Forward, Handler, Replay, StrayedError, Trace, handled
 from esper.grower.values import IncomparableError, apart, copied, flattened, same, size
+from esper.growth.hook_tables import global_hook_tables, hook_tables
 from esper.growth.model import GrowingModel
 from esper.growth.slot import InputTap, Slot
 
@@ -113,8 +113,8 @@ class _Sharing:
     @contextmanager
     def taking(self) -> Generator[None]:
         """The first call of the measure."""
-        self._hooks = [table for module in self._model.host.modules() for table in _hook_tables(module)]
-        self._hooks += _global_hook_tables()
+        self._hooks = [table for module in self._model.host.modules() for table in hook_tables(module)]
+        self._hooks += global_hook_tables()
         with (
             handled([*self._modules, *self._model.slots.values()], self._within, self._spoil),
             handled([self._model], self._take, self._spoil),
@@ -240,25 +240,3 @@ def _equal(leaves: list[Any], value: Any) -> bool:
         return same(leaves, flattened(value))
     except IncomparableError:
         return False
-
-
-def _nothing(*_: Any) -> None:
-    """As a hook."""
-
-
-def _hook_tables(module: nn.Module) -> list[Mapping[int, Any]]:
-    """The module's forward hooks, as they come and go."""
-    handles = [module.register_forward_hook(_nothing), module.register_forward_pre_hook(_nothing)]
-    return _tables(handles)
-
-
-def _global_hook_tables() -> list[Mapping[int, Any]]:
-    return _tables([register_module_forward_hook(_nothing), register_module_forward_pre_hook(_nothing)])
-
-
-def _tables(handles: list[Any]) -> list[Mapping[int, Any]]:
-    """The tables that hooks were put in, which are taken out again."""
-    tables = [handle.hooks_dict_ref() for handle in handles]
-    for handle in handles:
-        handle.remove()
-    return tables

@@ -179,12 +179,8 @@ def _value(found: Figures, metric: str) -> float:
     return found[metric]
 
 
-def _require_direction(metric: object, higher_is_better: bool | None) -> None:
+def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:
     known = {LOSS: False, ACCURACY: True}
-    if metric is not None and (not isinstance(metric, str) or not metric):
-        raise ConfigError(f"metric is {metric!r}: give the name of a figure that evaluate returns, or leave it out")
-    if higher_is_better not in (None, True, False):
-        raise ConfigError(f"higher_is_better is {higher_is_better!r}: give True or False")
     if metric is None and higher_is_better is not None:
         raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
     if metric is None:

@@ -41,7 +41,7 @@ class Shadow:
         model: Whose seeds they are.
         optimizer: After each of its steps it is checked that they had a gradient.
         loss: As in `require_loss`; it calls ``model``.
-        scale: Multiplies a loss before it is differentiated, against underflow.
+        scaler: Of the loop, if it has one; it multiplies losses before they are differentiated, against underflow.
         received: Told of every parameter whose gradient has grown, in this order.
     """
 
@@ -50,12 +50,12 @@ class Shadow:
         model: GrowingModel,
         optimizer: torch.optim.Optimizer,
         loss: Loss | None,
-        scale: Callable[[Tensor], Tensor],
+        scaler: torch.amp.GradScaler | None,
         received: Sequence[Callable[[Tensor], None]],
     ) -> None:
         self._model = model
         self._loss = loss
-        self._scale = scale
+        self._scaler = scaler
         self._received = received
         self._arrived = False
         """Whether isolated seeds have had a gradient since the optimizer's last step."""
@@ -97,6 +97,9 @@ class Shadow:
             for told in self._received:
                 told(parameter)
         self._arrived = True
+
+    def _scale(self, loss: Tensor) -> Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _isolated(self) -> dict[str, Seed]:
         return {name: seed for name, seed in self._model.seeds.items() if seed.isolation is Isolation.SHADOW}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import with_fossils
+from esper.plain_state import from_plain, to_plain
 from esper.training.budget import Budget, Cost, Costs, affordable, budget_left
 
 BYTES_PER_VALUE = 4
@@ -93,6 +95,23 @@ class ModelSubject:
     def budget_left(self) -> NDArray[np.float64]:
         """The share of the scarcest cap that is not spent yet."""
         return budget_left(self.budget, self.roster.costs, self.table)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The table and what belongs to it."""
+        return to_plain(self._state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of other slots.
+        """
+        known = from_plain(self._state, state, "the subject")
+        self.table, self.evidence, self.germinations = known["table"], known["evidence"], known["germinations"]
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        return {"table": self.table, "evidence": self.evidence, "germinations": self.germinations}
 
     def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
         """Whether the slot's features have this layout."""

@@ -8,7 +8,9 @@ from typing import TypeAlias, cast
 
 from torch import nn
 
+from esper.arguments import checked, optional, truth
 from esper.errors import SlotError
+from esper.growth.arguments import INPUTS, MODULE, PLACES
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.probe import Arguments
@@ -22,6 +24,7 @@ Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
 """Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
 
 
+@checked(SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth()))
 def attach(
     model: nn.Module,
     slots: Places,
@@ -51,13 +54,11 @@ def attach(
             what mixes positions on offer all the same: for models that never meet padding and never use a cache.
 
     Raises:
-        SlotError: ``slots`` is a string; a name or pattern matches nothing, two of them the same submodule; a submodule
-            is shared, is never called or more than once, or yields no features that a slot can use; a blueprint does
-            not serve a site.
+        SlotError: an argument is of another kind, such as a string as ``slots``; a name or pattern matches nothing, two
+            of them the same submodule; a submodule is shared, is never called or more than once, or yields no features
+            that a slot can use; a blueprint does not serve a site.
         UnknownBlueprintError: nobody registered a blueprint of that name.
     """
-    if isinstance(slots, str):
-        raise SlotError(f"slots is the string {slots!r}: give a list of names, [{slots!r}], or a mapping")
     if isinstance(slots, Mapping):
         offers = {place: _blueprints(place, given) for place, given in slots.items()}
     else:

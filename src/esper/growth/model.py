@@ -8,8 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from esper.errors import CheckpointError, SlotError
+from esper.arguments import checked, instance, name_of, one_of
+from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.apart import parameter_names
+from esper.growth.arguments import MODULE
+from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import finalize
 from esper.growth.input_relay import input_place
@@ -23,6 +26,11 @@ from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import Preview, Summary, previewed, summarised
 from esper.growth.unfinished import Unfinished
 
+OPTIMIZER = instance(
+    torch.optim.Optimizer, advice="give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
+)
+_SLOT = name_of("a slot")
+
 
 class Slots(nn.Module):
     """The slots of a model by the names of the submodules that they hook, in the order of the forward pass."""
@@ -34,7 +42,7 @@ class Slots(nn.Module):
             self.add_module(self._keys[name], slot)
 
     def __getitem__(self, name: str) -> Slot:
-        if name not in self._keys:
+        if name not in self.keys():
             raise SlotError(f"no slot {name!r}; this model has {', '.join(self._keys)}")
         slot = self.get_submodule(self._keys[name])
         assert isinstance(slot, Slot)
@@ -112,7 +120,8 @@ class GrowingModel(nn.Module):
         self.tap = InputTap(input_place(example_input), parameter_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
-        shared = (self.tap, self.ownership, self.copies)
+        self.compilations = Compilations()
+        shared = (self.tap, self.ownership, self.copies, self.compilations)
         made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
@@ -146,6 +155,8 @@ class GrowingModel(nn.Module):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
         require_untraced()
+        if torch.compiler.is_compiling():
+            self.compilations.traced(self.training)
         return self.host(*arguments, **keywords)
 
     @property
@@ -167,6 +178,7 @@ class GrowingModel(nn.Module):
             groups.append({"params": own, SLOT_KEY: slot.name, **options})
         return groups
 
+    @checked(SlotError, optimizer=OPTIMIZER)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
 
@@ -175,6 +187,7 @@ class GrowingModel(nn.Module):
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
+    @checked(SlotError, average=MODULE)
     def mirror(self, average: nn.Module) -> None:
         """Let a copy of this model grow as it does, such as an average of its weights over training.
 
@@ -204,6 +217,7 @@ class GrowingModel(nn.Module):
         """What each blueprint on offer would cost in each slot that is free, in parameters and FLOPs. Print it."""
         return previewed(self.slots.values(), self.host_parameters)
 
+    @checked(SlotError, slot=_SLOT)
     def disable(self, slot: str) -> None:
         """Let nothing germinate in ``slot`` from now on; a seed that lives there stays.
 
@@ -212,6 +226,7 @@ class GrowingModel(nn.Module):
         """
         self.slots[slot].enabled = False
 
+    @checked(SlotError, slot=_SLOT)
     def enable(self, slot: str) -> None:
         """Undo `disable`."""
         self.slots[slot].enabled = True
@@ -223,6 +238,7 @@ class GrowingModel(nn.Module):
         self._guards.clear()
         self.copies.released = True
 
+    @checked(ConfigError, unfinished=one_of(Unfinished))
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.
 
@@ -251,4 +267,12 @@ class GrowingModel(nn.Module):
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``.
             ExportError: `torch.export` cannot trace the blueprint of a seed.
         """
-        return finalize(self, Unfinished.of(unfinished))
+        return finalize(self, Unfinished(unfinished))
+
+
+GROWING = instance(
+    GrowingModel,
+    advice="give the very model that esper.attach returned: neither its host, nor a compiled, averaged or distributed "
+    "module around it",
+)
+"""As an argument."""

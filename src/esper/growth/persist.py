@@ -14,10 +14,12 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from esper import tensor_file
+from esper.arguments import checked
 from esper.errors import CheckpointError, EsperError, RunError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth import topology
-from esper.growth.model import GrowingModel
+from esper.growth.arguments import FOLDER, INPUTS, MODULE
+from esper.growth.model import GROWING, GrowingModel
 from esper.growth.probe import Arguments
 from esper.growth.topology import SavedSite, SavedSlot, Topology
 from esper.reading import UnsuitableFileError, read_bounded
@@ -26,6 +28,7 @@ TOPOLOGY_FILE = "model.json"
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
+@checked(CheckpointError, model=GROWING, folder=FOLDER)
 def save(model: GrowingModel, folder: Path | str) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
@@ -49,6 +52,7 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
 
+@checked(CheckpointError, folder=FOLDER, host=MODULE, example_input=INPUTS)
 def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model that computes, and goes on learning, as the one that `save` wrote.
 

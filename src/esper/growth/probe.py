@@ -155,6 +155,11 @@ def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
         if name not in known:
             hint = did_you_mean(name, known) or "; print(model) shows the names"
             raise SlotError(f"the host has no submodule {name!r}{hint}")
+        if isinstance(known[name], torch.jit.ScriptModule):
+            raise SlotError(
+                f"submodule {name!r} is scripted or traced (torch.jit), so that no slot can sit behind it: put the "
+                "module there that it was made of, or name one around it"
+            )
         twin = next((other for other, module in resolved.items() if module is known[name]), None)
         if twin is not None:
             raise SlotError(f"{name!r} and {twin!r} are the same module; name it once")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import distributed, nn
 
 from esper.errors import SlotError
+from esper.growth.hook_tables import hook_tables
 from esper.growth.slot import Slot
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def require_free(host: nn.Module) -> None:
 def slotted(model: nn.Module) -> str | None:
     """The name of a submodule behind which there is a slot; None if there is none."""
     named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _forward_hooks(part))), None)
+    return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _hooks(part))), None)
 
 
 def require_seated(model: GrowingModel) -> None:
@@ -45,7 +45,7 @@ def require_seated(model: GrowingModel) -> None:
     require_whole(model.host.named_parameters())
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
     for name, slot in model.slots.items():
-        if name not in modules or slot not in _forward_hooks(modules[name]):
+        if name not in modules or slot not in _hooks(modules[name]):
             raise SlotError(
                 f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
                 "or lost its hooks since esper.attach; rebuild the host first and attach then"
@@ -70,14 +70,5 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         )
 
 
-def _forward_hooks(module: nn.Module) -> list[Any]:
-    if isinstance(module, torch.jit.ScriptModule):  # which takes none
-        return []
-    handle = module.register_forward_hook(_nothing)
-    hooks = cast("dict[int, Any]", handle.hooks_dict_ref())
-    handle.remove()
-    return list(hooks.values())
-
-
-def _nothing(*_: Any) -> None:
-    """As a hook."""
+def _hooks(module: nn.Module) -> list[Any]:
+    return [hook for table in hook_tables(module) for hook in table.values()]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from esper.errors import ExportError, SlotError
 from esper.growth.apart import NOTHING_GIVEN, given, kept_apart, refuse_to_mix
 from esper.growth.blueprints.registry import for_site, get
+from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
 from esper.growth.ragged import as_ragged, padded
@@ -94,6 +95,7 @@ class Slot(nn.Module):
         tap: Where the network's input is to be had.
         ownership: Which optimizer gets the parameters of seeds.
         copies: Of the model, that grow as it does.
+        compilations: Of the model.
         blueprints: Names of those that may germinate here; None: all that serve the site.
 
     Raises:
@@ -110,6 +112,7 @@ class Slot(nn.Module):
         tap: InputTap,
         ownership: Ownership,
         copies: Copies,
+        compilations: Compilations,
         blueprints: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -118,6 +121,7 @@ class Slot(nn.Module):
         self.tap = tap
         self.ownership = ownership
         self.copies = copies
+        self.compilations = compilations
         self.blueprints = _offered(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
@@ -181,6 +185,7 @@ class Slot(nn.Module):
         self.ownership.extend(self.name, list(seed.parameters()))
         self.occupant = seed
         self.copies.changed(self)
+        self.compilations.changed()
         return seed
 
     def prune(self) -> None:
@@ -202,6 +207,7 @@ class Slot(nn.Module):
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
             self.occupant = None
             self.copies.changed(self)
+            self.compilations.changed()
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.

@@ -7,7 +7,7 @@ import warnings
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from esper.errors import ConfigError, SlotError
+from esper.errors import SlotError
 from esper.growth.seed import Seed
 from esper.lifecycle.rules import Isolation
 
@@ -24,18 +24,6 @@ class Unfinished(StrEnum):
     """Drop them all. The host, which has learned together with them, may do much worse then."""
     RAISE = "raise"
     """Refuse a model that has any."""
-
-    @classmethod
-    def of(cls, given: str) -> Unfinished:
-        """The one of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        try:
-            return cls(given)
-        except ValueError as error:
-            raise ConfigError(f"unfinished is {given!r}: give one of {', '.join(cls)}") from error
 
 
 def folded(model: GrowingModel, unfinished: Unfinished) -> list[str]:
@@ -58,7 +46,7 @@ def folded(model: GrowingModel, unfinished: Unfinished) -> list[str]:
         warnings.warn(
             f"unfinished seeds: {told}; call finish() of their grower first to have them measured and judged, or say "
             "finalize(unfinished='drop') to drop them all",
-            stacklevel=4,
+            stacklevel=5,
         )
     return [name for name, seed in model.seeds.items() if seed.fossilized or name in kept]
 

@@ -46,7 +46,7 @@ class GrowRun:
         blueprints = [kind.name for kind in growth.grower.subject.roster.kinds]
         recording = Recording(store, growth.model, blueprints, growth.settings.rent)
         recording.begin(self.done, growth.settings.seed, described(growth.settings))
-        growth.grower.recording = recording
+        growth.grower.telling.recording = recording
 
     def train(self, show: Callable[[Epoch], None]) -> None:
         """Do the epochs that remain and ``show`` each, up to a plateau; Ctrl-C and SIGTERM lose one at most.

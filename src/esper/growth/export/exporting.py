@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from esper.arguments import checked, file_path, instance, one_of, truth
 from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
+from esper.growth.arguments import INPUTS
 from esper.growth.export.formats import WRITERS, Format, ProgramWriter, WeightsWriter
 from esper.growth.export.inputs import Inputs
 from esper.growth.export.outputs import return_plain
@@ -24,6 +26,14 @@ _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
 
 
+@checked(
+    ExportError,
+    model=instance(nn.Module, advice="give an nn.Module, such as finalize() returns"),
+    example_input=INPUTS,
+    format=one_of(Format),
+    path=file_path("give the path of a file"),
+    fixed_batch=truth(),
+)
 def export(
     model: nn.Module,
     example_input: Arguments,
@@ -58,7 +68,7 @@ def export(
     """
     if slotted(model) is not None:
         raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
-    kind, path = _format(format), Path(path)
+    kind, path = Format(format), Path(path)
     writer = WRITERS[kind]
     _check_place(kind, writer, path)
     if isinstance(writer, ProgramWriter):
@@ -114,10 +124,3 @@ def _write_program(
     work = written.parent / "work"
     work.mkdir()
     verify(kind, written, fresh, expected, work, tolerance_of(plain))
-
-
-def _format(given: str) -> Format:
-    try:
-        return Format(given)
-    except ValueError as error:
-        raise ExportError(f"unknown format {given!r}: choose from {', '.join(Format)}") from error

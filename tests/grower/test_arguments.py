@@ -1,0 +1,144 @@
+"""Whatever a grower is given that it cannot use is refused in a sentence: every argument of every public method."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.control.rules.heuristic import Heuristic
+from esper.errors import ConfigError
+from esper.grower import Grower
+from grower.training_loop import Loop, growing, validate
+from strangers import (
+    CALLABLE,
+    FRACTION,
+    MAPPING,
+    NAN,
+    NEGATIVE,
+    NONE,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    VECTOR,
+    ZERO,
+    Fits,
+    named,
+    require_refused,
+)
+
+NUMBERS = (ZERO, NEGATIVE, NUMBER, FRACTION, NAN, "infinity", "a huge number")
+"""A loss may be any: training may have blown up."""
+SCRIPTED = "a scripted module"
+FITS: dict[str, dict[str, Fits]] = {
+    "__init__": {
+        "model": (),
+        "optimizer": (),
+        "controller": (),
+        "evaluate": (*CALLABLE, SCRIPTED),
+        "metric": (NONE,),
+        "higher_is_better": (NONE,),
+        "classes": (NONE, NUMBER),
+        "horizon": (NONE, NUMBER),
+        "rules": (NONE,),
+        "conduct": (),
+        "rent": (ZERO, NUMBER, FRACTION),
+        "train_size": (NUMBER,),
+        "seed": (ZERO, NUMBER),
+        "loss": (NONE, *CALLABLE, SCRIPTED),
+        "scaler": (NONE,),
+        "run": (NONE, TEXT),
+        "verbose": (TRUTH,),
+        "evidence": (),
+    },
+    "step": {
+        "train_loss": NUMBERS,
+        "val_loss": NUMBERS,
+        "accuracy": (NONE, ZERO),
+        "metrics": (NONE, MAPPING),
+        "train_accuracy": (NONE, ZERO),
+    },
+    "learn_apart": {"loss": (VECTOR,)},
+    "load_state_dict": {"state": ()},
+    "close": {},
+    "finish": {},
+    "state_dict": {},
+}
+"""By method and argument, the strangers that fit."""
+
+
+def given() -> dict[str, Any]:
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    return {"model": model, "optimizer": optimizer, "controller": "none", "evaluate": validate}
+
+
+def test_every_argument_of_every_method_is_looked_at() -> None:
+    methods = {
+        name: method
+        for name, method in inspect.getmembers(Grower, inspect.isfunction)
+        if name == "__init__" or not name.startswith("_")
+    }
+    assert {name: set(named(method)) for name, method in methods.items()} == {
+        name: set(arguments) for name, arguments in FITS.items()
+    }
+
+
+@pytest.mark.parametrize("argument", FITS["__init__"])
+def test_a_grower_refuses_what_does_not_fit(argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    require_refused(Grower, given(), argument, FITS["__init__"][argument])
+
+
+CALLS: dict[str, tuple[Callable[[Grower], Any], dict[str, Any]]] = {
+    "step": (lambda grower: grower.step, {"train_loss": 1.0, "val_loss": 0.9, "accuracy": 0.5}),
+    "learn_apart": (lambda grower: grower.learn_apart, {}),
+    "load_state_dict": (lambda grower: grower.load_state_dict, {}),
+}
+
+
+@pytest.mark.parametrize(("method", "argument"), [(method, argument) for method in CALLS for argument in FITS[method]])
+def test_so_do_its_methods(method: str, argument: str) -> None:
+    call, right = CALLS[method]
+    require_refused(call(Loop("none").grower), right, argument, FITS[method][argument])
+
+
+SENTENCES: list[tuple[dict[str, Any], str]] = [
+    ({"classes": "10"}, r"^classes is a str, '10': give how many there are"),
+    ({"classes": 1}, r"^classes is 1: give how many"),
+    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give the number of decisions .*, or leave it out$"),
+    ({"rent": None}, r"^rent is None: give a number from 0 on$"),
+    ({"rent": -0.5}, r"^rent is -0\.5: give"),
+    ({"conduct": {}}, r"^conduct is a mapping with the keys \[\]: give an esper\.Conduct$"),
+    ({"run": 123}, r"^run is an int, 123: give the path of a new folder"),
+    ({"controller": Heuristic}, r"^controller is the class Heuristic: give a rule's name"),
+    ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the very model that esper\.attach returned"),
+    ({"seed": 10**5000}, r"^seed is too large to be shown: give a whole number"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), SENTENCES)
+def test_the_sentence_says_what_to_give(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Grower(**{**given(), **wrong})
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    grower = Grower(
+        **given(),
+        classes=np.int64(3),
+        horizon=torch.tensor(20),
+        rent=np.float64(0.02),
+        train_size=np.int32(96),
+        run=tmp_path / "run",
+    )
+    grower.step(train_loss=1.0)
+    state = grower.state_dict()
+    assert (grower.terms.horizon, type(grower.terms.horizon)) == (20, int)
+    assert type(state["classes"]) is int
+    Grower(**given(), classes=3).load_state_dict({**state, "run": None})

@@ -1,0 +1,123 @@
+"""Whatever functions around growing models cannot use is refused in a sentence: every argument of each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.errors import SlotError
+from esper.grower.passes import Passes
+from esper.growth.model import GrowingModel
+from esper.growth.seating import slotted
+from grower.training_loop import SLOTS, growing, host
+from strangers import AVERAGE, LIST, MAPPING, NONE, TEXT, TRUTH, VECTOR, Fits, named, require_refused
+
+INPUTS = torch.zeros(2, 4)
+
+Case = tuple[Callable[..., Any], Callable[[Path], dict[str, Any]], dict[str, Fits]]
+
+
+def saved(folder: Path) -> Path:
+    esper.save(growing(), folder / "saved")
+    return folder / "saved"
+
+
+CASES: dict[str, Case] = {
+    "attach": (
+        esper.attach,
+        lambda _: {"model": host(), "slots": SLOTS, "example_input": INPUTS},
+        {"model": (), "slots": (), "example_input": (VECTOR,), "causal": (NONE, TRUTH), "apart": (NONE, TRUTH)},
+    ),
+    "save": (
+        esper.save,
+        lambda folder: {"model": growing(), "folder": folder},
+        {"model": (), "folder": (TEXT,)},
+    ),
+    "load": (
+        esper.load,
+        lambda folder: {"folder": saved(folder), "host": host(), "example_input": INPUTS},
+        {"folder": (), "host": (), "example_input": (VECTOR,)},
+    ),
+    "export": (
+        esper.export,
+        lambda folder: {
+            "model": host(),
+            "example_input": INPUTS,
+            "format": "safetensors",
+            "path": folder / "model.safetensors",
+        },
+        {
+            "model": ("a module", "a scripted module"),
+            "example_input": (VECTOR, LIST, "a list of none", MAPPING, "a mapping of none"),
+            "format": (),
+            "path": (),
+            "fixed_batch": (TRUTH,),
+        },
+    ),
+    "link": (lambda **given: growing().link(**given), lambda _: {}, {"optimizer": ()}),
+    "mirror": (
+        lambda **given: growing().mirror(**given),
+        lambda _: {},
+        {"average": (AVERAGE, "a module around the model")},
+    ),
+    "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
+    "enable": (lambda **given: growing().enable(**given), lambda _: {}, {"slot": ()}),
+    "disable": (lambda **given: growing().disable(**given), lambda _: {}, {"slot": ()}),
+}
+"""How each is called rightly, and the strangers that fit its arguments all the same."""
+
+
+def test_every_argument_is_looked_at() -> None:
+    free = {"forward", "summary", "preview", "release", "parameter_groups"}
+    own = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
+    functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": esper.export, **own}
+    assert all(not named(functions.pop(name)) for name in free)
+    assert {name: set(named(one)) for name, one in functions.items()} == {
+        name: set(case[2]) for name, case in CASES.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "argument"), [(name, one) for name, case in CASES.items() for one in case[2]])
+def test_what_does_not_fit_is_refused(
+    name: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, right, fits = CASES[name]
+    require_refused(call, right(tmp_path), argument, fits[argument])
+
+
+def test_names_may_come_as_they_like() -> None:
+    for slots in (iter(["0", "2"]), ("0", "2"), {"0": ("mlp",), "2": "auto"}):
+        model = esper.attach(host(), slots, example_input=[INPUTS])  # type: ignore[arg-type]
+        assert model.slots.keys() == ["0", "2"]
+        model.release()
+
+
+def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    net = nn.Sequential(nn.Linear(4, 4), scripted, nn.Linear(4, 4))
+    with pytest.raises(SlotError, match="submodule '1' is scripted or traced"):
+        esper.attach(net, ["1"], INPUTS)
+    assert slotted(net) is None
+    model = esper.attach(net, {"0": ["mlp"], "2": ["mlp"]}, INPUTS).eval()
+    for slot in model.slots.values():
+        slot.germinate("mlp", torch.Generator().manual_seed(1), alpha=1.0)
+    with torch.no_grad():
+        for parameter in model.slots.parameters():
+            parameter.add_(0.1)
+
+    @torch.no_grad()
+    def measure(measured: nn.Module) -> float:
+        return float(measured(INPUTS + 1).sum())
+
+    usual, others = Passes(model).measure(measure, {"0": 0.0, "2": 0.0})
+    assert usual == measure(model)
+    with model.slots["0"].vacated():
+        assert others["0"] == measure(model)
