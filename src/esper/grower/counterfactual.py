@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import torch
 
+from esper.control.controller import Controller
+from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss
 
@@ -22,17 +24,25 @@ class Counterfactual(StrEnum):
     the same minibatches since. Before and after, as ``dependence``."""
 
 
-def counterfactual(evidence: str, loss: Loss | None, optimizer: torch.optim.Optimizer) -> Counterfactual:
+def counterfactual(
+    evidence: str, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
+) -> Counterfactual:
     """The one of that name.
 
     Raises:
-        ConfigError: there is none, or it needs a ``loss`` where nobody said how to compute it, or another optimizer.
+        ConfigError: there is none, the controller judges no seed by it, or it needs a ``loss`` where nobody said how to
+            compute it, or another optimizer.
     """
     if evidence not in list(Counterfactual):
         raise ConfigError(f"evidence is {evidence!r}: give one of {', '.join(Counterfactual)}")
     chosen = Counterfactual(evidence)
     if chosen is not Counterfactual.REFIT:
         return chosen
+    if isinstance(controller, Never):
+        raise ConfigError(
+            f"evidence refit is what seeds on trial are judged by, but controller {controller.name!r} plants none: "
+            "choose another controller, or leave evidence out"
+        )
     if loss is None:
         raise ConfigError(
             "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "

@@ -112,7 +112,8 @@ class Grower:
             and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
 
     Raises:
-        ConfigError: an argument is out of range, rules or evidence need a ``loss``, or the horizon is too short.
+        ConfigError: an argument is out of range, rules or evidence need a ``loss``, the controller judges nothing by
+            the evidence, or the horizon is too short.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
@@ -147,7 +148,7 @@ class Grower:
         self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
         self.rules = self._timing.rules
         require_loss(self.rules, loss)
-        self.evidence = counterfactual(evidence, loss, optimizer)
+        self.evidence = counterfactual(evidence, self.controller, loss, optimizer)
         warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
@@ -239,7 +240,7 @@ class Grower:
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
-            barred = self._watch.barred(verdict, found.usual, idle=idle)
+            barred = self._watch.barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
         self.decisions += 1
@@ -297,6 +298,7 @@ class Grower:
         if watch is not None and self.subject.table.live.any():
             self._undo(self._processes.agreed(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
         ending = resolved(self.subject, self._rent, self._contributions, self._resolve, list(self.model.slots))
+        self.refit.attend(self.subject.table, self.subject.evidence)  # lets go of all forks
         recording = self.recording
         if recording is not None:
             self._processes.agreed(lambda: recording.resolved(self.decisions, ending.changes, ending.contributions))
@@ -304,8 +306,10 @@ class Grower:
 
     @property
     def finished(self) -> bool:
-        """Whether the conduct's plateau is reached: the validation loss stopped to improve, and no seed is unfinished.
+        """Whether the conduct's plateau is reached: what growth is about stopped to improve, and no seed is unfinished.
 
+        That is the ``metric`` where one is named, and the validation loss otherwise, also where growth is about an
+        accuracy that nobody named: so did policies see it where they were trained.
         Stop training then. The controller is not asked again, unless you train on and validation improves after all.
         """
         return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
@@ -341,7 +345,7 @@ class Grower:
         if watch is not None and not watch.finite(loss):
             return now, None, watch.broken(loss)
         found = self._measured(now, now.whole, due)
-        return now, found, None if watch is None else watch.judge(loss, found.usual)
+        return now, found, None if watch is None else watch.judge(loss, found.usual, blind=found.blind)
 
     def _measured(self, now: Heard, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
         """The model and the seeds in slots that are ``due`` ``[1, S]``."""
@@ -380,7 +384,9 @@ class Grower:
         evaluation = self._history.completed(newest, subject.evidence)
         note(self.model, evaluation.accuracy_contribution)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
-        self._history.record(self._actions, subject.table, training, evaluation)
+        progress = scores.progress(found.usual)
+        improved = None if progress is None else np.array([progress])
+        self._history.record(self._actions, subject.table, training, evaluation, improved)
         return training, evaluation
 
     def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Step]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from esper import __version__
 from esper.grower.decision import Change, Decision
+from esper.grower.figures import ACCURACY
 from esper.growth.model import GrowingModel
 from esper.lifecycle.gates import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
@@ -29,7 +30,6 @@ from esper.training.governor.model import Rollback
 
 COMMAND = "grow"
 """What metadata call the runs of models that grow alone."""
-ACCURACY = "accuracy"
 METRIC = "metric"
 """Metadata that say what growth is about."""
 _EPISODE, _ENVIRONMENT = 1, 0
