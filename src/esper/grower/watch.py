@@ -12,7 +12,7 @@ from esper.control.history import PLATEAU_IMPROVEMENT
 from esper.grower.figures import LOSS, Figures
 from esper.grower.scores import Scores
 from esper.lifecycle.actions import Op
-from esper.plain_state import from_plain
+from esper.plain_state import from_plain, to_plain
 from esper.training.governor.model import Governor, Verdict
 from esper.training.governor.settings import GovernorSettings
 
@@ -98,7 +98,8 @@ class Watch:
 
     def _tell(self, blind: bool, idle: bool) -> None:
         chance = "that of guessing is" if self._scores.guessing_is_known else "it began with"
-        what = "has lost most of what it had learned, or overfits" if self._learned else "has learned nothing"
+        lost = self._learned and self._changed
+        what = "has lost most of what it had learned, or overfits," if lost else "has learned nothing"
         seen = ", its answer is the same to everything" if blind else ""
         seen += ", its gradients are zero" if idle else ""
         warnings.warn(
@@ -113,7 +114,20 @@ class Watch:
         return self._governor.settings
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far."""
+        """What was seen so far, as plain values."""
+        return to_plain(self._memory())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of another make.
+        """
+        known = from_plain(self._memory(), state, "the watch")
+        self._best_loss, self._last_loss, self._best_gone = known["best_loss"], known["last_loss"], known["best_gone"]
+        self._astray, self._learned, self._changed = known["astray"], known["learned"], known["changed"]
+
+    def _memory(self) -> dict[str, Any]:
         return {
             "best_loss": self._best_loss,
             "last_loss": self._last_loss,
@@ -122,14 +136,3 @@ class Watch:
             "learned": self._learned,
             "changed": self._changed,
         }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called.
-
-        Raises:
-            CheckpointError: it is of another make.
-        """
-        known = from_plain(self.state_dict(), state, "the watch")
-        self._best_loss, self._last_loss = known["best_loss"], known["last_loss"]
-        self._best_gone = known["best_gone"]
-        self._astray, self._learned, self._changed = known["astray"], known["learned"], known["changed"]
