@@ -108,7 +108,7 @@ class Scores:
         if not self._named or self.metric == LOSS:
             return None
         value = found[self.metric] * (-1 if self._rises(self.metric) else 1)
-        improved = math.isnan(self._best) or bool(improves(np.float64(value), np.float64(self._best)))
+        improved = math.isnan(self._best) or bool(improves(np.array(value), np.array(self._best)))
         self._best = value if improved else self._best
         return improved
 
