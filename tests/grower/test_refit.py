@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -462,6 +464,8 @@ def test_what_could_not_act_is_refused() -> None:
         grown(training, "none", evidence="worth")
     with pytest.raises(ConfigError, match=r"loss=lambda inputs, labels: .*grower.learn_apart\(loss, inputs, labels\)"):
         Grower(training.model, training.optimizer, **options, evidence="refit")
+    with pytest.raises(ConfigError, match="controller 'none' plants none"):
+        Grower(training.model, training.optimizer, "none", **options, evidence="refit", loss=training.loss)
     closing = torch.optim.LBFGS([{"params": list(training.model.host.parameters())}])
     with pytest.raises(ConfigError, match="evidence refit cannot step LBFGS"):
         Grower(training.model, closing, **options, evidence="refit", loss=training.loss)
@@ -475,6 +479,15 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
         training.learn(grower.learn_apart)
         grower.step(train_loss=1.0)
     return training, grower
+
+
+def test_no_fork_outlives_the_end() -> None:
+    grower = on_trial()[1]
+    forks = [weakref.ref(fork) for fork in grower.refit.forks.values()]
+    assert forks
+    grower.finish()
+    gc.collect()
+    assert all(fork() is None for fork in forks)
 
 
 def test_a_fork_that_learns_nothing_is_an_error() -> None:

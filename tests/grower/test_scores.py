@@ -18,6 +18,7 @@ import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
 from esper.grower.measuring import Score
+from esper.training.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
 
@@ -264,3 +265,79 @@ def test_figures_may_be_handed_in() -> None:
     assert (decision.loss, decision.score) == (0.5, 0.8)
     with pytest.raises(ConfigError, match="train_accuracy says nothing where growth is about 'f1'"):
         found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8}, train_accuracy=0.5)
+
+
+def test_a_train_accuracy_is_no_mistake_before_it_is_known_what_growth_is_about() -> None:
+    found = grower(lambda _: (math.inf, 0.5), conduct=esper.Conduct(governor=None))[1]
+    found.step(train_loss=1.0, train_accuracy=0.5)
+
+
+@pytest.mark.parametrize("later", [(0.9, 0.5), {"loss": 0.9, "accuracy": 0.5}])
+@pytest.mark.parametrize("first", [0.9, {"loss": 0.9, "f1": 0.5}])
+def test_an_accuracy_that_comes_late_is_refused(first: Any, later: Any) -> None:
+    told = iter([first, later])
+    found = Loop("none").grower
+    found._evaluate = lambda _: next(told)
+    found.step(train_loss=1.0)
+    with pytest.raises(ConfigError, match="growth is about the loss, since what was measured first had no accuracy"):
+        found.step(train_loss=1.0)
+
+
+def test_a_loss_that_is_handed_in_first_must_come_with_the_accuracy_that_evaluate_gives() -> None:
+    found = grower(lambda _: (0.9, 0.5))[1]
+    decisions = (found.step(train_loss=1.0, val_loss=0.9) for _ in range(5))
+    with pytest.raises(ConfigError, match="hand it to step together with val_loss"):
+        list(decisions)  # until a seed is measured
+    named = grower(lambda _: (0.9, 0.5), metric="loss")[1]
+    for _ in range(4):
+        named.step(train_loss=1.0, val_loss=0.9)
+
+
+@pytest.mark.parametrize(("metric", "higher", "value"), [("psnr", True, math.inf), ("regret", False, -math.inf)])
+@pytest.mark.parametrize("decision", [1, 2])
+def test_a_metric_that_is_better_than_any_can_be_is_refused(
+    metric: str, higher: bool, value: float, decision: int
+) -> None:
+    told = iter([{"loss": 0.3, metric: 1.0}] * (decision - 1) + [{"loss": 0.3, metric: value}] * 9)
+    found = Loop("none", metric=metric, higher_is_better=higher).grower
+    found._evaluate = lambda _: next(told)
+    for _ in range(decision - 1):
+        found.step(train_loss=1.0)
+    with pytest.raises(ConfigError, match=f"a {metric} that is .* better than any can be"):
+        found.step(train_loss=1.0)
+
+
+@pytest.mark.parametrize(("metric", "higher", "value"), [("psnr", True, -math.inf), ("perplexity", False, math.inf)])
+def test_a_metric_that_is_infinitely_bad_is_a_blow_up(metric: str, higher: bool, value: float) -> None:
+    told = iter([{"loss": 0.3, metric: 1.0}, {"loss": 700.0, metric: value}, {"loss": 0.3, metric: 1.0}])
+    found = Loop("none", metric=metric, higher_is_better=higher).grower
+    found._evaluate = lambda _: next(told)
+    assert found.step(train_loss=1.0).rollback is None
+    rollback = found.step(train_loss=1.0).rollback
+    assert rollback is not None
+    assert rollback.trouble is Trouble.NOT_FINITE
+
+
+PROGRESS: list[tuple[dict[str, Any], str, list[float], list[float]]] = [
+    ({"metric": "f1", "higher_is_better": True}, "f1", [0.5, 0.6, 0.603, 0.61], [0, 0, 1, 0]),
+    ({"metric": "gain", "higher_is_better": True}, "gain", [-2.0, -1.0, -0.995, -0.9], [0, 0, 1, 0]),
+    ({"metric": "mae", "higher_is_better": False}, "mae", [5.0, 4.0, 3.99, 3.9], [0, 0, 1, 0]),
+    ({"metric": "accuracy"}, "accuracy", [0.5, 0.6, 0.603, 0.61], [0, 0, 1, 0]),
+    ({"metric": "loss"}, "accuracy", [0.5, 0.6, 0.7, 0.8], [0, 1, 2, 3]),
+    ({}, "accuracy", [0.5, 0.6, 0.7, 0.8], [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "values", "ages"), PROGRESS)
+def test_a_plateau_is_one_of_the_metric_that_was_named(
+    options: dict[str, Any], name: str, values: list[float], ages: list[int]
+) -> None:
+    """The loss stands still meanwhile."""
+    told = iter([{"loss": 0.9, name: value} for value in values])
+    found = Loop("none", **options).grower
+    found._evaluate = lambda _: next(told)
+    seen = []
+    for _ in values:
+        found.step(train_loss=1.0)
+        seen.append(int(found._history.plateau_age[0]))
+    assert seen == ages

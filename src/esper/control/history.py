@@ -22,6 +22,14 @@ PLATEAU_IMPROVEMENT = 0.01
 """Relative decrease of the validation loss below which a step counts as plateau."""
 
 
+def improves(value: Floats, best: Floats) -> NDArray[np.bool_]:
+    """Whether ``value``, better the lower it is, is less than ``best`` by more than `PLATEAU_IMPROVEMENT`.
+
+    Both may be negative, as the losses of densities are.
+    """
+    return value < best * (1 - np.sign(best) * PLATEAU_IMPROVEMENT)
+
+
 class History:
     """The record of E episodes; `record` adds a step, `restart` forgets some episodes.
 
@@ -40,7 +48,7 @@ class History:
         self.accuracies: Floats = np.zeros((environments, LOOKBACK + 1))
         self.best_loss: Floats = np.zeros(environments)
         self.plateau_age: Floats = np.zeros(environments)
-        """Steps since the validation loss last improved by more than `PLATEAU_IMPROVEMENT`."""
+        """Steps since the validation loss last improved by more than `PLATEAU_IMPROVEMENT`, or as `record` was told."""
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
@@ -114,16 +122,23 @@ class History:
         )
 
     def record(
-        self, actions: NDArray[np.int64], table: SeedTable, training: TrainingReport, evaluation: Evaluation
+        self,
+        actions: NDArray[np.int64],
+        table: SeedTable,
+        training: TrainingReport,
+        evaluation: Evaluation,
+        improved: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured."""
+        """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured.
+
+        ``improved``, bool ``[E]``, says whether this was progress; None: it was where the validation loss improved.
+        """
         self.training = training
         self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
         self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
-        # Losses may be negative, as those of densities are.
-        improved = evaluation.loss < self.best_loss * (1 - np.sign(self.best_loss) * PLATEAU_IMPROVEMENT)
-        self.best_loss = np.where(improved, evaluation.loss, self.best_loss)
-        self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
+        lower = improves(evaluation.loss, self.best_loss)
+        self.best_loss = np.where(lower, evaluation.loss, self.best_loss)
+        self.plateau_age = np.where(lower if improved is None else improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution
         before, fresh = self.loss_contribution, evaluation.fresh
         self.loss_contribution_before = np.where(fresh, before, self.loss_contribution_before)

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import torch
 
+from esper.control.controller import Controller
+from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss
 
@@ -22,14 +24,22 @@ class Counterfactual(StrEnum):
     the same minibatches since. Before and after, as ``dependence``."""
 
 
-def require_forks(evidence: Counterfactual, loss: Loss | None, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse evidence for which a fork would have to learn where it cannot.
+def require_forks(
+    evidence: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
+) -> None:
+    """Refuse evidence that nothing is judged by, or for which a fork would have to learn where it cannot.
 
     Raises:
-        ConfigError: nobody said how to compute a ``loss``, or the optimizer computes losses by itself.
+        ConfigError: the controller judges no seed by it, nobody said how to compute a ``loss``, or the optimizer
+            computes losses by itself.
     """
     if evidence is not Counterfactual.REFIT:
         return
+    if isinstance(controller, Never):
+        raise ConfigError(
+            f"evidence refit is what seeds on trial are judged by, but controller {controller.name!r} plants none: "
+            "choose another controller, or leave evidence out"
+        )
     if loss is None:
         raise ConfigError(
             "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "

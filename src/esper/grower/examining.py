@@ -68,7 +68,9 @@ class Examiner:
         evaluation = self.history.completed(newest, subject.evidence)
         note(self._model, evaluation.accuracy_contribution)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
-        self.history.record(actions, subject.table, training, evaluation)
+        progress = scores.progress(found.usual)
+        improved = None if progress is None else np.array([progress])
+        self.history.record(actions, subject.table, training, evaluation, improved)
         return training, evaluation
 
     def dependence(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -83,8 +83,8 @@ class Grower:
             it is (without the former call, where `step` is told the figures of the whole, unless that call lets the
             others share passes, as `esper.grower.passes` tells), and anew after a rollback; of several processes, only
             in the first.
-        metric: Name of the figure that growth is about, as `esper.grower.scores` tells; None: accuracy where `evaluate`
-            gives one, otherwise the loss.
+        metric: Name of the figure that growth is about, as `esper.grower.scores` tells, plateaus included; None:
+            accuracy where `evaluate` gives one, otherwise the loss, and plateaus are those of the loss.
         higher_is_better: Whether that figure is; to be said of all but loss and accuracy.
         classes: How many there are to choose from (the vocabulary of a language model): losses are cross-entropies in
             nats, and controllers see them relative to that of guessing. None: as many as the model has outputs, if
@@ -111,8 +111,8 @@ class Grower:
             and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
 
     Raises:
-        ConfigError: an argument is of another kind or out of range, rules or evidence need a ``loss``, or the horizon
-            is too short.
+        ConfigError: an argument is of another kind or out of range, rules or evidence need a ``loss``, the controller
+            judges nothing by the evidence, or the horizon is too short.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
@@ -177,7 +177,7 @@ class Grower:
         """Look after whatever learns from now on."""
         model, optimizer, evidence = self.model, self.optimizer, self.terms.evidence
         require_loss(self.rules, loss)
-        require_forks(evidence, loss, optimizer)
+        require_forks(evidence, self.controller, loss, optimizer)
         require_seated(model)
         model.link(optimizer)
         self._trained = TrainedBy(model.host, optimizer)
@@ -248,7 +248,7 @@ class Grower:
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
-            barred = self._watch.barred(verdict, found.usual, idle=idle)
+            barred = self._watch.barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
@@ -294,13 +294,16 @@ class Grower:
         if watch is not None and self.subject.table.live.any():
             self._undo(self._processes.agreed(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
         ending = resolved(self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots))
+        self.refit.attend(self.subject.table, self.subject.evidence)  # lets go of all forks
         self.telling.finished(self.decisions, ending)
         return ending
 
     @property
     def finished(self) -> bool:
-        """Whether the conduct's plateau is reached: the validation loss stopped to improve, and no seed is unfinished.
+        """Whether the conduct's plateau is reached: what growth is about stopped to improve, and no seed is unfinished.
 
+        That is the ``metric`` where one is named, and the validation loss otherwise, also where growth is about an
+        accuracy that nobody named: so did policies see it where they were trained.
         Stop training then. The controller is not asked again, unless you train on and validation improves after all.
         """
         return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
@@ -337,7 +340,7 @@ class Grower:
         if watch is not None and not watch.finite(loss):
             return now, None, watch.broken(loss)
         found = self._examiner.measure(loss, now.whole, due)
-        return now, found, None if watch is None else watch.judge(loss, found.usual)
+        return now, found, None if watch is None else watch.judge(loss, found.usual, blind=found.blind)
 
     def _undo(self, verdict: Verdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""

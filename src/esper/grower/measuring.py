@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.grower.answers import Answers
 from esper.grower.figures import LOSS, Figures, figures
 from esper.grower.passes import Passes
 from esper.grower.refit import Refit
@@ -47,6 +48,8 @@ class Measurement(NamedTuple):
     """By slot: with its seed switched off, or on where it does not count yet."""
     due: Bools
     """``[1, S]``: the slots that were to be measured."""
+    blind: bool
+    """Whether the model as it is gave the same answer to everything; False where nobody listened."""
 
 
 def measured(
@@ -65,9 +68,11 @@ def measured(
         for place, slot in enumerate(passes.model.slots.values())
         if slot.seed is not None and due[0, place]
     }
+    answers = Answers()
+    measure = answers.first_of(evaluate) if whole is None else evaluate
     with modes_kept(passes.model):
-        usual, others = passes.measure(lambda model: figures(evaluate(model)), changes, whole)
-    return Measurement(usual, others, due)
+        usual, others = passes.measure(lambda model: figures(measure(model)), changes, whole)
+    return Measurement(usual, others, due, answers.blind)
 
 
 def compared(

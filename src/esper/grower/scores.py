@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.control.history import PLATEAU_IMPROVEMENT
+from esper.control.history import improves
 from esper.errors import ConfigError
 from esper.grower.figures import Figures
 from esper.plain_state import from_plain
@@ -43,6 +43,9 @@ class Scores:
         _require_direction(metric, higher_is_better)
         self.metric = metric or ""
         """Empty until it is known."""
+        self._named = metric is not None
+        self._best = UNKNOWN
+        """Of a metric that was named, made better the lower it is, at its last progress."""
         self._higher = higher_is_better
         self._classes = classes or 0
         self._outputs = outputs or 0
@@ -61,7 +64,7 @@ class Scores:
             ConfigError: the metric is not among them, or there is an accuracy but nobody knows of how many classes.
         """
         metric = self.metric or (ACCURACY if ACCURACY in found else LOSS)
-        value = _value(found, metric)
+        value = self._value(found, metric)
         if self._begun or not (math.isfinite(found[LOSS]) and math.isfinite(value)):
             return
         if ACCURACY in found and not self._classes:
@@ -76,7 +79,7 @@ class Scores:
         self.chance_loss = math.log(self._classes) if self._classes else found[LOSS]
         if metric == ACCURACY:
             self.chance_score = 1 / self._classes
-        elif self._rises:
+        elif self._rises(metric):
             self.chance_score = value
         else:
             self.chance_score, self._reference = 0.0, self.chance_loss if metric == LOSS else value
@@ -85,22 +88,41 @@ class Scores:
         """NaN before the first figures that are finite, and where these are not.
 
         Raises:
-            ConfigError: the metric is not among the figures, or is not a number although the loss is finite.
+            ConfigError: the metric is not among the figures, or these name an accuracy as the first ones did not, or
+                the metric is no number, or too good to be one, although the loss is finite.
         """
         if not self._begun:
             return UNKNOWN
-        value = _value(found, self.metric)
-        return value if self._rises else _share_gone(value, self._reference)
+        if ACCURACY in found and not self._named and self.metric == LOSS:
+            raise ConfigError(
+                "growth is about the loss, since what was measured first had no accuracy, but now there is one: hand "
+                "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
+            )
+        value = self._value(found, self.metric)
+        return value if self._rises(self.metric) else _share_gone(value, self._reference)
+
+    def progress(self, found: Figures) -> bool | None:
+        """Whether a metric that was named, and is not the loss, is better than it was by more than a trifle.
+
+        A trifle is `PLATEAU_IMPROVEMENT` of it. None: progress is what the loss makes.
+        """
+        if not self._named or self.metric == LOSS:
+            return None
+        value = found[self.metric] * (-1 if self._rises(self.metric) else 1)
+        improved = math.isnan(self._best) or bool(improves(np.array(value), np.array(self._best)))
+        self._best = value if improved else self._best
+        return improved
 
     def about(self) -> Metric | None:
         """What growth is about; None until it is known."""
         if not self._begun:
             return None
-        return Metric(self.metric, self._rises, None if self._rises else self._reference)
+        rises = self._rises(self.metric)
+        return Metric(self.metric, rises, None if rises else self._reference)
 
     def value(self, found: Figures) -> float:
         """What growth is about, as it was measured; NaN before the first figures that are finite."""
-        return _value(found, self.metric) if self._begun else UNKNOWN
+        return self._value(found, self.metric) if self._begun else UNKNOWN
 
     def train_score(self, accuracy: float | None) -> float | None:
         """Of training, if its accuracy is known.
@@ -108,7 +130,7 @@ class Scores:
         Raises:
             ConfigError: growth is about something else.
         """
-        if accuracy is not None and self.metric != ACCURACY:
+        if accuracy is not None and self.metric not in ("", ACCURACY):
             raise ConfigError(f"train_accuracy says nothing where growth is about {self.metric!r}: leave it out")
         return accuracy
 
@@ -130,14 +152,19 @@ class Scores:
         """
         if not self._begun:
             return UNKNOWN, UNKNOWN
-        first = self.chance_loss if self._classes else self._first_train_loss
-        losses = _share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss)
-        return self._by_accuracy(found), max(losses)
+        return self._by_accuracy(found), max(self.gone(found, train_loss))
 
-    def beats_chance(self, found: Figures, least: float) -> bool:
-        """Whether skill by accuracy is more than ``least``, or the loss below that of chance (by a trifle)."""
-        trifle = PLATEAU_IMPROVEMENT if self.guessing_is_known else 0.0
-        return self._by_accuracy(found) > least or _share_gone(found[LOSS], self.chance_loss) > trifle
+    def gone(self, found: Figures, train_loss: float) -> tuple[float, float]:
+        """The shares of chance's losses that are gone, of training and of validation."""
+        first = self.chance_loss if self._classes else self._first_train_loss
+        return _share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss)
+
+    def shows_skill(self, found: Figures, least: float) -> bool:
+        """Whether skill by accuracy is more than ``least``; without one, whether a metric is better than at first."""
+        by_accuracy = self._by_accuracy(found)
+        if not math.isnan(by_accuracy):
+            return by_accuracy > least
+        return self.metric not in (LOSS, ACCURACY) and self.score(found) > self.chance_score
 
     def _by_accuracy(self, found: Figures) -> float:
         if not self._classes or ACCURACY not in found:
@@ -156,27 +183,28 @@ class Scores:
         """
         vars(self).update(from_plain(vars(self), state, "scores"))
 
-    @property
-    def _rises(self) -> bool:
-        return self.metric == ACCURACY if self._higher is None else self._higher
+    def _rises(self, metric: str) -> bool:
+        return metric == ACCURACY if self._higher is None else self._higher
+
+    def _value(self, found: Figures, metric: str) -> float:
+        """Of ``metric``, which may be infinitely bad, as where training blew up."""
+        if metric not in found:
+            raise ConfigError(
+                f"growth is about {metric!r}, but evaluate gave {', '.join(found)}: return a mapping that has it each "
+                "time, or name another metric=..."
+            )
+        value, best = found[metric], math.inf if self._rises(metric) else -math.inf
+        if (math.isnan(value) or value == best) and math.isfinite(found[LOSS]):
+            what = "is not a number" if math.isnan(value) else f"is {value}, better than any can be,"
+            raise ConfigError(
+                f"evaluate gave a {metric} that {what} with the loss {found[LOSS]:g}: return what it is worth where it "
+                "is not defined, such as 0, or the most that you count"
+            )
+        return value
 
 
 def _share_gone(value: float, reference: float) -> float:
     return (reference - value) / (abs(reference) or 1.0)
-
-
-def _value(found: Figures, metric: str) -> float:
-    if metric not in found:
-        raise ConfigError(
-            f"growth is about {metric!r}, but evaluate gave {', '.join(found)}: return a mapping that has it each "
-            "time, or name another metric=..."
-        )
-    if math.isnan(found[metric]) and math.isfinite(found[LOSS]):
-        raise ConfigError(
-            f"evaluate gave a {metric} that is not a number with the loss {found[LOSS]:g}: return what it is worth "
-            "where it is not defined, such as 0"
-        )
-    return found[metric]
 
 
 def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:

@@ -6,25 +6,30 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
+
 from esper.control.history import PLATEAU_IMPROVEMENT
 from esper.grower.figures import LOSS, Figures
 from esper.grower.scores import Scores
 from esper.lifecycle.actions import Op
-from esper.plain_state import from_plain
+from esper.plain_state import from_plain, to_plain
 from esper.training.governor.model import Governor, Verdict
 from esper.training.governor.settings import GovernorSettings
 
 CHECKS_AT_CHANCE = 8
-"""A network that has not left chance by its check of this number hardly will: its owner is told."""
+"""A network that does no better than chance in so many checks in a row hardly will: its owner is told."""
+LEAST_KEPT = 0.5
+"""A network that keeps less of the way it once came from chance is nearer to chance than to what it was."""
 
 
 class Watch:
     """Judges one model by its training loss and by what was measured of it.
 
     A network that does far worse than chance is in trouble whatever it did before. Chance is what guessing gives, where
-    that is known, and otherwise what the network began with. One that has never been better has nothing to return to:
-    its owner is warned, once. None of its seeds is kept until it is, none while it guesses or has gradients of zero,
-    and none is kept or pruned as long as anything is unusual.
+    that is known, and otherwise what the network began with. One whose answer is the same to everything has no skill,
+    whatever the frequencies of answers make of its figures. A network that goes on without being better than chance may
+    have nothing to return to: its owner is warned. None of its seeds is kept until it is better, none while its
+    gradients are zero, and none is kept or pruned as long as anything is unusual.
 
     Args:
         governor: Of the model.
@@ -37,7 +42,10 @@ class Watch:
         self._best_loss = math.nan
         """Of validation, so far."""
         self._last_loss = math.nan
-        self._checks = 0
+        self._best_gone = np.full(2, math.nan)
+        """The greatest shares of chance's losses that were gone so far, of training and of validation."""
+        self._astray = 0
+        """Checks in a row in which there was nothing to show that the network has learned."""
         self._learned = self._changed = False
 
     def finite(self, train_loss: float) -> bool:
@@ -48,30 +56,38 @@ class Watch:
         """Of what is not finite."""
         return self._governor.judge(train_loss, (math.nan, math.nan), finite=False)
 
-    def judge(self, train_loss: float, found: Figures) -> Verdict:
-        """Of a model of which ``found`` was measured."""
+    def judge(self, train_loss: float, found: Figures, *, blind: bool) -> Verdict:
+        """Of a model of which ``found`` was measured; ``blind`` if its answer was the same to everything."""
         if not (math.isfinite(found[LOSS]) and math.isfinite(self._scores.score(found))):
             return self.broken(train_loss)
         skills = self._scores.skills(found, train_loss)
         hopeless = self._hopeless(found, *skills)
-        return self._governor.judge(train_loss, skills, finite=True, hopeless=hopeless)
+        return self._governor.judge(train_loss, (0.0, 0.0) if blind else skills, finite=True, hopeless=hopeless)
 
-    def barred(self, verdict: Verdict, found: Figures, *, idle: bool) -> tuple[Op, ...]:
+    def barred(self, verdict: Verdict, train_loss: float, found: Figures, *, blind: bool, idle: bool) -> tuple[Op, ...]:
         """Operations for which there are no grounds now; ``idle`` if all gradients are zero. Warns as told above."""
-        self._learned |= not idle and self._scores.beats_chance(found, self._settings.lead)
-        self._changed |= self._checks > 0 and found[LOSS] != self._last_loss
-        self._checks, self._last_loss = self._checks + 1, found[LOSS]
-        if self._checks == CHECKS_AT_CHANCE and not (self._learned and self._changed):
-            self._tell(idle)
+        better = self._better(found, train_loss, usual=verdict.usual) and not blind
+        self._learned |= better and not idle
+        self._changed |= not math.isnan(self._last_loss) and found[LOSS] != self._last_loss
+        self._last_loss = found[LOSS]
+        self._astray = 0 if better and self._learned and self._changed else self._astray + 1
+        if self._astray == CHECKS_AT_CHANCE:
+            self._tell(blind, idle)
         if not verdict.usual:
             return Op.FOSSILIZE, Op.PRUNE
-        return (Op.FOSSILIZE,) if idle or self._guesses(found) or not self._learned else ()
+        return (Op.FOSSILIZE,) if idle or not better else ()
 
-    def _guesses(self, found: Figures) -> bool:
-        """Whether it does now, as far as is known. Where the loss is far above guessing, hits may be by accident."""
-        scores, settings = self._scores, self._settings
-        far = found[LOSS] > settings.multiple * scores.chance_loss
-        return scores.guessing_is_known and not scores.beats_chance(found, settings.lead if far else settings.collapsed)
+    def _better(self, found: Figures, train_loss: float, *, usual: bool) -> bool:
+        """Whether the network does better than chance, as far as figures tell, and has not lost most of what it had.
+
+        Its validation loss shows it; or its training loss together with the score, where it overfits.
+        """
+        trifle = PLATEAU_IMPROVEMENT if self._scores.guessing_is_known else 0.0
+        gone = np.array(self._scores.gone(found, train_loss))
+        by_training, by_validation = (gone > np.fmax(trifle, self._best_gone * LEAST_KEPT)).tolist()
+        if usual:
+            self._best_gone = np.fmax(self._best_gone, gone)
+        return by_validation or (by_training and self._scores.shows_skill(found, self._settings.lead))
 
     def _hopeless(self, found: Figures, by_accuracy: float, by_losses: float) -> bool:
         """Whether both losses are far above those of chance, and do not come down either."""
@@ -80,12 +96,15 @@ class Watch:
         self._best_loss = loss if math.isnan(self._best_loss) else min(self._best_loss, loss)
         return not falls and by_losses < 1 - settings.multiple and not by_accuracy >= settings.lead
 
-    def _tell(self, idle: bool) -> None:
+    def _tell(self, blind: bool, idle: bool) -> None:
         chance = "that of guessing is" if self._scores.guessing_is_known else "it began with"
-        gradients = ", and its gradients are zero" if idle else ""
+        lost = self._learned and self._changed
+        what = "has lost most of what it had learned, or overfits," if lost else "has learned nothing"
+        seen = ", its answer is the same to everything" if blind else ""
+        seen += ", its gradients are zero" if idle else ""
         warnings.warn(
-            f"the network has learned nothing in {self._checks} decisions: its validation loss is "
-            f"{self._last_loss:.4g}, {chance} {self._scores.chance_loss:.4g}{gradients}; check the learning rate, the "
+            f"the network {what} for {self._astray} decisions: its validation loss is {self._last_loss:.4g}, {chance} "
+            f"{self._scores.chance_loss:.4g}{seen}; no seed is kept until it does better: check the learning rate, the "
             "loss and the data",
             stacklevel=4,
         )
@@ -95,14 +114,8 @@ class Watch:
         return self._governor.settings
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far."""
-        return {
-            "best_loss": self._best_loss,
-            "last_loss": self._last_loss,
-            "checks": self._checks,
-            "learned": self._learned,
-            "changed": self._changed,
-        }
+        """What was seen so far, as plain values."""
+        return to_plain(self._memory())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -110,6 +123,16 @@ class Watch:
         Raises:
             CheckpointError: it is of another make.
         """
-        known = from_plain(self.state_dict(), state, "the watch")
-        self._best_loss, self._last_loss = known["best_loss"], known["last_loss"]
-        self._checks, self._learned, self._changed = known["checks"], known["learned"], known["changed"]
+        known = from_plain(self._memory(), state, "the watch")
+        self._best_loss, self._last_loss, self._best_gone = known["best_loss"], known["last_loss"], known["best_gone"]
+        self._astray, self._learned, self._changed = known["astray"], known["learned"], known["changed"]
+
+    def _memory(self) -> dict[str, Any]:
+        return {
+            "best_loss": self._best_loss,
+            "last_loss": self._last_loss,
+            "best_gone": self._best_gone,
+            "astray": self._astray,
+            "learned": self._learned,
+            "changed": self._changed,
+        }

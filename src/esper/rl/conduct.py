@@ -21,7 +21,8 @@ class Conduct(Settings):
     """Caps on what growth may cost."""
     plateau: int | None = Field(default=None, ge=1, le=1000)
     """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
-    unfinished; null: episodes go on to their horizon. A grower then decides nothing more, and says so."""
+    unfinished; null: episodes go on to their horizon. A grower then decides nothing more, and says so; it goes by its
+    metric, where one was named."""
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
     """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
     stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""

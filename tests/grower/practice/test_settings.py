@@ -37,6 +37,13 @@ def test_what_is_said_counts() -> None:
     assert settings.slots == {"block2": "auto"}
 
 
+@pytest.mark.parametrize("controller", ["none", "all_from_start"])
+def test_evidence_for_nobody_is_refused(controller: str) -> None:
+    load(f"controller={controller}")
+    with pytest.raises(ConfigError, match=f"controller {controller} puts no seed on trial"):
+        load(f"controller={controller}", "evidence=refit")
+
+
 def test_settings_are_written_and_read_back_whole(tmp_path: Path) -> None:
     settings = load("task=charlm", "text=some/where.txt", "conduct.governor=null", "rent=0.1")
     dump_settings(settings, tmp_path / "config.yaml")

@@ -26,7 +26,7 @@ class HeuristicSettings(Settings):
     preferences: tuple[tuple[int, int], ...] = ((0, 0),)
     """Slot and blueprint indices, most promising first. What was tried before comes last."""
     patience: float = Field(default=0.0, ge=0, le=10)
-    """Decisions without progress of the validation loss before a seed germinates; 0: at once."""
+    """Decisions without progress (`History.plateau_age`) before a seed germinates; 0: at once."""
     at_a_time: int = Field(default=2, ge=1, le=100)
     """Unfinished seeds a network may have."""
     most: int = Field(default=3, ge=1, le=100)

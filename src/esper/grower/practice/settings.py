@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, cast
 import torch
 from pydantic import Field, model_validator
 
+from esper.control.rules.simple import Never
 from esper.devices import CPU, DeviceName
 from esper.grower.choosing import rules_of
 from esper.grower.counterfactual import Counterfactual
@@ -86,6 +87,12 @@ class GrowSettings(Settings):
     def _budget_is_kept(self) -> Self:
         if self.controller == ALL_FROM_START and self.conduct.budget != Budget():
             raise ValueError(f"controller {ALL_FROM_START} fills every slot whatever it costs: leave the budget out")
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_is_used(self) -> Self:
+        if self.evidence is Counterfactual.REFIT and self.controller in (Never.name, ALL_FROM_START):
+            raise ValueError(f"controller {self.controller} puts no seed on trial: leave evidence out")
         return self
 
     @model_validator(mode="after")
