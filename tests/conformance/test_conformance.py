@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,16 @@ def test_what_no_slot_can_serve_is_refused_with_a_sentence(kind: Kind, sentence:
     assert all(not module._forward_hooks for module in host.modules())
 
 
+@pytest.fixture
+def unfused() -> Iterator[None]:
+    """Torch keeps encoder layers that have hooks off its fused kernel, which rounds in another way."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
 @every_kind
+@pytest.mark.usefixtures("unfused")
 def test_slots_and_newborn_seeds_change_no_bit(kind: Kind) -> None:
     with right_or_a_sentence("attach", kind):
         for training in (False, True):
@@ -103,9 +112,9 @@ def test_every_controller_is_among_them() -> None:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The run of one that has learned nothing yet."""
+    """The run of one that has learned nothing yet, and was made eager to plant."""
     path = tmp_path_factory.mktemp("learned") / "run"
-    with started(path, load_settings(TrainSettings, None, (*TINY, "suite=tokens"))):
+    with started(path, load_settings(TrainSettings, None, (*TINY, "suite=tokens", "policy.op_prior.germinate=5"))):
         return str(path)
 
 
@@ -124,8 +133,8 @@ def test_a_plain_loop_trains_under_every_controller(
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(owned) == len(learning)
     assert {id(parameter) for parameter in owned} == {id(parameter) for parameter in learning}
+    assert bool(training.ever) is (controller != "none")
     if controller == "none":
-        assert not model.seeds
         bare = kind.fresh()
         optimizer = torch.optim.AdamW([one for one in bare.parameters() if one.requires_grad], lr=RATE)
         for epoch in range(DECISIONS):

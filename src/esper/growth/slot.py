@@ -81,7 +81,9 @@ class InputTap(nn.Module):
             SlotError: there is none.
         """
         if self._inputs is None:
-            raise SlotError("a seed reads the network's input, but the host has not been called yet: call it as a whole")
+            raise SlotError(
+                "a seed reads the network's input, but the host has not been called yet: call it as a whole"
+            )
         return self._inputs
 
     def clear(self) -> None:
