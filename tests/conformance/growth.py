@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from esper.growth.model import GrowingModel
 from esper.growth.probe import call
 
 HORIZON = 12
+DECISIONS = 4
+"""Until all seeds that were planted at the start count, in part or wholly."""
 RATE = 0.01
 
 
@@ -27,28 +30,31 @@ class Training:
     optimizer: torch.optim.Optimizer
     grower: esper.Grower
     epochs: int = 0
+    ever: set[str] = field(default_factory=set)
+    """Slots in which something was planted."""
 
     @classmethod
-    def of(cls, kind: Kind, controller: str, model: GrowingModel | None = None) -> Training:
+    def of(cls, kind: Kind, controller: str, model: GrowingModel | None = None, **options: Any) -> Training:
         model = kind.attached() if model is None else model
         optimizer = torch.optim.AdamW(model.parameter_groups(lr=RATE))
-        grower = esper.Grower(model, optimizer, controller, evaluate=kind.validation(), horizon=HORIZON)
-        return cls(kind, model, optimizer, grower)
+        told = {"evaluate": kind.validation(), "horizon": HORIZON, **options}
+        return cls(kind, model, optimizer, esper.Grower(model, optimizer, controller, **told))
 
     def go_on(self, decisions: int) -> Training:
         for _ in range(decisions):
             torch.manual_seed(self.epochs)
             loss = self.kind.train(self.model, self.optimizer, seed=self.epochs)
             self.grower.step(train_loss=loss)
+            self.ever |= set(self.model.seeds)
             self.epochs += 1
         return self
 
 
-def grown(kind: Kind) -> Training:
+def grown(kind: Kind, **options: Any) -> Training:
     """With a seed in every slot that counts, long before the planned end."""
-    training = Training.of(kind, "all_at_start").go_on(4)
+    training = Training.of(kind, "all_at_start", **options).go_on(DECISIONS)
     assert set(training.model.seeds) == set(training.model.slots)
-    assert any(float(seed.alpha) > 0 for seed in training.model.seeds.values())
+    assert all(float(seed.alpha) > 0 and not seed.fossilized for seed in training.model.seeds.values())
     return training
 
 
@@ -85,7 +91,7 @@ def outputs(kind: Kind, model: nn.Module, *, training: bool = False) -> list[Ten
     torch.manual_seed(0)
     found: list[Tensor] = []
     for minibatch in kind.minibatches(2, seed=500):
-        with torch.autocast("cpu", torch.bfloat16, enabled=kind.autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind.autocast), torch.set_grad_enabled(training):
             found += [tensor.detach().clone() for tensor in tensors(call(model, minibatch.inputs))]
     assert found
     return found

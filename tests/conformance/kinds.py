@@ -13,7 +13,9 @@ from esper.errors import EsperError
 
 KINDS: tuple[Kind, ...] = (*vision.KINDS, *sequences.KINDS, *generative.KINDS, *tricks.KINDS, *pretrained.KINDS)
 REFUSED: tuple[tuple[Kind, str], ...] = (*generative.REFUSED, *tricks.REFUSED)
-CONTROLLERS = ("none", "random", "all_at_start", "periodic", "heuristic")
+LEARNED = "learned"
+"""A policy; the others are rules, by their names."""
+CONTROLLERS = ("none", "random", "all_at_start", "periodic", "heuristic", LEARNED)
 
 SENTENCES: dict[tuple[str, str], str] = {
     ("pt2", "gru_packed"): "torch.export cannot trace Gru",

@@ -114,13 +114,16 @@ def next_tokens(generator: torch.Generator) -> Minibatch:
 
 
 class Encoder(nn.Module):
-    """torch's own encoder over tokens ``[B, T, D]``, with a mask of padding that is true where there is nothing."""
+    """torch's own encoder over tokens ``[B, T, D]``, with a mask of padding that is true where there is nothing.
 
-    def __init__(self) -> None:
+    ``nested`` is torch's default: while it evaluates, its layers get nested tensors.
+    """
+
+    def __init__(self, *, nested: bool) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
         self.embed = nn.Linear(4, WIDTH)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, tokens: Tensor, src_key_padding_mask: Tensor) -> Tensor:
@@ -146,6 +149,12 @@ def with_lengths(generator: torch.Generator) -> Minibatch:
     tokens = torch.randn(EXAMPLES, TOKENS, 4, generator=generator)
     lengths = torch.randint(1, TOKENS + 1, (EXAMPLES,), generator=generator)
     return Minibatch((tokens, lengths), tokens[:, 0].argmax(1))
+
+
+def later_steps(minibatch: Minibatch, more: int) -> Minibatch:
+    """Beyond the lengths, which stay."""
+    sequences, lengths = minibatch.inputs
+    return minibatch._replace(inputs=(torch.cat((sequences, torch.ones(EXAMPLES, more, 4)), 1), lengths))
 
 
 class MessagePassing(nn.Module):
@@ -206,7 +215,15 @@ class SetTransformer(nn.Module):
 
 SETS = classified(TOKENS, 4)
 KINDS = (
-    Kind("gru_packed", Gru, {"embed": ["mlp"], "project": ["lowrank"]}, with_lengths, cross_entropy, right),
+    Kind(
+        "gru_packed",
+        Gru,
+        {"embed": ["mlp"], "project": ["lowrank"]},
+        with_lengths,
+        cross_entropy,
+        right,
+        padded=later_steps,
+    ),
     Kind("lstm", Lstm, {"project": ["lowrank", "mlp"]}, classified(TOKENS, 4), cross_entropy, right),
     Kind("conv1d", conv1d, {"conv1": ["conv1x1"], "norm": ["depthwise"]}, classified(4, 9), cross_entropy, right),
     Kind(
@@ -226,14 +243,17 @@ KINDS = (
         cross_entropy,
         right,
     ),
-    Kind(
-        "encoder_with_padding",
-        Encoder,
-        {"encoder.layers.0": ["mlp"], "encoder.layers.1": ["lowrank"]},
-        with_padding,
-        cross_entropy,
-        right,
-        padded=more_padding,
+    *(
+        Kind(
+            name,
+            lambda nested=nested: Encoder(nested=nested),
+            {"encoder.layers.0": ["mlp"], "encoder.layers.1": ["lowrank"]},
+            with_padding,
+            cross_entropy,
+            right,
+            padded=more_padding,
+        )
+        for name, nested in (("encoder_with_padding", False), ("nested_encoder", True))
     ),
     Kind("graph", GraphNet, {"conv1": ["mlp"], "conv2": ["lowrank"]}, graphs, cross_entropy, right),
     Kind("deep_sets", DeepSets, {"phi": ["mlp"], "rho.0": ["lowrank"]}, SETS, cross_entropy, right),

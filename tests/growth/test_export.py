@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from esper.errors import ExportError, RunError
@@ -145,6 +147,40 @@ def test_a_file_that_computes_something_else_is_not_left_behind(
         export(plain, random(4, 5), kind, tmp_path / NAMES[kind])
     assert names_in(tmp_path) == {NAMES[kind]}
     assert (tmp_path / NAMES[kind]).read_text() == "what was there before"
+
+
+INF, NAN = torch.inf, torch.nan
+NOT_FINITE: list[tuple[list[float], list[float], str]] = [
+    ([-INF, 1.0, INF, NAN], [-INF, 1.000001, INF, NAN], ""),
+    ([NAN, NAN], [NAN, NAN], ""),
+    ([-INF, 1.0], [-INF, 1.1], "off by 0.1 where"),
+    ([-INF, 1.0], [INF, 1.0], "infinite or NaN in other places"),
+    ([-INF, 1.0], [NAN, 1.0], "infinite or NaN in other places"),
+    ([-INF, 1.0], [-1e38, 1.0], "infinite or NaN in other places"),
+    ([2.0, 1.0], [2.0, INF], "infinite or NaN in other places"),
+    ([2.0, 1.0], [2.0, NAN], "infinite or NaN in other places"),
+    ([2.0, NAN], [NAN, 2.0], "infinite or NaN in other places"),
+]
+"""What a model returns, what its file does, and the sentence about it; none where they are the same."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Format if isinstance(formats.WRITERS[kind], ProgramWriter)])
+@pytest.mark.parametrize(("expected", "returned", "sentence"), NOT_FINITE)
+def test_what_is_not_finite_is_so_in_the_file_at_the_same_places(
+    kind: Format,
+    expected: list[float],
+    returned: list[float],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        Path(words[-1]).write_bytes(encode({"0": torch.tensor(returned)}))
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ExportError, match=sentence) if sentence else nullcontext():
+        verify(kind, tmp_path / NAMES[kind], Inputs.of(random(3, 5)), [torch.tensor(expected)], tmp_path)
 
 
 def test_a_file_that_needs_esper_is_refused(plain: nn.Module, tmp_path: Path) -> None:

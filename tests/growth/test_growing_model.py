@@ -146,11 +146,11 @@ def test_duplicates_do_not_carry_the_last_batch(duplicate: Duplicate) -> None:
     model = growing()
     model(inputs().requires_grad_() * 2)  # not a leaf: such a tensor can be neither copied nor stored
     other = duplicate(model)
-    with pytest.raises(RuntimeError, match="has not been called yet"):
+    with pytest.raises(SlotError, match="has not been called yet"):
         _ = other.tap.inputs
     assert model.tap.inputs.shape == (3, TOKENS, FEATURES)
     model.tap.clear()
-    with pytest.raises(RuntimeError, match="has not been called yet"):
+    with pytest.raises(SlotError, match="has not been called yet"):
         _ = model.tap.inputs
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from esper.growth.attach import attach
 from esper.growth.export import Format, export
 from esper.growth.export.formats import WRITERS
 from esper.growth.model import GrowingModel
+from esper.growth.persist import save
 from esper.growth.seating import require_seated
 
 INPUTS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
@@ -76,6 +79,70 @@ def test_slots_are_attached_once() -> None:
     again.slots["1"].germinate("mlp")
     again.slots["1"].fossilize()
     assert list(attach(again.finalize(), ["0", "1"], INPUTS).slots) == ["0", "1"]
+
+
+def replaced(model: GrowingModel) -> None:
+    model.host.add_module("0", nn.Linear(5, 8))
+
+
+def rebuilt_around(model: GrowingModel) -> None:
+    model.host.add_module("0", nn.Sequential(nn.Linear(5, 8), model.host.get_submodule("1")))
+
+
+def lost(model: GrowingModel) -> None:
+    assert isinstance(model.host, nn.Sequential)
+    del model.host[0]
+
+
+LOSSES: dict[str, Callable[[GrowingModel], None]] = {
+    "replaced": replaced,
+    "rebuilt": rebuilt_around,
+    "deleted": lost,
+    "released": GrowingModel.release,
+}
+KEEPING: dict[str, Callable[[GrowingModel, nn.Module, Path], Any]] = {
+    "finalize": lambda model, average, folder: model.finalize(),
+    "deepcopy": lambda model, average, folder: copy.deepcopy(model),
+    "deepcopy around": lambda model, average, folder: copy.deepcopy(nn.Sequential(model)),
+    "pickle": lambda model, average, folder: pickle.dumps(model),
+    "save": lambda model, average, folder: save(model, folder / "saved"),
+    "mirror": lambda model, average, folder: model.mirror(average),
+    "state_dict": lambda model, average, folder: model.state_dict(),
+    "state_dict around": lambda model, average, folder: nn.Sequential(model).state_dict(),
+}
+
+
+@pytest.mark.parametrize("keep", KEEPING.values(), ids=KEEPING)
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("grown", [True, False])
+def test_what_would_keep_slots_that_are_called_no_more_is_refused(
+    keep: Callable[[GrowingModel, nn.Module, Path], Any],
+    lose: Callable[[GrowingModel], None],
+    grown: bool,
+    tmp_path: Path,
+) -> None:
+    model = growing()
+    if grown:
+        model.slots["0"].germinate("mlp", alpha=1.0)
+    average = copy.deepcopy(model)
+    keep(model, average, tmp_path)  # as it is, it can be kept
+    shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+    lose(model)
+    with pytest.raises(SlotError, match=r"slot '0' is not called any more: .* rebuild the host first and attach then"):
+        keep(model, average, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", list(Format))
+@pytest.mark.parametrize("lose", [replaced, GrowingModel.release], ids=["replaced", "released"])
+def test_a_growing_model_is_not_exported_without_its_slots_either(
+    kind: Format, lose: Callable[[GrowingModel], None], tmp_path: Path
+) -> None:
+    model = attach(network(), ["0"], INPUTS)
+    lose(model)
+    with pytest.raises(ExportError, match="a growing model cannot be exported"):
+        export(model, INPUTS, kind, tmp_path / f"net{WRITERS[kind].suffix}")
+    assert not list(tmp_path.iterdir())
 
 
 def by_onnx(model: nn.Module, folder: Path) -> None:

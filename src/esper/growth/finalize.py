@@ -14,6 +14,7 @@ from torch import fx, nn
 from esper.growth.fossil_graph import TracedFossil, trace
 from esper.growth.input_relay import relay_input
 from esper.growth.pretrained import refuse_saving
+from esper.growth.seating import require_seated
 from esper.growth.unfinished import Unfinished, folded
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
 
     Raises:
         ExportError: `torch.export` cannot trace a seed's blueprint.
-        SlotError: there are unfinished seeds, which ``unfinished`` forbids.
+        SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is not called any more.
     """
+    require_seated(model)
     kept = folded(model, unfinished)
     grown = copy.deepcopy(model)
     grown.release()

@@ -19,7 +19,7 @@ from esper.growth.input_relay import input_place
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.pretrained import guard
 from esper.growth.probe import Arguments, probe
-from esper.growth.seating import require_free
+from esper.growth.seating import require_free, require_seated
 from esper.growth.seed import Seed
 from esper.growth.signature import called_as, unmade
 from esper.growth.slot import InputTap, Slot, require_untraced
@@ -85,12 +85,21 @@ def _require_planted(_: nn.Module, found: Any) -> None:
         )
 
 
+def _require_called(model: nn.Module, *_: Any) -> None:
+    """As a hook before a state dict is made: refuse one with seeds that nobody calls any more."""
+    assert isinstance(model, GrowingModel)
+    require_seated(model)
+
+
 class GrowingModel(nn.Module):
     """A host and its growth slots; called as the host is. Make it with `esper.attach`.
 
     ``host`` is the very module that was given, with its own state-dict keys; what grows lives under ``slots``. The
     object's class is a subclass that is named after the host's and whose ``forward`` has the host's signature. Public
     attributes and methods that only the host has are read from it, such as ``config`` or ``generate``.
+
+    Where a submodule with a slot was replaced, or after `release`, whatever would keep or hand on what grew raises
+    SlotError: `finalize`, `mirror`, ``state_dict``, copies and pickles.
 
     Args:
         host: Any module.
@@ -135,6 +144,7 @@ class GrowingModel(nn.Module):
         like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
         if like is not None:
             self.slots.to(device=like.device, dtype=like.dtype)
+        self.register_state_dict_pre_hook(_require_called)
         self.register_load_state_dict_post_hook(_require_planted)
         self.__class__ = called_as(type(self), type(host))
 
@@ -150,6 +160,7 @@ class GrowingModel(nn.Module):
                 raise error from None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        require_seated(self)
         return unmade, (type(self).__bases__[0], type(self.host)), self.__dict__
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
@@ -204,8 +215,9 @@ class GrowingModel(nn.Module):
             average: A copy of this model, or whatever module holds one.
 
         Raises:
-            SlotError: there is no such copy in ``average``.
+            SlotError: there is no such copy in ``average``, or a slot is not called any more.
         """
+        require_seated(self)
         for copied in mirrors_in(average, GrowingModel, self):
             self.copies.add(copied, copied.copies, self.slots.values())
 
@@ -264,7 +276,7 @@ class GrowingModel(nn.Module):
 
         Raises:
             ConfigError: ``unfinished`` is something else.
-            SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``.
+            SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
             ExportError: `torch.export` cannot trace the blueprint of a seed.
         """
         return finalize(self, Unfinished(unfinished))

@@ -36,6 +36,7 @@ def save(model: GrowingModel, folder: Path | str) -> None:
 
     Raises:
         CheckpointError: the model cannot be saved; what was there before is untouched.
+        SlotError: a slot is not called any more; as above.
     """
     folder = Path(folder)
     data = encode({name: tensor.detach().cpu().clone().contiguous() for name, tensor in _tensors(model).items()})

@@ -25,7 +25,11 @@ from esper.lifecycle.actions import Blend
 
 
 class Occupant(Protocol):
-    """Whatever lives in a slot: it sees the host's features and the network's input and returns new features."""
+    """Whatever lives in a slot: it sees the host's features and the network's input and returns new features.
+
+    A seed that does not read the network's input is given the features in its place: parts of a host can then be called
+    alone, as encoders are when a language model generates.
+    """
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
 
@@ -72,9 +76,15 @@ class InputTap(nn.Module):
 
     @property
     def inputs(self) -> Tensor:
-        """The input of the forward pass now under way."""
+        """The input of the forward pass now under way.
+
+        Raises:
+            SlotError: there is none.
+        """
         if self._inputs is None:
-            raise RuntimeError("the host has not been called yet")
+            raise SlotError(
+                "a seed reads the network's input, but the host has not been called yet: call it as a whole"
+            )
         return self._inputs
 
     def clear(self) -> None:
@@ -138,11 +148,12 @@ class Slot(nn.Module):
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
         if output.dtype != self.anchor.dtype:
             self._require_same_type(module, output)
+        reads_inputs = seed is None or seed.reads_inputs
+        inputs = self.tap.inputs if reads_inputs else output
         if output.is_nested:
-            inputs = self.tap.inputs
-            length = inputs.shape[1] if seed is not None and seed.reads_inputs else self.site.positions
+            length = inputs.shape[1] if reads_inputs else self.site.positions
             return as_ragged(self.occupant(padded(output, length), inputs), output)
-        return self.occupant(output, self.tap.inputs)
+        return self.occupant(output, inputs)
 
     @property
     def seed(self) -> Seed | None:

@@ -21,6 +21,7 @@ from esper.growth.export.reloading import tensors_in
 from esper.growth.export.verifying import tolerance_of, verify, verify_weights
 from esper.growth.probe import Arguments
 from esper.growth.seating import slotted
+from esper.growth.slot import Slot
 
 _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
@@ -66,7 +67,7 @@ def export(
             the same; or the second file's place is taken by one of another origin.
         RunError: the file cannot be written, for instance because its folder is missing.
     """
-    if slotted(model) is not None:
+    if slotted(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
         raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
     kind, path = Format(format), Path(path)
     writer = WRITERS[kind]

@@ -18,7 +18,7 @@ from esper.growth.export.formats import Format
 from esper.growth.export.inputs import Inputs
 
 TOLERANCE = 1e-5
-"""Greatest difference of an output, relative to the largest output or to one, whichever is larger.
+"""Greatest difference of a finite output, relative to the largest of them or to one, whichever is larger.
 
 Where a model computes in numbers that are coarser, it is the relative distance of neighbouring ones.
 """
@@ -100,12 +100,21 @@ def _compare(kind: Format, found: Sequence[Tensor], expected: Sequence[Tensor], 
         shapes = [[tuple(one.shape) for one in each] for each in (found, expected)]
         raise ExportError(f"the {kind} file returns shapes {shapes[0]}, the model {shapes[1]}: nothing is written")
     for ours, theirs in zip(expected, found, strict=True):
-        if not ours.numel():
-            continue
-        scale = max(1.0, float(ours.abs().max()))
-        off = float((ours.double() - theirs.double()).abs().max()) / scale
-        if not off <= tolerance:  # NaN, too
+        difference = _difference(ours.double(), theirs.double(), tolerance)
+        if difference:
             raise ExportError(
-                f"the {kind} file returns something else than the model, off by {off:.2g} where {tolerance:.0e} is "
-                "allowed: nothing is written; choose another format"
+                f"the {kind} file returns something else than the model, {difference}: nothing is written; choose "
+                "another format"
             )
+
+
+def _difference(ours: Tensor, theirs: Tensor, tolerance: float) -> str:
+    """In what two tensors of one shape differ; nothing if they are close: infinities and NaN in the same places."""
+    finite = ours.isfinite()
+    if not torch.equal(finite, theirs.isfinite()) or not ours[~finite].allclose(theirs[~finite], equal_nan=True):
+        return "infinite or NaN in other places"
+    if not finite.any():
+        return ""
+    scale = max(1.0, float(ours[finite].abs().max()))
+    off = float((ours - theirs)[finite].abs().max()) / scale
+    return "" if off <= tolerance else f"off by {off:.2g} where {tolerance:.0e} is allowed"
