@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.experiments.bench_work import Stopwatch
 from esper.experiments.process import prepare_process
 from esper.tasks.practice.hosts.transformer import TransformerBlock
 from esper.training.learning import Batch, train
@@ -118,11 +118,15 @@ def examined(device: torch.device) -> Device:
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    watch = Stopwatch(device)
-    watch.start()
+    began = now(device)
     work()
-    watch.lap("all")
-    return watch.total
+    return now(device) - began
+
+
+def now(device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 def needs(name: str) -> Needs:

@@ -1,11 +1,16 @@
 """What it costs to keep events.
 
-How many a second a run store takes while somebody follows it, and their share of a training run's CPU time.
+    python benchmarks/telemetry.py [--seconds 3] [--iterations 5] [--environments 32]
+
+How many events a second a run store takes while another process follows it, and their share of the CPU time of a
+training in this process, where a worker process would add sending them through a pipe.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.config import load_settings
 from esper.control.policy import PolicyStep
 from esper.control.spaces import Observation
 from esper.errors import RunError
@@ -39,38 +45,22 @@ from esper.telemetry.store import EventRow, RunStore, as_rows
 
 AT_ONCE = 64
 """Events that are emitted together: a step of the default population."""
-_SLOTS = 4
 
 
-@dataclass(frozen=True)
-class RateResult:
-    """What went through a store that was written as fast as it goes."""
+@dataclass
+class Lap:
+    """CPU seconds of an iteration of training, and what it told."""
 
-    events: int
-    written: float
-    """Events that were encoded and committed per second."""
-    followed: float
-    """Per second until another process had read and decoded the last one, all of them and in order."""
-
-
-@dataclass(frozen=True)
-class ShareResult:
-    """What telemetry took of a training run, medians over its iterations."""
-
-    share: float
-    """CPU time for making, encoding, handing over and committing events, over that of the whole process."""
-    microseconds: float
-    """The same per event."""
-    committing: float
-    """Microseconds per event of these that the committing thread took."""
-    events_per_step: float
-    """Events per decision of a network."""
-    shares: list[float]
-    """Of each iteration."""
+    telemetry: float = 0.0
+    """For making, encoding, handing over and committing events."""
+    total: float = 0.0
+    events: int = 0
+    steps: int = 0
+    """Decisions of one network."""
 
 
-def measure_rate(seconds: float) -> RateResult:
-    """Write events of populations with four slots for so long, while another process follows.
+def measure_rate(seconds: float) -> tuple[float, float]:
+    """Events a second that were committed, and that another process, following, had read and decoded in order.
 
     Raises:
         RunError: the follower missed an event, or saw one out of order.
@@ -93,7 +83,7 @@ def measure_rate(seconds: float) -> RateResult:
         follower.join()
     if fault is not None:
         raise RunError(f"a follower of the run store was told wrongly: {fault}")
-    return RateResult(count, count / written, count / followed)
+    return count / written, count / followed
 
 
 def step_events(first: int) -> Iterator[StepTaken]:
@@ -161,37 +151,16 @@ class TimedChronicle(Chronicle):
         self.seconds += time.thread_time() - began
 
 
-def measure_share(settings: TrainSettings) -> ShareResult:
-    """Train for the settings' iterations in this process, in one shard, and look at each.
-
-    A worker process would add sending its events through a pipe, and take as much from the commits' process.
-    """
+def measure_training(settings: TrainSettings) -> list[Lap]:
+    """Train for the settings' iterations in this process, in one shard, and look at each."""
     prepare_process()
     learner = Learner(new_policy(settings), settings.ppo, settings.seed)
     with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run.db") as store:
-        laps = [_iteration(settings, learner, store, number) for number in range(settings.iterations)]
-    return ShareResult(
-        median(lap.telemetry / lap.total for lap in laps),
-        median(lap.telemetry / lap.events * 1e6 for lap in laps),
-        median(lap.committing / lap.events * 1e6 for lap in laps),
-        median(lap.events / lap.steps for lap in laps),
-        [lap.telemetry / lap.total for lap in laps],
-    )
+        return [measure_iteration(settings, learner, store, number) for number in range(settings.iterations)]
 
 
-@dataclass
-class _Lap:
-    """CPU seconds of an iteration, and what it told."""
-
-    telemetry: float = 0.0
-    committing: float = 0.0
-    total: float = 0.0
-    events: int = 0
-    steps: int = 0
-
-
-def _iteration(settings: TrainSettings, learner: Learner, store: RunStore, number: int) -> _Lap:
-    lap, began, committed = _Lap(), time.process_time(), store.thread_seconds
+def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore, number: int) -> Lap:
+    lap, began, committed = Lap(), time.process_time(), store.thread_seconds
 
     def hear(told: list[EventRow]) -> None:
         start = time.thread_time()
@@ -211,8 +180,28 @@ def _iteration(settings: TrainSettings, learner: Learner, store: RunStore, numbe
     result = summarised(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()
     record(store, result, {})
-    lap.committing = store.thread_seconds - committed
-    lap.telemetry += time.thread_time() - start + chronicle.seconds + lap.committing
+    lap.telemetry += time.thread_time() - start + chronicle.seconds + store.thread_seconds - committed
     lap.total = time.process_time() - began
     lap.steps = result.environment_steps
     return lap
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=3.0, help="for how long the store is written")
+    parser.add_argument("--iterations", type=int, default=5, help="of training; figures are medians over them")
+    parser.add_argument("--environments", type=int, default=32, help="a multiple of the default group of 8")
+    asked = parser.parse_args()
+    written, followed = measure_rate(asked.seconds)
+    sys.stdout.write(f"events of four slots: {written:.0f}/s committed, {followed:.0f}/s followed\n")
+    overrides = (f"iterations={asked.iterations}", f"environments={asked.environments}", "shards=1")
+    laps = measure_training(load_settings(TrainSettings, None, overrides))
+    sys.stdout.write(
+        f"telemetry takes {median(lap.telemetry / lap.total for lap in laps):.2%} of the CPU time of training: "
+        f"{median(lap.events / lap.steps for lap in laps):.2f} events per environment step, "
+        f"{median(lap.telemetry / lap.events * 1e6 for lap in laps):.0f} microseconds each\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
-from esper.cli import main
-from esper.experiments.bench_telemetry import AT_ONCE, follow, measure_share, step_events
+from benchmarks.telemetry import AT_ONCE, follow, measure_rate, measure_training, step_events
 from esper.telemetry.store import RunStore, as_rows
 from experiments.runs import tiny
 from experiments.short_suite import short_suite
@@ -49,26 +47,13 @@ def test_a_follower_notices_what_is_missing_or_out_of_order(
     assert (found is None) == (fault is None)
 
 
+def test_both_rates_are_those_of_the_same_events() -> None:
+    written, followed = measure_rate(0.1)
+    assert written > followed > 0
+
+
 def test_the_share_is_that_of_the_events_that_training_told() -> None:
     with short_suite():
-        full = measure_share(tiny("iterations=1"))
-        assert full.events_per_step > 1
-        assert 0 < full.share < 1
-        assert 0 < full.committing < full.microseconds
-        assert full.shares == [full.share]
-
-
-@pytest.mark.slow
-def test_the_last_line_is_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "telemetry", "--seconds", "0.2", "--iterations", "1", "--environments", "8", "--json"]
-    assert main(words) == 0
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(record)[:2] == ["events_per_second", "cpu_share"]
-    assert record["events_per_second"] == record["rate"]["followed"] > 0
-    assert record["cpu_share"] == record["training"]["share"]
-
-
-@pytest.mark.parametrize("option", [("--seconds", "0"), ("--iterations", "0"), ("--environments", "9")])
-def test_what_cannot_be_measured_is_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "telemetry", *option]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+        (lap,) = measure_training(tiny("iterations=1"))
+    assert lap.events > lap.steps > 0
+    assert 0 < lap.telemetry < lap.total
