@@ -17,7 +17,7 @@ from esper.experiments.compare.trials import Contest
 from esper.experiments.play import terms_of
 from esper.experiments.settings import TrainSettings
 from esper.grower.grower import Grower
-from esper.grower.practice.settings import GrowSettings
+from esper.practice.settings import GrowSettings
 from esper.rl.gym.growth import Growth, GrowthSettings
 from esper.settings import Settings
 

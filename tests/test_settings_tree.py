@@ -18,8 +18,8 @@ from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep.space import load_space
-from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
+from esper.practice.settings import GrowSettings
 from esper.rl.conduct import Conduct
 from esper.rl.gym.growth import GrowthSettings
 from esper.rl.rewards.modes import MODES

@@ -12,9 +12,9 @@ from typing import Any
 from esper.errors import RunError
 from esper.experiments.run_state import Progress, progress_of
 from esper.experiments.tallies import StageChange
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.result import Result, read_result
 from esper.lifecycle.stages import Stage
+from esper.practice.result import GrowResult, read_result
+from esper.practice.run import GrowDirectory
 from esper.reading import read_bounded
 from esper.strict_yaml import MOST_BYTES
 from esper.telemetry.reader import RunReader
@@ -50,7 +50,7 @@ class GrownData:
     slots: list[str]
     changes: Rows
     """What `CHANGES` gives."""
-    result: Result | None
+    result: GrowResult | None
     """None before a run of `esper grow` has ended, and of a `Grower`, which tests nothing."""
     exhibits: list[Exhibit]
 

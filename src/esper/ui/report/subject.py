@@ -12,7 +12,7 @@ from esper.experiments.compare.finished import is_comparison, read_finished
 from esper.experiments.comparison import Comparison
 from esper.experiments.over_seeds import read_over_seeds
 from esper.experiments.run_directory import RunDirectory
-from esper.grower.practice.directory import GrowDirectory
+from esper.practice.run import GrowDirectory
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.contest import contest_exhibits

@@ -12,8 +12,8 @@ from esper.differences import differences
 from esper.errors import ConfigError, TaskError
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
-from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
+from esper.practice.settings import GrowSettings
 from esper.tasks.practice.registry import get_host, get_task, task_names
 from esper.telemetry.store import RunStore
 

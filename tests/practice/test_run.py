@@ -11,22 +11,21 @@ import pytest
 import torch
 
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.practice.checkpoint import restore
-from esper.grower.practice.growth import Epoch
-from esper.grower.practice.learning import measure
-from esper.grower.practice.result import Result
 from esper.growth.persist import load
 from esper.lifecycle.actions import Blend
+from esper.practice.result import GrowResult
+from esper.practice.run import restore
+from esper.practice.training import Epoch, measure
 from esper.tasks.practice.registry import get_host
 from esper.telemetry.events import LifecycleTransition, RunEnded, RunInterrupted, RunResumed, StepTaken
 from esper.telemetry.reader import RunReader
-from grower.practice.runs import digits, grow, growth
+from practice.runs import digits, grow, growth
 
 LONG = ("epochs=12", "slots={layer2: [lowrank, mlp]}")
 """Long enough for the heuristic to keep or prune a seed."""
 
 
-def figures(result: Result) -> dict[str, object]:
+def figures(result: GrowResult) -> dict[str, object]:
     """All but what depends on the clock."""
     return {name: value for name, value in vars(result).items() if not name.endswith("seconds")}
 
@@ -38,13 +37,13 @@ def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GrowResult]:
     """A run that the heuristic steered; read only."""
     path = tmp_path_factory.mktemp("practice") / "finished"
     return path, grow(path, *LONG)
 
 
-def test_a_run_leaves_all_that_happened(finished: tuple[Path, Result]) -> None:
+def test_a_run_leaves_all_that_happened(finished: tuple[Path, GrowResult]) -> None:
     path, result = finished
     with RunReader.open(path / "run.db") as reader:
         assert [one.iteration for one in reader.events(StepTaken)] == list(range(1, 13))
@@ -56,7 +55,7 @@ def test_a_run_leaves_all_that_happened(finished: tuple[Path, Result]) -> None:
     assert result.added_parameters == sum(one.parameters for one in result.kept)
 
 
-def test_the_saved_model_has_the_score_that_the_result_says(finished: tuple[Path, Result]) -> None:
+def test_the_saved_model_has_the_score_that_the_result_says(finished: tuple[Path, GrowResult]) -> None:
     path, result = finished
     inputs = next(digits().train.in_order(2)).inputs
     host = get_host("mlp").build(tuple(inputs.shape[1:]), digits().classes, torch.Generator().manual_seed(9))

@@ -1,4 +1,4 @@
-"""What came out of a run."""
+"""What came out of a run, and the scalars of its store that the totals are the sums of."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from pydantic import TypeAdapter, ValidationError
 from esper.errors import RunError
 from esper.files import write_atomically
 from esper.grower.measuring import Score
-from esper.grower.practice.growth import Growth
-from esper.grower.practice.record import FLOPS, LEARNING_SECONDS, SECONDS, total
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
+from esper.practice.training import Epoch, HostTraining
 from esper.telemetry.events import RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 
+FLOPS, LEARNING_SECONDS, SECONDS = "training_flops", "learning_seconds", "seconds"
+
+
+def epoch_scalars(epoch: Epoch) -> dict[str, float]:
+    """What an epoch cost, by scalar."""
+    return {FLOPS: epoch.training_flops, LEARNING_SECONDS: epoch.learning_seconds, SECONDS: epoch.seconds}
+
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSeed:
     """A seed that is part of the model."""
 
     slot: str
@@ -29,7 +35,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GrowthDecision:
     """A decision other than to wait."""
 
     epoch: int
@@ -39,7 +45,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Result:
+class GrowResult:
     """A finished run; loss, accuracy and score are of the host with its fossils on test data."""
 
     task: str
@@ -63,17 +69,21 @@ class Result:
     seconds: float
     """Of these, measurements on validation data and decisions."""
     rollbacks: int
-    kept: tuple[Kept, ...]
-    choices: tuple[Choice, ...]
+    kept: tuple[KeptSeed, ...]
+    choices: tuple[GrowthDecision, ...]
 
 
-_RESULT = TypeAdapter(Result)
+_RESULT = TypeAdapter(GrowResult)
 
 
-def concluded(growth: Growth, test: Score, store: RunStore) -> Result:
+def summarise_run(training: HostTraining, test: Score, store: RunStore) -> GrowResult:
     """What came out: ``test`` is the committed model's score."""
-    settings, host, added = growth.settings, growth.model.host_parameters, growth.added_parameters
-    return Result(
+    settings, host, added = training.settings, training.model.host_parameters, training.added_parameters
+
+    def total(scalar: str) -> float:
+        return sum(value for _, value in store.series(scalar))
+
+    return GrowResult(
         task=settings.task,
         host=settings.host,
         controller=settings.controller,
@@ -85,21 +95,21 @@ def concluded(growth: Growth, test: Score, store: RunStore) -> Result:
         rent=settings.rent,
         host_parameters=host,
         added_parameters=added,
-        training_flops=int(total(store, FLOPS)),
-        learning_seconds=total(store, LEARNING_SECONDS),
-        seconds=total(store, SECONDS),
+        training_flops=int(total(FLOPS)),
+        learning_seconds=total(LEARNING_SECONDS),
+        seconds=total(SECONDS),
         rollbacks=len(store.events(RolledBack)),
-        kept=_kept(growth.model),
-        choices=_choices(store, list(growth.model.slots)),
+        kept=_kept(training.model),
+        choices=_choices(store, list(training.model.slots)),
     )
 
 
-def write_result(result: Result, path: Path) -> None:
+def write_result(result: GrowResult, path: Path) -> None:
     """As JSON, whole or not at all."""
     write_atomically(path, _RESULT.dump_json(result, indent=2) + b"\n")
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path) -> GrowResult:
     """A result that was written.
 
     Raises:
@@ -111,16 +121,16 @@ def read_result(path: Path) -> Result:
         raise RunError(f"{path} holds no result of `esper grow`: delete it, and resume the run") from error
 
 
-def _kept(model: GrowingModel) -> tuple[Kept, ...]:
+def _kept(model: GrowingModel) -> tuple[KeptSeed, ...]:
     return tuple(
-        Kept(name, seed.blueprint.name, sum(parameter.numel() for parameter in seed.parameters()))
+        KeptSeed(name, seed.blueprint.name, sum(parameter.numel() for parameter in seed.parameters()))
         for name, seed in model.seeds.items()
     )
 
 
-def _choices(store: RunStore, slots: list[str]) -> tuple[Choice, ...]:
+def _choices(store: RunStore, slots: list[str]) -> tuple[GrowthDecision, ...]:
     return tuple(
-        Choice(step.iteration, step.op, None if step.slot is None else slots[step.slot], step.blueprint)
+        GrowthDecision(step.iteration, step.op, None if step.slot is None else slots[step.slot], step.blueprint)
         for step in store.events(StepTaken)
         if step.op != Op.WAIT.name.lower()
     )

@@ -7,11 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from esper.config import dump_settings, load_settings
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.growth import Epoch, Growth
-from esper.grower.practice.result import Result
-from esper.grower.practice.run import GrowRun
-from esper.grower.practice.settings import GrowSettings
+from esper.practice.result import GrowResult
+from esper.practice.run import GrowDirectory, GrowRun
+from esper.practice.settings import GrowSettings
+from esper.practice.training import Epoch, HostTraining
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
@@ -28,15 +27,15 @@ def digits() -> Splits:
     return get_task("digits").load(Access())
 
 
-def growth(*overrides: str) -> Growth:
-    return Growth(settings(*overrides), digits())
+def growth(*overrides: str) -> HostTraining:
+    return HostTraining(settings(*overrides), digits())
 
 
 def quiet(epoch: Epoch) -> None:
     """Show nothing."""
 
 
-def grow(path: Path, *overrides: str, show: Callable[[Epoch], None] = quiet) -> Result:
+def grow(path: Path, *overrides: str, show: Callable[[Epoch], None] = quiet) -> GrowResult:
     """Begin a run or go on with it, to its end."""
     if path.exists():
         run = GrowDirectory.open(path)
@@ -44,6 +43,6 @@ def grow(path: Path, *overrides: str, show: Callable[[Epoch], None] = quiet) -> 
         run = GrowDirectory.create(path)
         dump_settings(settings(*overrides), run.config)
     with run.locked("a test"), run.open_store() as store:
-        growing = GrowRun(run, Growth(load_settings(GrowSettings, run.config), digits()), store)
+        growing = GrowRun(run, HostTraining(load_settings(GrowSettings, run.config), digits()), store)
         growing.train(show)
         return growing.conclude()
