@@ -21,8 +21,7 @@ from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.manifest import MOST_BYTES
 from esper.experiments.results import read_results, write_results
 from esper.experiments.settings import TrainSettings
-from esper.files import write_atomically
-from esper.reading import UnsuitableFileError, read_bounded
+from esper.files import UnsuitableFileError, read_bounded, write_atomically
 from esper.tensor_file import decode
 from experiments.results_cases import planted
 from fuzzing import harmless

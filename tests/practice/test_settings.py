@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from esper.config import dump_settings, load_settings
-from esper.differences import differences
 from esper.errors import ConfigError, TaskError
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
+from esper.settings import compare_settings
 from esper.tasks.practice.registry import get_host, get_task, task_names
 from esper.telemetry.store import RunStore
 
@@ -82,7 +82,9 @@ def test_some_rules_leave_a_policys_own_others(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"controller: {run}\nrules: {{harm_tolerance: 0.3}}\n")
     for found in (load(whose, "rules.harm_tolerance=0.3"), load_settings(GrowSettings, tmp_path / "mine.yaml")):
         assert found.rules == changed
-        assert [str(one) for one in differences(found, found.usual())] == ["rules.harm_tolerance: 0.3 (default 0.2)"]
+        assert [str(one) for one in compare_settings(found, found.usual())] == [
+            "rules.harm_tolerance: 0.3 (default 0.2)"
+        ]
     dump_settings(load(whose, "rules.harm_tolerance=0.3"), tmp_path / "config.yaml")
     shutil.rmtree(run)
     assert load_settings(GrowSettings, tmp_path / "config.yaml").rules == changed

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from esper.commands.seeds import require_seed
+from esper.commands.options import require_seed
 from esper.experiments.bench_suite import Choice, SuiteReport, bench_suite
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers

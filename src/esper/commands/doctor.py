@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from esper import __version__
-from esper.commands.train import RUNS
+from esper.commands.options import RUNS
 from esper.experiments.doctor import Diagnosis, SuiteMemory, examine
 from esper.ui.output import console_beside, print_json, say
 

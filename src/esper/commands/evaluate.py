@@ -10,8 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from esper.commands.compute import Computing
-from esper.experiments.backend import LOCAL, Backend
+from esper.experiments.backend import LOCAL, Backend, Computing
 from esper.experiments.comparison import compare_splits
 from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, Evaluation, evaluate
 from esper.experiments.play import COHORT

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
+from esper.commands.options import new_run_path
 from esper.config import Overrides, dump_settings, load_settings
-from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.process import prepare_process
 from esper.practice.result import GrowResult
 from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
+from esper.settings import compare_settings
 from esper.signals import Terminated
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
-from esper.ui.differences import say_differences
 from esper.ui.formats import duration, score
 from esper.ui.growth import GrowthView
-from esper.ui.output import console_beside, print_json, say
-
-RUNS = Path("runs")
+from esper.ui.output import console_beside, print_json, say, say_differences
 
 
 def command(
@@ -78,7 +75,7 @@ def command(
     if resume is None:
         settings = load_settings(GrowSettings, config, given)
         say_differences(
-            console, f"settings of {settings.host} on {settings.task}", differences(settings, settings.usual())
+            console, f"settings of {settings.host} on {settings.task}", compare_settings(settings, settings.usual())
         )
         run, result = _begin(settings, run_dir, download, console)
     elif config or run_dir or given:
@@ -94,7 +91,7 @@ def _begin(
     settings: GrowSettings, run_dir: Path | None, download: bool, console: Console
 ) -> tuple[GrowDirectory, GrowResult]:
     training = _training(settings, download)
-    run = GrowDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+    run = GrowDirectory.create(new_run_path(run_dir))
     with run.locked(run.command):
         run.require_new()
         dump_settings(settings, run.config)

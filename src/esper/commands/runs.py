@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from esper.commands.train import RUNS
+from esper.commands.options import RUNS
 from esper.experiments.run_list import ListedRun, runs_in
 from esper.experiments.run_state import State
 from esper.ui.formats import score

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from esper.errors import ConfigError
 from esper.experiments.workers import LocalWorkers, Workers
@@ -49,3 +51,6 @@ class Backend:
 
 LOCAL = Backend()
 """Processes of this machine."""
+
+Computing = Annotated[Backend, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
+"""The type of a command's `--backend`, `--workers` and `--address`: `computing: Computing = LOCAL`."""

@@ -21,8 +21,7 @@ from esper import tensor_file
 from esper.errors import CheckpointError, RunError
 from esper.experiments import manifest
 from esper.experiments.manifest import DamagedError, Manifest
-from esper.files import TEMPORARY_SUFFIX, write_atomically
-from esper.reading import UnsuitableFileError, read_bounded
+from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
 
 _MANIFEST_NAME = re.compile(r"iteration-([0-9]{8})\.json")
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import RunError
-from esper.reading import read_bounded
+from esper.files import read_bounded
 
 MOST_BYTES = 256 * 2**20
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from esper import strict_json
 from esper.errors import CheckpointError
+from esper.parsing import parse_json
 from esper.settings import Settings
 
 FORMAT_VERSION = 2
@@ -64,7 +64,7 @@ def decode(data: bytes, path: Path) -> Manifest:
         CheckpointError: it is damaged (then DamagedError), foreign or of another format version.
     """
     try:
-        content = strict_json.parse(data)
+        content = parse_json(data)
     except ValueError as error:
         raise DamagedError(f"checkpoint manifest {path} is torn or corrupt") from error
     _check_version(content, path)

@@ -21,7 +21,6 @@ from esper.experiments.collect import ShardTask, collect, joined, new_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.demonstrate import demonstrations
 from esper.experiments.description import described
-from esper.experiments.interrupts import Interrupts
 from esper.experiments.iteration import Iteration, record, summarised
 from esper.experiments.placement import require_devices
 from esper.experiments.play import mean_score, play, terms_of
@@ -32,7 +31,7 @@ from esper.experiments.workers import Workers
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
-from esper.signals import Terminated
+from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.store import RunStore

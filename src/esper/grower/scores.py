@@ -17,7 +17,7 @@ import numpy as np
 from esper.control.history import PLATEAU_IMPROVEMENT
 from esper.errors import ConfigError
 from esper.grower.figures import ACCURACY, LOSS, Figures
-from esper.plain_state import from_plain
+from esper.state import from_plain
 from esper.training.governor.vitals import skill
 
 UNKNOWN = math.nan

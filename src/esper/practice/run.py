@@ -11,7 +11,6 @@ from torch import Tensor
 
 from esper.errors import CheckpointError, RunError
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.interrupts import Interrupts
 from esper.experiments.run_directory import RunDirectory
 from esper.grower.packing import pack, unpack
 from esper.grower.recording import COMMAND, Recording
@@ -20,7 +19,7 @@ from esper.growth.persist import save
 from esper.practice.result import GrowResult, epoch_scalars, read_result, summarise_run, write_result
 from esper.practice.training import Epoch, HostTraining
 from esper.rl.saved import under
-from esper.signals import Terminated
+from esper.signals import Interrupts, Terminated
 from esper.telemetry.events import RunEnded, RunInterrupted
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore

@@ -12,11 +12,11 @@ from typing import Any
 from esper.errors import RunError
 from esper.experiments.run_state import Progress, progress_of
 from esper.experiments.tallies import StageChange
+from esper.files import read_bounded
 from esper.lifecycle.stages import Stage
+from esper.parsing import MOST_BYTES
 from esper.practice.result import GrowResult, read_result
 from esper.practice.run import GrowDirectory
-from esper.reading import read_bounded
-from esper.strict_yaml import MOST_BYTES
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.exhibits import grown_exhibits, own_exhibits
 from esper.ui.figures.grown import CHANGES, CONTRIBUTIONS, CURVES

@@ -1,5 +1,9 @@
-"""YAML for settings: plain data only, and nothing that takes long or grows beyond its text."""
+"""YAML and JSON from files that anyone may have written: no key twice, and nothing that takes long to read.
 
+YAML is for settings: plain data only, which do not grow beyond their text.
+"""
+
+import json
 from typing import Any, cast
 
 import yaml
@@ -18,7 +22,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def parse(text: bytes | str, source: str) -> Any:
+def parse_yaml(text: bytes | str, source: str) -> Any:
     """The value that ``text`` stands for; ``source`` names it in messages.
 
     Raises:
@@ -73,3 +77,22 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _refusal(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def parse_json(text: bytes) -> Any:
+    """The value that ``text`` stands for.
+
+    Raises:
+        ValueError: it is no JSON, nested too deeply, or gives a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is given twice")
+    return values

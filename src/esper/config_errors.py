@@ -16,14 +16,14 @@ _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 @dataclass(frozen=True)
-class Mistake:
+class SettingError:
     """What is wrong, and at which dotted key; the key is empty where the settings as a whole are wrong."""
 
     key: str
     sentence: str
 
 
-def first_mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:
+def describe_first_error(error: ValidationError, model: type[BaseModel]) -> SettingError:
     """The mistake to mend first: unknown keys come before all others, since they often explain them."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != _UNKNOWN)
     first = details[0]
@@ -42,7 +42,7 @@ def first_mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:
             demands = [_demand(other, detail) for detail in details if (other := _find(model, detail)).key == place.key]
             value = reprlib.repr(first["input"])
             sentence = f"`{place.key}` is {value}, but {' or '.join(dict.fromkeys(demands))}"
-    return Mistake(place.key, sentence)
+    return SettingError(place.key, sentence)
 
 
 @dataclass(frozen=True)
