@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
+from population import now
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -121,12 +121,6 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     began = now(device)
     work()
     return now(device) - began
-
-
-def now(device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
 
 
 def needs(name: str) -> Needs:
