@@ -90,7 +90,7 @@ def command(
 def _begin(
     settings: GrowSettings, run_dir: Path | None, download: bool, console: Console
 ) -> tuple[GrowDirectory, GrowResult]:
-    training = _training(settings, download)
+    training = _load_training(settings, download)
     run = GrowDirectory.create(new_run_path(run_dir))
     with run.locked(run.command):
         run.require_new()
@@ -100,11 +100,11 @@ def _begin(
 
 def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDirectory, GrowResult]:
     with run.locked(run.command):
-        training = _training(load_settings(GrowSettings, run.config), download)
+        training = _load_training(load_settings(GrowSettings, run.config), download)
         return run, _grow(run, training, console)
 
 
-def _training(settings: GrowSettings, download: bool) -> HostTraining:
+def _load_training(settings: GrowSettings, download: bool) -> HostTraining:
     return HostTraining(settings, get_task(settings.task).load(Access(download, settings.text)))
 
 

@@ -93,9 +93,6 @@ def examine(runs: Path) -> Diagnosis:
     return Diagnosis(packages, extras, devices, tuple(tests), data, memory, folder, problems)
 
 
-# ------------------------------------------------------------------------------------------------------------ packages
-
-
 @dataclass(frozen=True)
 class Package:
     """A package beside the range that Esper declares for it."""
@@ -164,9 +161,6 @@ def _package_problems(packages: Sequence[Package]) -> Iterator[str]:
         if not package.fits:
             state = "is not installed" if package.installed is None else f"{package.installed} does not suit Esper"
             yield f"{package.name} {state}: `pip install '{package.name}{package.required}'`"
-
-
-# ------------------------------------------------------------------------------------------------- devices, self test
 
 
 @dataclass(frozen=True)
@@ -259,7 +253,8 @@ def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[P
     """The episodes' networks after some decisions of a random controller, and the seconds that the last ones took."""
     plan = replace(episodes.population.plan, strategy=strategy, dtype=dtype)
     population = Population(plan, episodes.population.roster.networks)
-    suite, validation, batch = episodes.suite, *(_in(dtype, one) for one in (episodes.validation, _minibatch(episodes)))
+    minibatches = [_cast(_minibatch(episodes), dtype)] * episodes.suite.batches_per_step
+    validation = _cast(episodes.validation, dtype)
     controller, observation = Uniform(), episodes.observe()
     streams = controller.start(range(NETWORKS))
     # Gates are told that all is well, so that what is legal, and so each action, does not hang on rounding.
@@ -274,7 +269,7 @@ def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[P
         masks = legal_actions(population.table, evidence, plan.rules, population.roster.compatible)
         actions, streams = controller.act(observation, masks, streams)
         population.decide(actions)
-        train(population, [batch] * suite.batches_per_step)
+        train(population, minibatches)
         evaluate(population, validation)
     return population, _now(plan.device) - began
 
@@ -289,7 +284,7 @@ def _first_examples(suite: Suite, instance: Instance) -> Data:
     return Data(data.inputs[: suite.batch_size], data.labels[: suite.batch_size])
 
 
-def _in(dtype: torch.dtype, batch: Batch) -> Batch:
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
     return batch._replace(inputs=batch.inputs.to(dtype))
 
 
@@ -308,8 +303,6 @@ def _disagreements(tests: Sequence[SelfTest]) -> Iterator[str]:
                 "set strategy=looped and report this with the output of `esper doctor --json`"
             )
 
-
-# -------------------------------------------------------------------------------------------------------------- memory
 
 VALIDATION_TENSORS = 4
 """As large as the largest one, that validation holds at a time: torch's profiler saw 3.2 to 4.2 times as much at most,
@@ -421,9 +414,6 @@ def _place(tensor: Tensor) -> int:
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-# --------------------------------------------------------------------------------------------------------- runs folder
 
 
 @dataclass(frozen=True)
