@@ -19,12 +19,12 @@ from esper.config import load_settings
 from esper.errors import EsperError
 from esper.experiments.analysis import mean_interval
 from esper.experiments.process_pool import prepare_process
-from esper.grower.practice.result import Result
-from esper.grower.practice.run import result_at
-from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Isolation
+from esper.practice.result import GrowResult
+from esper.practice.settings import GrowSettings
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
+from practice import run_to_end
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
 NOTHING = "no growth"
@@ -54,12 +54,12 @@ def _gain(differences: np.ndarray) -> str:
     return f"{found.estimate:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
-def _result(folder: Path, task: str, host: str, way: str, seed: int) -> Result:
+def _result(folder: Path, task: str, host: str, way: str, seed: int) -> GrowResult:
     words = [f"task={task}", f"host={host}", f"seed={seed}"]
     words.append("controller=none" if way == NOTHING else f"rules.isolation={way}")
     path = folder / f"{host}-{task}" / way.replace(" ", "_") / f"seed-{seed}"
     splits = get_task(task).load(Access())
-    return result_at(path, load_settings(GrowSettings, None, words), splits, "benchmarks/isolations.py")
+    return run_to_end(path, load_settings(GrowSettings, None, words), splits)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ range. Sizes take turns.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,12 +21,14 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+
 from esper.control.controller import Actions
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import Decisions
 from esper.control.spaces import MaskTensors, Observation, mask_tensors
-from esper.experiments.open_rules import OPEN_RULES
 from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score, measured
@@ -40,6 +44,7 @@ from esper.training.evaluation import evaluate
 from esper.training.learning import Batch, train
 from esper.training.passes import as_is, forward
 from esper.training.population import Population
+from open_rules import OPEN_RULES
 
 SIZES = (4, 8, 16, 32, 64, 100)
 UPPER_HALF = len(SIZES) // 2

@@ -19,13 +19,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import load_settings
+from esper.config import dump_settings, load_settings
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
-from esper.grower.practice.result import Result
-from esper.grower.practice.run import result_at
-from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
+from esper.practice.result import GrowResult, read_result
+from esper.practice.run import GrowDirectory, GrowRun
+from esper.practice.settings import ALL_FROM_START, GrowSettings
+from esper.practice.training import HostTraining
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
@@ -37,7 +38,7 @@ PAIRS = (("fashion-mnist", "resnet"), ("digits", "vit"), ("charlm", "gpt"), ("mn
 INSTEAD = {"fashion-mnist": "digits"}
 """What to learn where a data set is not on this machine."""
 TABLE_WIDTH = 120
-_RESULTS = TypeAdapter(list[Result])
+_RESULTS = TypeAdapter(list[GrowResult])
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ def main(
     """
     prepare_process()
     console = Console()
-    results: list[Result] = []
+    results: list[GrowResult] = []
     for pair in _pairs(tasks):
         for seed in seeds:
             for controller in ARMS.values():
                 settings = _settings(pair, controller, seed, epochs, overrides)
                 path = folder / f"{pair.task}-{pair.host}" / controller / str(seed)
-                results.append(result_at(path, settings, pair.splits, "benchmarks/practice.py"))
+                results.append(run_to_end(path, settings, pair.splits))
                 say(console, _line(results[-1]))
     write_atomically(folder / "practice.json", _RESULTS.dump_json(results, indent=2))
     Console(width=TABLE_WIDTH).print(_table(results))
@@ -100,14 +101,37 @@ def _settings(pair: Pair, controller: str, seed: int, epochs: int | None, overri
     return load_settings(GrowSettings, None, [*overrides, *own, *([] if epochs is None else [f"epochs={epochs}"])])
 
 
-def _line(result: Result) -> str:
+def run_to_end(path: Path, settings: GrowSettings, splits: Splits) -> GrowResult:
+    """Of the run in the directory ``path``, which is begun or gone on with if need be.
+
+    Raises:
+        ConfigError: the directory holds a run of other settings.
+        RunError: it cannot be written, or is in use.
+    """
+    if (path / "config.yaml").exists():
+        directory = GrowDirectory.open_own(path)
+        if load_settings(GrowSettings, directory.config) != settings:
+            raise ConfigError(f"{path} holds a run of other settings: choose another folder")
+    else:
+        directory = GrowDirectory.create(path)
+    if directory.result.exists():
+        return read_result(directory.result)
+    with directory.locked(Path(sys.argv[0]).name):
+        dump_settings(settings, directory.config)
+        with directory.open_store() as store:
+            run = GrowRun(directory, HostTraining(settings, splits), store)
+            run.train(lambda epoch: None)  # noqa: ARG005
+            return run.conclude()
+
+
+def _line(result: GrowResult) -> str:
     return (
         f"{result.host} on {result.task}, {result.controller}, seed {result.seed}: accuracy {result.accuracy:.4f}, "
         f"{result.host_parameters} + {result.added_parameters} parameters, {result.seconds:.1f} s"
     )
 
 
-def _table(results: Sequence[Result]) -> Table:
+def _table(results: Sequence[GrowResult]) -> Table:
     table = Table(box=None, header_style="underline")
     for name in ("host on task", "how", "accuracy", "loss", "parameters", "training GFLOP", "seconds", "learning"):
         table.add_column(name, justify="left" if name in ("host on task", "how") else "right", no_wrap=True)

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from population import now
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.experiments.bench_work import Stopwatch
 from esper.experiments.process_pool import prepare_process
 from esper.tasks.practice.hosts.transformer import TransformerBlock
 from esper.training.learning import Batch, train
@@ -118,11 +118,9 @@ def examined(device: torch.device) -> Device:
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    watch = Stopwatch(device)
-    watch.start()
+    began = now(device)
     work()
-    watch.lap("all")
-    return watch.total
+    return now(device) - began
 
 
 def needs(name: str) -> Needs:

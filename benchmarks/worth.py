@@ -39,9 +39,8 @@ from esper.errors import EsperError
 from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
 from esper.grower.measuring import Score
-from esper.grower.practice.learning import cross_entropy, measure
-from esper.grower.practice.network import first_inputs
 from esper.growth.model import GrowingModel
+from esper.practice.training import cross_entropy, first_inputs, measure
 from esper.tasks.practice.examples import Batch, Examples, Splits
 from esper.tasks.practice.registry import get_host, get_task
 from esper.tasks.practice.task import Access

@@ -11,7 +11,7 @@ import pytest
 
 import esper
 from esper import __version__
-from esper.cli import COMMANDS, Command, main
+from esper.cli import COMMANDS, MOVED, Command, main
 from esper.config import Overrides
 from esper.errors import RunError
 
@@ -88,6 +88,14 @@ def test_a_defect_is_not_hidden():
 def test_unknown_commands(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(words, TABLE) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_command_that_is_a_script_now_says_which(name: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*name.split(), "--suite", "tokens"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: `{name}` is a script in Esper's repository now: python benchmarks/")
+    assert (Path(__file__).parents[1] / error.split()[-1]).is_file()
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

@@ -17,7 +17,7 @@ from esper.experiments.contest import Contest
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.settings import TrainSettings
 from esper.grower.grower import Grower
-from esper.grower.practice.settings import GrowSettings
+from esper.practice.settings import GrowSettings
 from esper.rl.gym.growth import Growth, GrowthSettings
 from esper.settings import Settings
 

@@ -14,16 +14,15 @@ from pydantic import ValidationError
 from esper.config import load_settings, merge, put
 from esper.control.rules.heuristic import HeuristicSettings
 from esper.control.rules.periodic import PeriodicSettings
-from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import load_space
-from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
+from esper.practice.settings import GrowSettings
 from esper.rl.conduct import Conduct
 from esper.rl.gym.growth import GrowthSettings
 from esper.rl.rewards.modes import MODES
-from esper.settings import Settings, models_in
+from esper.settings import Settings, compare_settings, models_in
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 
 Route = Callable[[Leaf, Path], Settings]
@@ -136,7 +135,7 @@ def test_a_change_of_one_setting_changes_that_one_alone(name: str, tmp_path: Pat
         found = route(leaf, tmp_path)
         assert found.model_dump(mode="json") == leaf.after, leaf.key
         before = root.model_validate(leaf.before)
-        assert [one.key for one in differences(found, before)] == [leaf.key]
+        assert [one.key for one in compare_settings(found, before)] == [leaf.key]
 
 
 @pytest.mark.parametrize("root", [TrainSettings, GrowSettings])

@@ -48,11 +48,7 @@ COMMANDS = (
     Command("watch", "esper.commands.watch:command", "Watch a run in the terminal."),
     Command("query", "esper.commands.query:command", "Ask a run's store in SQL."),
     Command("export-events", "esper.commands.export_events:command", "Write all events of a run to one file."),
-    Command("bench attach", "esper.commands.bench_attach:command", "Measure what dormant slots cost in training."),
-    Command("bench exploits", "esper.commands.bench_exploits:command", "Measure whether cheating a reward mode pays."),
-    Command("bench population", "esper.commands.bench_population:command", "Measure how fast populations train."),
     Command("bench suite", "esper.commands.bench_suite:command", "Measure how much control a suite rewards."),
-    Command("bench telemetry", "esper.commands.bench_telemetry:command", "Measure what keeping events costs."),
     Command("bench train", "esper.commands.bench_train:command", "Measure how fast controllers train, and on what."),
     Command("bridge", "esper.commands.bridge:command", "Carry a run's figures over to another tool."),
     Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
@@ -61,6 +57,8 @@ COMMANDS = (
     Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
+MOVED = ("bench attach", "bench exploits", "bench population", "bench telemetry")
+"""What were commands once and are scripts now, which only developers of Esper need."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
@@ -104,6 +102,8 @@ def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
 def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
     depth = max(len(command.name.split()) for command in commands)
     asked = " ".join(words[:depth])
+    if asked in MOVED:
+        return f"`{asked}` is a script in Esper's repository now: python benchmarks/{words[1]}.py"
     names = [command.name for command in commands]
     near = difflib.get_close_matches(asked, names, n=1) or difflib.get_close_matches(words[0], names, n=1)
     advice = f"did you mean `{near[0]}`?" if near else "`esper --help` lists all commands"

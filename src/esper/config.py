@@ -14,12 +14,11 @@ import tyro
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from esper.config_errors import describe_first_error
 from esper.errors import ConfigError
-from esper.files import write_atomically
-from esper.mistakes import first_mistake
-from esper.reading import read_bounded
+from esper.files import read_bounded, write_atomically
+from esper.parsing import MOST_BYTES, parse_yaml
 from esper.settings import Settings, models_in
-from esper.strict_yaml import MOST_BYTES, parse
 
 S = TypeVar("S", bound=Settings)
 
@@ -54,7 +53,7 @@ def validated(model: type[S], values: dict[str, Any], source: Callable[[str], st
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        mistake = first_mistake(error, model)
+        mistake = describe_first_error(error, model)
         raise ConfigError(f"{source(mistake.key)}{mistake.sentence}") from error
 
 
@@ -74,7 +73,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         content = read_bounded(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    values = parse(content, str(path))
+    values = parse_yaml(content, str(path))
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -91,7 +90,7 @@ def merge(model: type[Settings], values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
-    put(model, values, key, parse(text, f"--set {override}"), f"--set {override}")
+    put(model, values, key, parse_yaml(text, f"--set {override}"), f"--set {override}")
 
 
 def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:

@@ -1,10 +1,13 @@
-"""SIGTERM as an exception, so that whatever is open gets closed; Ctrl-C is Python's KeyboardInterrupt already."""
+"""Ctrl-C and SIGTERM, as exceptions, so that whatever is open gets closed, and between steps instead of within one."""
 
 import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Self
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminated(SystemExit):
@@ -34,3 +37,48 @@ def raising_terminated() -> Generator[None]:
 
 def _raise(number: int, _frame: FrameType | None) -> None:
     raise stop(number)
+
+
+class Interrupts:
+    """While active, the first Ctrl-C or SIGTERM only sets `requested`; a second one stops at once.
+
+    Stopping is a KeyboardInterrupt or, for SIGTERM, a Terminated. Use it in the main thread, where signals arrive. A
+    process that ignores one of them, as workers do, goes on ignoring it.
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+        """The signal that came last."""
+        self._at_once = False
+
+    def __enter__(self) -> Self:
+        heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._handle) for number in heeded}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Stop if that was requested."""
+        if self.requested is not None:
+            raise stop(self.requested)
+
+    @contextmanager
+    def at_once(self) -> Generator[None]:
+        """A region that may be abandoned anywhere: here the first signal stops at once, as does one from before."""
+        self._at_once = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._at_once = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again = self.requested is not None
+        self.requested = number
+        if again or self._at_once:
+            raise stop(number)

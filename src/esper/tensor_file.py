@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from esper import strict_json
+from esper.parsing import parse_json
 from esper.settings import Settings
 
 MOST_HEADER_BYTES = 4 * 2**20
@@ -49,7 +49,7 @@ def decode(data: bytes) -> dict[str, torch.Tensor]:
     if length > min(len(data) - _LENGTH_BYTES, MOST_HEADER_BYTES):
         raise ValueError("its header is too long")
     try:
-        _HEADER.validate_python(strict_json.parse(data[_LENGTH_BYTES : _LENGTH_BYTES + length]))
+        _HEADER.validate_python(parse_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length]))
         return load(data)
     except ValidationError as error:
         raise ValueError(f"its header is wrong: {error.errors()[0]['msg']}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.grower.practice.growth import Epoch
+from esper.practice.training import Epoch
 from esper.ui.growth import GrowthView
 
 Capture = pytest.CaptureFixture[str]

@@ -20,8 +20,7 @@ from esper.experiments.behaviour import read_behaviour
 from esper.experiments.checkpoints import MOST_MANIFEST_BYTES, Checkpoints
 from esper.experiments.results import read_evaluation, write_results
 from esper.experiments.settings import TrainSettings
-from esper.files import write_atomically
-from esper.reading import UnsuitableFileError, read_bounded
+from esper.files import UnsuitableFileError, read_bounded, write_atomically
 from esper.tensor_file import decode
 from experiments.results_cases import planted
 from fuzzing import harmless

@@ -15,10 +15,9 @@ import pytest
 from esper.control.learned import Learned
 from esper.experiments import checkpoints, collect
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.interrupts import Interrupts
 from esper.experiments.run_directory import RunDirectory
 from esper.rl.optimizer import PolicyOptimizer
-from esper.signals import Terminated
+from esper.signals import Interrupts, Terminated
 from esper.telemetry.events import RunInterrupted
 from esper.telemetry.reader import RunReader
 from experiments.launching import (

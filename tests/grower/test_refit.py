@@ -25,13 +25,13 @@ from esper.errors import CheckpointError, ConfigError
 from esper.grower.counterfactual import Counterfactual
 from esper.grower.fork import Fork
 from esper.grower.packing import pack
-from esper.grower.practice.growth import Growth
-from esper.grower.practice.settings import GrowSettings
 from esper.grower.refit import REFIT
 from esper.grower.structure import regrow
 from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
+from esper.practice.settings import GrowSettings
+from esper.practice.training import HostTraining
 from esper.rl.conduct import Conduct
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
@@ -564,7 +564,7 @@ def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
         settings = GrowSettings(
             host="mlp", epochs=8, batch_size=512, controller="all_at_start", evidence=evidence, rules=HELD
         )
-        growth = Growth(settings, get_task(settings.task).load(Access()))
+        growth = HostTraining(settings, get_task(settings.task).load(Access()))
         epochs = []
         forks = []
         for number in range(7):

@@ -25,8 +25,8 @@ from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.packing import pack, unpack
 from esper.grower.structure import regrow, structure
 from esper.lifecycle.actions import Op
-from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
+from esper.state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
 

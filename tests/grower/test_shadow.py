@@ -13,10 +13,10 @@ from torch.nn import functional as F
 import esper
 from esper import Grower, GrowingModel
 from esper.errors import ConfigError
-from esper.grower.practice.growth import Growth
-from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
+from esper.practice.settings import GrowSettings
+from esper.practice.training import HostTraining
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
 from grower.training_loop import APART, CLASSES, SLOTS, WIDTH, data, last_layer_moved, validate
@@ -221,7 +221,7 @@ def test_esper_grow_trains_isolated_seeds(isolation: Isolation) -> None:
     settings = GrowSettings(
         host="mlp", epochs=20, controller="all_at_start", rules=APART.model_copy(update={"isolation": isolation})
     )
-    growth = Growth(settings, get_task(settings.task).load(Access()))
+    growth = HostTraining(settings, get_task(settings.task).load(Access()))
     for number in range(4):
         growth.epoch(number + 1)
     isolated = growth.grower.subject.table.stage[0] == Stage.TRAINING

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.population import Work
 from esper.control.rules.simple import Uniform
-from esper.experiments.bench_work import Work
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -57,7 +57,7 @@ def test_everything_happens_on_the_networks_device(suite: Suite, strategy: Strat
 def test_the_loop_over_separate_modules_runs_there_too() -> None:
     with FarAway() as far:
         running = episodes(minibatches(1, ShortSuite()), FAR)
-        work = Work.drawn(running, 4, seed=0)
+        work = Work.drawn(running, 4)
         loop = ReferencePopulation(running.population.plan, running.population.roster.networks)
         for actions in work.script:
             loop.evidence = work.evidence

@@ -12,8 +12,8 @@ from esper.experiments.results import Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import LEVELS
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.settings import GrowSettings
+from esper.practice.run import GrowDirectory
+from esper.practice.settings import GrowSettings
 from esper.telemetry.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken
 from esper.telemetry.store import RunStore
 from ui import planted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
-import sys
 import time
 from dataclasses import asdict
 from typing import Annotated
@@ -12,10 +10,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from esper.commands.seeds import require_seed
+from esper.commands.options import require_seed
 from esper.experiments.bench_suite import Choice, SuiteReport, bench_suite
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
+from esper.ui.output import console_beside, print_json
 
 WORKERS = 2
 
@@ -41,13 +40,12 @@ def command(
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers:
         report = bench_suite(suite, rules, search, score, seed, workers)
-    _print(report, time.perf_counter() - began)
+    _print(console_beside(json), report, time.perf_counter() - began)
     if json:
-        sys.stdout.write(json_format.dumps(asdict(report)) + "\n")
+        print_json(asdict(report))
 
 
-def _print(report: SuiteReport, seconds: float) -> None:
-    console = Console()
+def _print(console: Console, report: SuiteReport, seconds: float) -> None:
     for title, choices in (("family", report.families), ("variant", report.variants)):
         console.print(_table(title, choices, report.overall))
     console.print(f"nothing {report.nothing_score:.3f}; best fixed schedule overall {report.overall_score:.3f}")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from esper.config import Overrides, load_settings
 from esper.devices import CPU
 from esper.errors import ConfigError
-from esper.experiments.bench_operations import OperationsProfile, profile_operations
 from esper.experiments.bench_train import bench_train
 from esper.experiments.settings import TrainSettings
 from esper.ui.output import console_beside, print_json, say
@@ -23,7 +21,6 @@ def command(
     config: Path | None = None,
     iterations: int = ITERATIONS,
     overrides: Overrides = (),
-    profile: bool = False,
     json: bool = False,
 ) -> None:
     """Measure how many environment steps a second one core trains on, and where the time goes.
@@ -31,7 +28,6 @@ def command(
     Args:
         config: YAML file with the settings of a training; the defaults where it says nothing.
         iterations: Measured one by one; one more is profiled.
-        profile: Also tell the time by torch operation, and what bounds it.
         json: Print a machine-readable last line.
     """
     console = console_beside(json)
@@ -49,27 +45,5 @@ def command(
         table.add_row(name, f"{share:.1%}")
     console.print(table)
     say(console, f"{found.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread")
-    operations = profile_operations(settings) if profile else None
-    if operations:
-        _show(console, operations)
     if json:
-        print_json(asdict(found) | ({"operations": asdict(operations)} if operations else {}))
-
-
-def _show(console: Console, found: OperationsProfile) -> None:
-    table = Table("operation", "calls a decision", "ms a decision", "share", box=None)
-    for one in found.operations:
-        table.add_row(one.name, f"{one.calls:.0f}", f"{one.milliseconds:.1f}", f"{one.share:.1%}")
-    console.print(table)
-    say(
-        console,
-        f"a decision of a random controller, with its training and validation: {found.fixed_milliseconds:.0f} ms "
-        f"however many networks, and {found.milliseconds_per_network:.2f} ms for each: at most "
-        f"{found.most_env_steps_per_second:.0f} environment steps a second, without policy and update",
-    )
-    say(
-        console,
-        f"matrix products: {found.flops_per_env_step / 1e6:.1f} MFLOP an environment step; at the "
-        f"{found.flops_per_second / 1e9:.0f} GFLOP/s of a large one, "
-        f"{found.arithmetic_env_steps_per_second:.0f} environment steps a second",
-    )
+        print_json(asdict(found))

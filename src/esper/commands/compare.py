@@ -10,22 +10,20 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from esper.commands.compute import Computing
 from esper.config import Overrides, load_settings
-from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.analysis import FEWEST_SEEDS
 from esper.experiments.arms import run_arms
 from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
-from esper.experiments.contest import Contest, Trial, run_contest
+from esper.experiments.contest import Contest, Outcomes, Trial, run_contest
 from esper.experiments.iteration import Iteration
 from esper.experiments.results import Outcomes
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LOCAL, Backend
+from esper.experiments.workers import LOCAL, Backend, Computing
+from esper.settings import compare_settings
 from esper.signals import Terminated
-from esper.ui.differences import say_differences
 from esper.ui.formats import score
-from esper.ui.output import console_beside, print_json, say
+from esper.ui.output import console_beside, print_json, say, say_differences
 from esper.ui.report.arms import write_arms_report
 from esper.ui.standings import comparison_record, show_comparison, verdict_words
 
@@ -64,7 +62,7 @@ def command(
         raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
     compared = _settings(configs, overrides)
     for name, settings in compared.items():
-        say_differences(console, name, differences(settings, TrainSettings()))
+        say_differences(console, name, compare_settings(settings, TrainSettings()))
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     try:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from esper.commands.options import RUNS
 from esper.errors import ConfigError
 from esper.extras import lacking
 from esper.ui.dash.runs import RunFinder
@@ -17,7 +18,6 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigError(lacking("ui", "`esper dash`", error.name)) from error
 
-RUNS = Path("runs")
 PORT = 8765
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from esper.config import load_settings
 from esper.errors import ConfigError
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.network import first_inputs, growing_host
-from esper.grower.practice.settings import GrowSettings
 from esper.growth.export import Format, export
 from esper.growth.persist import load
+from esper.practice.run import GrowDirectory
+from esper.practice.settings import GrowSettings
+from esper.practice.training import build_host, first_inputs
 from esper.tasks.practice.examples import Examples
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
@@ -43,7 +43,7 @@ def command(
     settings = load_settings(GrowSettings, directory.config).model_copy(update={"device": "cpu"})
     splits = get_task(settings.task).load(Access(download, settings.text))
     inputs = first_inputs(splits.train)
-    fresh = growing_host(settings, splits)
+    fresh = build_host(settings, splits)
     fresh.release()  # the saved model brings its own slots
     plain = load(directory.model, fresh.host, inputs).finalize()
     if fixed_batch is not None:

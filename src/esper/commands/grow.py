@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
+from esper.commands.options import new_run_path
 from esper.config import Overrides, dump_settings, load_settings
-from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.process_pool import prepare_process
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.growth import Growth
-from esper.grower.practice.result import Result
-from esper.grower.practice.run import GrowRun
-from esper.grower.practice.settings import GrowSettings
+from esper.practice.result import GrowResult
+from esper.practice.run import GrowDirectory, GrowRun
+from esper.practice.settings import GrowSettings
+from esper.practice.training import HostTraining
+from esper.settings import compare_settings
 from esper.signals import Terminated
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
-from esper.ui.differences import say_differences
 from esper.ui.formats import duration, score
 from esper.ui.growth import GrowthView
-from esper.ui.output import console_beside, print_json, say
-
-RUNS = Path("runs")
+from esper.ui.output import console_beside, print_json, say, say_differences
 
 
 def command(
@@ -79,7 +75,7 @@ def command(
     if resume is None:
         settings = load_settings(GrowSettings, config, given)
         say_differences(
-            console, f"settings of {settings.host} on {settings.task}", differences(settings, settings.usual())
+            console, f"settings of {settings.host} on {settings.task}", compare_settings(settings, settings.usual())
         )
         run, result = _begin(settings, run_dir, download, console)
     elif config or run_dir or given:
@@ -93,43 +89,43 @@ def command(
 
 def _begin(
     settings: GrowSettings, run_dir: Path | None, download: bool, console: Console
-) -> tuple[GrowDirectory, Result]:
-    growth = _growth(settings, download)
-    run = GrowDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+) -> tuple[GrowDirectory, GrowResult]:
+    training = _load_training(settings, download)
+    run = GrowDirectory.create(new_run_path(run_dir))
     with run.locked(run.command):
         run.require_new()
         dump_settings(settings, run.config)
-        return run, _grow(run, growth, console)
+        return run, _grow(run, training, console)
 
 
-def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDirectory, Result]:
+def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDirectory, GrowResult]:
     with run.locked(run.command):
-        growth = _growth(load_settings(GrowSettings, run.config), download)
-        return run, _grow(run, growth, console)
+        training = _load_training(load_settings(GrowSettings, run.config), download)
+        return run, _grow(run, training, console)
 
 
-def _growth(settings: GrowSettings, download: bool) -> Growth:
-    return Growth(settings, get_task(settings.task).load(Access(download, settings.text)))
+def _load_training(settings: GrowSettings, download: bool) -> HostTraining:
+    return HostTraining(settings, get_task(settings.task).load(Access(download, settings.text)))
 
 
-def _grow(run: GrowDirectory, growth: Growth, console: Console) -> Result:
+def _grow(run: GrowDirectory, training: HostTraining, console: Console) -> GrowResult:
     """Do what remains of the run, and say how to go on if that is interrupted."""
     try:
         with run.open_store() as store:
-            growing = GrowRun(run, growth, store)
+            growing = GrowRun(run, training, store)
             if growing.done:
-                say(console, f"going on after epoch {growing.done} of {growth.settings.epochs}")
-            with GrowthView(console, growth.settings.epochs, growing.done) as view:
+                say(console, f"going on after epoch {growing.done} of {training.settings.epochs}")
+            with GrowthView(console, training.settings.epochs, growing.done) as view:
                 growing.train(view.epoch)
-            if growing.done < growth.settings.epochs:
-                say(console, f"stopped on a plateau: {growth.settings.conduct.plateau} epochs without a better loss")
+            if growing.done < training.settings.epochs:
+                say(console, f"stopped on a plateau: {training.settings.conduct.plateau} epochs without a better loss")
             return growing.conclude()
     except (KeyboardInterrupt, Terminated):
         say(console, f"resume with: esper grow --resume {shlex.quote(str(run.path))}")
         raise
 
 
-def _conclude(console: Console, run: GrowDirectory, result: Result) -> None:
+def _conclude(console: Console, run: GrowDirectory, result: GrowResult) -> None:
     grown = f"{result.host_parameters} parameters + {result.added_parameters}"
     for one in result.kept:
         say(console, f"kept {one.blueprint} in {one.slot}: {one.parameters} parameters")

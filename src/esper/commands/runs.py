@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from esper.commands.train import RUNS
+from esper.commands.options import RUNS
 from esper.experiments.run_directory import ListedRun, RunProgress, State, list_runs
 from esper.ui.formats import figure
 from esper.ui.listing import listing, printable

@@ -9,17 +9,16 @@ from typing import Annotated, Literal
 
 import tyro
 
-from esper.commands.seeds import require_seed
+from esper.commands.options import require_seed
 from esper.config import Overrides
-from esper.differences import differences, shared
 from esper.errors import ConfigError
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import CAUTION, Ranked, Sweep, load_space, run_sweep
 from esper.experiments.workers import Backend
+from esper.settings import compare_settings, shared_differences
 from esper.signals import Terminated
-from esper.ui.differences import say_differences
-from esper.ui.output import console_beside, print_json, say
+from esper.ui.output import console_beside, print_json, say, say_differences
 from esper.ui.report import write_report
 from esper.ui.sweep import SweepView, ranking_table
 
@@ -63,8 +62,8 @@ def command(
     folder = run_dir or SWEEPS / space.stem
     sweep = Sweep(folder, known.trials(trials, seed), instances)
     say(console, f"{len(sweep.trials)} trials at {known.points} points of the grid")
-    found = [differences(trial.settings, TrainSettings()) for trial in sweep.trials]
-    say_differences(console, "what all trials have in common", shared(found))
+    found = [compare_settings(trial.settings, TrainSettings()) for trial in sweep.trials]
+    say_differences(console, "what all trials have in common", shared_differences(found))
     try:
         with computing.open(len(sweep.trials)) as crew, SweepView(console, sweep.trials) as view:
             ranking = run_sweep(sweep, crew, view.hear, view.finished)

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from esper.commands.compute import Computing
+from esper.commands.options import new_run_path
 from esper.config import Overrides, dump_settings, load_settings
 from esper.devices import usable_device
-from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
-from esper.experiments.workers import LOCAL, Backend
+from esper.experiments.workers import LOCAL, Backend, Computing
+from esper.settings import compare_settings
 from esper.signals import Terminated
 from esper.ui.course import Course
-from esper.ui.differences import say_differences
 from esper.ui.formats import duration, score
 from esper.ui.live import training_view
-from esper.ui.output import console_beside, print_json, say
+from esper.ui.output import console_beside, print_json, say, say_differences
 from esper.ui.report import write_report
 
-RUNS = Path("runs")
 _WHAT = "esper train"
 
 
@@ -54,9 +51,9 @@ def command(
     if resume is None:
         seeded = overrides if seed is None else (*overrides, f"seed={seed}")
         settings = load_settings(TrainSettings, config, seeded)
-        say_differences(console, "settings", differences(settings, TrainSettings()))
+        say_differences(console, "settings", compare_settings(settings, TrainSettings()))
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
-        run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+        run = RunDirectory.create(new_run_path(run_dir))
         with run.locked(_WHAT):
             run.require_new()
             dump_settings(settings, run.config)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from esper.commands.seeds import require_seed
+from esper.commands.options import require_seed
 from esper.config import settings_text
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tuning import tune

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head
 from esper.lifecycle.masks import ActionMasks
-from esper.plain_state import from_plain
+from esper.state import from_plain
 
 Actions = NDArray[np.int64]
 
@@ -21,7 +21,7 @@ class Controller(Protocol):
     """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
 
     The state is whatever the controller likes. To be saved in the middle of an episode it must consist of arrays,
-    tensors, numbers, text, tuples, lists, dictionaries and `esper.plain_state.Stateful` objects.
+    tensors, numbers, text, tuples, lists, dictionaries and `esper.state.Stateful` objects.
     """
 
     name: str

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.plain_state import from_plain, to_plain
+from esper.state import from_plain, to_plain
 from esper.training.evaluation import Evaluation
 from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport

@@ -21,10 +21,10 @@ import torch
 from pydantic import Field, ValidationError
 from safetensors.torch import save
 
-from esper import strict_json, tensor_file
+from esper import tensor_file
 from esper.errors import CheckpointError, RunError
-from esper.files import TEMPORARY_SUFFIX, write_atomically
-from esper.reading import UnsuitableFileError, read_bounded
+from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
+from esper.parsing import parse_json
 from esper.settings import Settings
 
 FORMAT_VERSION = 2
@@ -76,7 +76,7 @@ def decode_manifest(data: bytes, path: Path) -> Manifest:
         CheckpointError: it is damaged (then DamagedError), foreign or of another format version.
     """
     try:
-        content = strict_json.parse(data)
+        content = parse_json(data)
     except ValueError as error:
         raise DamagedError(f"checkpoint manifest {path} is torn or corrupt") from error
     _check_version(content, path)

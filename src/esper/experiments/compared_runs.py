@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.config import load_settings
-from esper.differences import differences
 from esper.errors import ConfigError, RunError
 from esper.experiments.arms import POLICY
 from esper.experiments.behaviour import read_behaviour
@@ -25,6 +24,7 @@ from esper.experiments.results import (
 )
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
+from esper.settings import compare_settings
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
 
@@ -145,7 +145,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
 
 def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) -> None:
     for path, settings in zip(paths[1:], trained[1:], strict=True):
-        differ = [one.key for one in differences(settings, trained[0]) if one.key != _SEED]
+        differ = [one.key for one in compare_settings(settings, trained[0]) if one.key != _SEED]
         if differ:
             raise ConfigError(
                 f"{path} was trained with other settings than {paths[0]} ({', '.join(differ)}): give runs that "

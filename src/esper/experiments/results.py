@@ -16,8 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from esper import __version__
 from esper.control.learned import Learned
 from esper.errors import RunError
-from esper.files import write_atomically
-from esper.reading import read_bounded
+from esper.files import read_bounded, write_atomically
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Split
 

@@ -114,7 +114,7 @@ class TrainSettings(Settings):
         if strategy == "auto":
             raise ValueError(
                 "auto goes by the clock, so that equal settings would train differently in their last bits: name "
-                "stacked or looped; `esper bench population --strategy auto` says which is faster here"
+                "stacked or looped; `esper bench train --set strategy=looped` says how fast one is here"
             )
         return strategy
 

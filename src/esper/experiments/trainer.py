@@ -20,7 +20,6 @@ from esper.experiments.checkpoints import Checkpoint, Checkpoints
 from esper.experiments.collect import ShardTask, collect, collect_expert_rollouts, join_rollouts, new_policy
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
 from esper.experiments.event_recorder import describe_run
-from esper.experiments.interrupts import Interrupts
 from esper.experiments.iteration import Iteration, history_from_state, history_to_state, record, summarise_iteration
 from esper.experiments.process_pool import run_task
 from esper.experiments.run_directory import RunDirectory
@@ -29,7 +28,7 @@ from esper.experiments.workers import Workers, require_devices
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
-from esper.signals import Terminated
+from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.store import RunStore

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
+import tyro
 
 from esper.devices import CPU, usable_device
 from esper.errors import ConfigError, RunError
@@ -187,6 +188,8 @@ class Backend:
         return RayWorkers(most, self.address)
 
 
+Computing = Annotated[Backend, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
+"""The type of a command's `--backend`, `--workers` and `--address`: `computing: Computing = LOCAL`."""
 LOCAL = Backend()
 """Processes of this machine."""
 

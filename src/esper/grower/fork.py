@@ -16,7 +16,7 @@ from esper.grower.shadow import differentiated
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.plain_state import from_plain, to_plain
+from esper.state import from_plain, to_plain
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
-from esper.plain_state import to_plain
+from esper.state import to_plain
 from esper.training.gradients import HealthTable
 from esper.training.gradients.health import GradientNorms, judged
 

@@ -47,8 +47,8 @@ from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
-from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
+from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, Rollback, Verdict
 
 STATE_VERSION = 3

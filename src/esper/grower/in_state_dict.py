@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.grower.packing import pack, unpack
 from esper.grower.structure import regrow, structure
 from esper.growth.model import GrowingModel
-from esper.plain_state import Stateful
+from esper.state import Stateful
 
 KEY = "growth"
 """The entry that a model's state dict gains."""

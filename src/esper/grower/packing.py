@@ -19,7 +19,7 @@ _TENSOR = "tensor"
 
 
 def pack(state: Any) -> Tensor:
-    """What `esper.plain_state.to_plain` returned, as uint8 ``[n]``: a safetensors file whose one odd tensor is JSON."""
+    """What `esper.state.to_plain` returned, as uint8 ``[n]``: a safetensors file whose one odd tensor is JSON."""
     tensors: dict[str, Tensor] = {}
     rest = json.dumps(_without_tensors(state, tensors)).encode()
     tensors[_REST] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)

@@ -16,7 +16,7 @@ from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import with_fossils
-from esper.plain_state import from_plain, to_plain
+from esper.state import from_plain, to_plain
 from esper.training.budget import Budget, Cost, Costs, affordable, budget_left
 
 BYTES_PER_VALUE = 4

@@ -12,7 +12,7 @@ from esper.control.history import PLATEAU_IMPROVEMENT
 from esper.grower.figures import LOSS, Figures
 from esper.grower.scores import Scores
 from esper.lifecycle.actions import Op
-from esper.plain_state import from_plain, to_plain
+from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, Verdict
 from esper.training.governor.settings import GovernorSettings
 

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from esper import tensor_file
 from esper.arguments import checked
 from esper.errors import CheckpointError, EsperError, RunError
-from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
 from esper.growth import topology
 from esper.growth.arguments import FOLDER, INPUTS, MODULE
 from esper.growth.model import GROWING, GrowingModel
 from esper.growth.probe import Arguments
 from esper.growth.topology import SavedSite, SavedSlot, Topology
-from esper.reading import UnsuitableFileError, read_bounded
 
 TOPOLOGY_FILE = "model.json"
 _TENSORS_FILES = "tensors-*.safetensors"

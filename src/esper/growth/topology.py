@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidationError
 
-from esper import strict_json
 from esper.errors import CheckpointError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -18,6 +17,7 @@ from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
+from esper.parsing import parse_json
 from esper.settings import Settings
 
 FORMAT = "esper-model"
@@ -145,7 +145,7 @@ def decode(data: bytes, path: Path) -> Topology:
         CheckpointError: it is damaged, foreign or of another format version.
     """
     try:
-        content = strict_json.parse(data)
+        content = parse_json(data)
     except ValueError as error:
         raise CheckpointError(f"{path} is torn or corrupt: take another copy of the saved model") from error
     _check_version(content, path)

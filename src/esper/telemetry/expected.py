@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from esper.mistakes import first_mistake
+from esper.config_errors import describe_first_error
 
 LARGEST_COUNT = 2**53
 """Whole numbers above it are not whole as floats, nor in a browser."""
@@ -78,5 +78,5 @@ def checked(metadata: dict[str, Any]) -> dict[str, Any]:
     try:
         _Metadata.model_validate(metadata)
     except ValidationError as error:
-        raise ValueError(first_mistake(error, _Metadata).sentence) from error
+        raise ValueError(describe_first_error(error, _Metadata).sentence) from error
     return metadata

@@ -8,8 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from esper.grower.practice.growth import Epoch
 from esper.lifecycle.actions import Op
+from esper.practice.training import Epoch
 from esper.ui.formats import score
 from esper.ui.output import say
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
+from esper.config_errors import describe_first_error
 from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
 from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.mistakes import first_mistake
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
@@ -73,7 +73,7 @@ class GrowthSettings(Settings):
         try:
             return cls.model_validate(dict(arguments))
         except ValidationError as error:
-            raise ConfigError(first_mistake(error, cls).sentence) from error
+            raise ConfigError(describe_first_error(error, cls).sentence) from error
 
 
 class Growth:

@@ -15,7 +15,7 @@ from esper.errors import CheckpointError, DivergedError
 from esper.growth.aside import global_generators
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.plain_state import from_plain, to_plain
+from esper.state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.plain_state import from_plain, to_plain
+from esper.state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.experiments.comparison import Comparison
-from esper.grower.practice.result import Result
+from esper.practice.result import GrowResult
 from esper.tasks.suite import Split
 from esper.ui.figures import growing, grown, grown_tables, learning, tables
 from esper.ui.figures.about import named
@@ -25,7 +25,7 @@ def training_exhibits(store: Path, comparisons: Mapping[Split, Comparison]) -> l
     return [*queried, *evaluation_exhibits(comparisons, evaluation_source)]
 
 
-def grown_exhibits(store: Path, metadata: Mapping[str, Any], result: Result | None) -> list[Exhibit]:
+def grown_exhibits(store: Path, metadata: Mapping[str, Any], result: GrowResult | None) -> list[Exhibit]:
     """Of a run of `esper grow`, whose result is None before it ends; raises as `training_exhibits`."""
     return [*own_exhibits(store, metadata), *grown_tables.result_exhibits(result)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from esper.grower.practice.result import Result
+from esper.practice.result import GrowResult
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.record import Column, Exhibit, Files, Query, Table
 from esper.ui.figures.rows import Rows
@@ -111,7 +111,7 @@ _KEPT_TABLE = Table(
 )
 
 
-def result_exhibits(result: Result | None) -> list[Exhibit]:
+def result_exhibits(result: GrowResult | None) -> list[Exhibit]:
     """What came out; without rows while the run goes on."""
     record = {} if result is None else asdict(result)
     plain = [(name, value) for name, value in record.items() if isinstance(value, str | int | float)]

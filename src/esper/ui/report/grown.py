@@ -12,11 +12,11 @@ from typing import Any
 from esper.errors import RunError
 from esper.experiments.episode_log import StageChange
 from esper.experiments.run_directory import GROWER, RunProgress, maker_of, read_progress
-from esper.grower.practice.directory import GrowDirectory
-from esper.grower.practice.result import Result, read_result
+from esper.files import read_bounded
 from esper.lifecycle.stages import Stage
-from esper.reading import read_bounded
-from esper.strict_yaml import MOST_BYTES
+from esper.parsing import MOST_BYTES
+from esper.practice.result import GrowResult, read_result
+from esper.practice.run import GrowDirectory
 from esper.telemetry.metric import ACCURACY, LOSS, Metric
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.exhibits import grown_exhibits, own_exhibits
@@ -52,7 +52,7 @@ class GrownData:
     slots: list[str]
     changes: Rows
     """What `CHANGES` gives."""
-    result: Result | None
+    result: GrowResult | None
     """None before a run of `esper grow` has ended, and of a `Grower`, which tests nothing."""
     exhibits: list[Exhibit]
 

@@ -11,7 +11,7 @@ from esper.errors import RunError
 from esper.experiments.compared_runs import is_comparison, read_comparison, read_over_seeds
 from esper.experiments.comparison import Comparison
 from esper.experiments.run_directory import MADE, RunDirectory
-from esper.grower.practice.directory import GrowDirectory
+from esper.practice.run import GrowDirectory
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
 from esper.ui.figures.contest import contest_exhibits

@@ -1,0 +1,206 @@
+"""What it costs to keep events.
+
+    python benchmarks/telemetry.py [--seconds 3] [--iterations 5] [--environments 32]
+
+How many events a second a run store takes while another process follows it, and their share of the CPU time of a
+training in this process, where a worker process would add sending them through a pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.config import load_settings
+from esper.control.policy import PolicyStep
+from esper.control.spaces import Observation
+from esper.errors import RunError
+from esper.experiments.collect import instances_of, join_rollouts, new_policy, run_policy
+from esper.experiments.evaluation import evaluation_config
+from esper.experiments.event_recorder import EventRecorder, Scope
+from esper.experiments.iteration import record, summarise_iteration
+from esper.experiments.process_pool import prepare_process, run_task
+from esper.experiments.settings import TrainSettings
+from esper.lifecycle.actions import Head
+from esper.rl.episodes import Episodes, StepResult
+from esper.rl.ppo import Learner
+from esper.tasks.registry import get_suite
+from esper.telemetry.events import Event, StepTaken
+from esper.telemetry.reader import RunReader
+from esper.telemetry.store import EventRow, RunStore, as_rows
+
+AT_ONCE = 64
+"""Events that are emitted together: a step of the default population."""
+
+
+@dataclass
+class Lap:
+    """CPU seconds of an iteration of training, and what it told."""
+
+    telemetry: float = 0.0
+    """For making, encoding, handing over and committing events."""
+    total: float = 0.0
+    events: int = 0
+    steps: int = 0
+    """Decisions of one network."""
+
+
+def measure_rate(seconds: float) -> tuple[float, float]:
+    """Events a second that were committed, and that another process, following, had read and decoded in order.
+
+    Raises:
+        RunError: the follower missed an event, or saw one out of order.
+    """
+    context = multiprocessing.get_context("spawn")
+    with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run.db") as store:
+        ours, theirs = context.Pipe()
+        follower = context.Process(target=follow, args=(store.path, theirs), daemon=True)
+        follower.start()
+        ours.recv()  # it has opened the store
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            store.append(as_rows(step_events(count)))
+            count += AT_ONCE
+        store.flush()
+        written = time.perf_counter() - began
+        ours.send(count)
+        fault = ours.recv()
+        followed = time.perf_counter() - began
+        follower.join()
+    if fault is not None:
+        raise RunError(f"a follower of the run store was told wrongly: {fault}")
+    return count / written, count / followed
+
+
+def step_events(first: int) -> Iterator[StepTaken]:
+    """A decision of each network; ``step`` counts events from ``first``."""
+    for number in range(AT_ONCE):
+        yield StepTaken(
+            1,
+            1,
+            number,
+            first + number,
+            "germinate",
+            loss=1.40388,
+            metric=0.46562,
+            objective=0.43021,
+            added=0.35411,
+            stages=("blending", "fossilized", "germinated", "dormant"),
+            blueprints=("attention", "token_mix", "norm", None),
+            alphas=(0.66667, 1.0, 0.0, 0.0),
+            contributions=(0.01562, 0.10938, -0.00781, None),
+            slot=2,
+            blueprint="norm",
+            choices={"blend": "add", "tempo": "3", "alpha_target": "1.0"},
+            value=0.01359,
+            log_prob=-4.74625,
+            reward=0.00562,
+            terms={"objective": 0.00662, "intervention": -0.001},
+            train_loss=1.46083,
+        )
+
+
+def follow(path: Path, connection: Connection[Any, Any]) -> None:
+    """Read a store until as many events are there as the connection says; answer with what was wrong, or None."""
+    seen, last, wanted, fault = 0, 0, None, None
+    with RunReader.open(path) as reader:
+        connection.send("ready")
+        while wanted is None or (seen < wanted and fault is None):
+            for stored in reader.stored_events(last):
+                if not isinstance(stored.event, StepTaken) or stored.event.step != seen:
+                    fault = fault or f"instead of event {seen} came {stored.event}"
+                seen, last = seen + 1, stored.id
+            if wanted is None and connection.poll():
+                wanted = connection.recv()
+    connection.send(fault if fault or seen == wanted else f"{seen} events came of {wanted}")
+
+
+class TimedChronicle(EventRecorder):
+    """Counts the CPU time in which its events are made and, as whoever takes them does it one by one, encoded."""
+
+    def __init__(self, episodes: Episodes, scope: Scope) -> None:
+        super().__init__(episodes, scope)
+        self.seconds = 0.0
+
+    def started(self) -> Iterator[Event]:
+        return self._timed(super().started())
+
+    def looked(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
+        return self._timed(super().looked(observation, step))
+
+    def stepped(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
+        return self._timed(super().stepped(actions, result, policy))
+
+    def _timed(self, events: Iterator[Event]) -> Iterator[Event]:
+        began = time.thread_time()
+        yield from events
+        self.seconds += time.thread_time() - began
+
+
+def measure_training(settings: TrainSettings) -> list[Lap]:
+    """Train for the settings' iterations in this process, in one shard, and look at each."""
+    prepare_process()
+    learner = Learner(new_policy(settings), settings.ppo, settings.seed)
+    with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run.db") as store:
+        return [measure_iteration(settings, learner, store, number) for number in range(settings.iterations)]
+
+
+def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore, number: int) -> Lap:
+    lap, began, committed = Lap(), time.process_time(), store.thread_seconds
+
+    def hear(told: list[EventRow]) -> None:
+        start = time.thread_time()
+        store.append(told)
+        lap.telemetry += time.thread_time() - start
+        lap.events += len(told)
+
+    suite, size = get_suite(settings.suite), settings.environments
+    rewards = [settings.reward[0].at(0.0)] * size
+    instances = instances_of(settings, number)
+    episodes = evaluation_config(settings).episodes(instances, rewards=rewards)
+    chronicle = TimedChronicle(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
+    generator = torch.Generator().manual_seed(number)
+    noise = torch.rand(suite.steps, size, len(Head), generator=generator)
+    shard = run_task(run_policy(learner.policy, episodes, noise, chronicle), hear)
+    update = learner.update(join_rollouts([shard.rollout]), number / settings.iterations)
+    result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
+    start = time.thread_time()
+    record(store, result, {})
+    lap.telemetry += time.thread_time() - start + chronicle.seconds + store.thread_seconds - committed
+    lap.total = time.process_time() - began
+    lap.steps = result.environment_steps
+    return lap
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=3.0, help="for how long the store is written")
+    parser.add_argument("--iterations", type=int, default=5, help="of training; figures are medians over them")
+    parser.add_argument("--environments", type=int, default=32, help="a multiple of the default group of 8")
+    asked = parser.parse_args()
+    written, followed = measure_rate(asked.seconds)
+    sys.stdout.write(f"events of four slots: {written:.0f}/s committed, {followed:.0f}/s followed\n")
+    overrides = (f"iterations={asked.iterations}", f"environments={asked.environments}", "shards=1")
+    laps = measure_training(load_settings(TrainSettings, None, overrides))
+    sys.stdout.write(
+        f"telemetry takes {median(lap.telemetry / lap.total for lap in laps):.2%} of the CPU time of training: "
+        f"{median(lap.events / lap.steps for lap in laps):.2f} events per environment step, "
+        f"{median(lap.telemetry / lap.events * 1e6 for lap in laps):.0f} microseconds each\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What `esper doctor` finds out about an installation."""

@@ -1,1 +1,0 @@
-"""Train a host on a task while it grows: what `esper grow` does."""

@@ -1,0 +1,1 @@
+"""What `esper grow` does: train a host on a task while it grows."""

@@ -1,0 +1,244 @@
+"""A host that learns a task while it grows: its slots, its epochs, its scores, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.control.rules.simple import Never
+from esper.devices import usable_device
+from esper.experiments.static_networks import TRAINING_PASSES
+from esper.grower.decision import Decision
+from esper.grower.grower import Grower
+from esper.grower.measuring import Score
+from esper.growth.attach import attach
+from esper.growth.blueprints.registry import get
+from esper.growth.model import GrowingModel
+from esper.growth.slot import Slot
+from esper.practice.settings import ALL_FROM_START, GrowSettings
+from esper.tasks.practice.examples import Batch, Examples, Splits
+from esper.tasks.practice.registry import get_host
+from esper.tasks.streams import stream
+
+HOST, SEEDS, ORDER = range(3)
+"""Keys of a run's random streams."""
+PROBED = 2
+"""Examples that show the host's shapes."""
+EVALUATION_BATCH = 512
+"""Examples in one forward pass; bounds memory."""
+
+
+class TrainingScore(NamedTuple):
+    """How an epoch of training went."""
+
+    loss: float
+    """Mean over its minibatches, in nats."""
+    accuracy: float
+    """Fraction that was right, in [0, 1], while learning."""
+    examples: int
+    """How many the model learned from."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the training data, and the decision at its end."""
+
+    number: int
+    """From 1."""
+    total: int
+    training: TrainingScore
+    validation: Score
+    """Before the decision, and before a rollback if there was one."""
+    decision: Decision
+    added_parameters: int
+    """Of all seeds there are after the decision."""
+    training_flops: int
+    """Of this epoch."""
+    learning_seconds: float
+    seconds: float
+    """Of learning, measuring and deciding."""
+
+
+class HostTraining:
+    """A host in training, its optimizer and its grower: whatever a run needs but its directory.
+
+    Raises:
+        SlotError, UnknownBlueprintError: the host cannot grow as the settings say.
+        ConfigError: there is no such controller, or no such device on this machine.
+        RunError, CheckpointError: the run to take the policy from is unusable.
+    """
+
+    def __init__(self, settings: GrowSettings, splits: Splits) -> None:
+        self.settings = settings
+        self.splits = splits.to(usable_device(settings.device))
+        self.model = build_host(settings, self.splits)
+        self._host_flops = count_flops(self.model, first_inputs(self.splits.train))
+        if settings.controller == ALL_FROM_START:
+            for place, slot in enumerate(self.model.slots.values()):
+                generator = _generator(settings.seed, SEEDS, place)
+                # Of the blends the one that rules take.
+                slot.germinate(_dearest(slot), generator, blend=min(settings.rules.blends), alpha=1.0)
+                slot.fossilize()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameter_groups(lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        )
+        self.grower = Grower(
+            self.model,
+            self.optimizer,
+            Never() if settings.controller == ALL_FROM_START else settings.controller,
+            evaluate=self._validate,
+            classes=splits.classes,
+            horizon=settings.epochs,
+            rules=settings.rules,
+            conduct=settings.conduct,
+            rent=settings.rent,
+            train_size=len(splits.train),
+            seed=settings.seed,
+            loss=self._loss,
+            evidence=settings.evidence,
+        )
+
+    def epoch(self, number: int) -> Epoch:
+        """The epoch of that number, from 1: one pass over the training data, and a decision.
+
+        Raises:
+            DivergedError: training blew up more often than the governor's `max_rollbacks`.
+        """
+        began, settings, slots = time.perf_counter(), self.settings, self.model.slots
+        forward = self._host_flops + count_seed_flops(*slots.values())
+        # Each fork goes without the seed of the slot that it is named by.
+        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.refit.forks)
+        # Of its own for every epoch, so that a resumed run need not know what was drawn before.
+        training = self._learn(stream(settings.seed, ORDER, number))
+        learning_seconds = time.perf_counter() - began
+        validation = self._validate(self.model)
+        decision = self.grower.step(
+            train_loss=training.loss,
+            val_loss=validation.loss,
+            accuracy=validation.accuracy,
+            train_accuracy=training.accuracy,
+        )
+        return Epoch(
+            number,
+            settings.epochs,
+            training,
+            validation,
+            decision,
+            self.added_parameters,
+            TRAINING_PASSES * training.examples * (forward + forks),
+            learning_seconds,
+            time.perf_counter() - began,
+        )
+
+    def test(self) -> Score:
+        """On data that nothing else reads."""
+        return measure(self.model, self.splits.test)
+
+    @property
+    def added_parameters(self) -> int:
+        """Of all seeds there are."""
+        return sum(parameter.numel() for seed in self.model.seeds.values() for parameter in seed.parameters())
+
+    def _learn(self, rng: np.random.Generator) -> TrainingScore:
+        """One pass over the training data in minibatches, in an order drawn from ``rng``."""
+        self.model.train()
+        sums = _ScoreSums()
+        for batch in self.splits.train.epoch(self.settings.batch_size, rng):
+            self.optimizer.zero_grad()
+            logits = self.model(batch.inputs)
+            loss = cross_entropy(logits, batch)
+            self.grower.learn_apart(loss, batch)
+            loss.backward()
+            self.optimizer.step()
+            sums.add(logits.detach(), batch, loss.detach())
+        score = sums.score()
+        return TrainingScore(score.loss, score.accuracy, sums.examples)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        return cross_entropy(self.model(batch.inputs), batch)
+
+    def _validate(self, model: GrowingModel) -> Score:
+        return measure(model, self.splits.validation)
+
+
+def build_host(settings: GrowSettings, splits: Splits) -> GrowingModel:
+    """A fresh host with dormant slots."""
+    inputs = first_inputs(splits.train)
+    build = get_host(settings.host).build
+    host = build(tuple(inputs.shape[1:]), splits.classes, _generator(settings.seed, HOST))
+    return attach(host.to(settings.device), settings.slots, inputs)
+
+
+def first_inputs(examples: Examples) -> Tensor:
+    """Enough of them to show what the host reads."""
+    return next(examples.in_order(PROBED)).inputs
+
+
+def _generator(seed: int, *key: int) -> torch.Generator:
+    return torch.Generator().manual_seed(int(stream(seed, *key).integers(np.iinfo(np.int64).max)))
+
+
+def _dearest(slot: Slot) -> str:
+    """The blueprint with most parameters that the slot offers."""
+    return max(slot.blueprints, key=lambda name: get(name).parameters_at(slot.site))
+
+
+@torch.no_grad()
+def measure(model: GrowingModel, examples: Examples) -> Score:
+    """Mean cross-entropy in nats and accuracy over all that is to be predicted."""
+    was_training = model.training
+    model.eval()
+    sums = _ScoreSums()
+    for batch in examples.in_order(EVALUATION_BATCH):
+        logits = model(batch.inputs)
+        sums.add(logits, batch, cross_entropy(logits, batch))
+    model.train(was_training)
+    return sums.score()
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean over all targets: logits ``[B, classes]`` or ``[B, T, classes]``."""
+    return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
+
+
+class _ScoreSums:
+    """Sums over batches, kept on their device until asked for."""
+
+    def __init__(self) -> None:
+        self.examples = 0
+        self._targets = 0
+        self._parts: list[Tensor] = []
+
+    def add(self, logits: Tensor, batch: Batch, loss: Tensor) -> None:
+        right = (logits.argmax(-1) == batch.targets).sum()
+        self._parts.append(torch.stack([loss.double() * batch.targets.numel(), right.double()]))
+        self._targets += batch.targets.numel()
+        self.examples += len(batch.targets)
+
+    def score(self) -> Score:
+        sums = torch.stack(self._parts).sum(0)
+        return Score(float(sums[0]) / self._targets, float(sums[1]) / self._targets)
+
+
+def count_flops(module: nn.Module, inputs: Tensor) -> int:
+    """Of one forward pass for one example, counted by torch; a multiply-add counts two."""
+    was_training = module.training
+    module.eval()
+    # Fused attention is opaque to the counter on some devices; the plain formula shows its products.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        module(inputs)
+    module.train(was_training)
+    return counter.get_total_flops() // len(inputs)
+
+
+def count_seed_flops(*slots: Slot) -> int:
+    """Of one forward pass for one example through the seeds that are in these slots, as blueprints count them."""
+    return sum(0 if slot.seed is None else slot.seed.flops_at(slot.site) for slot in slots)
