@@ -22,7 +22,7 @@ from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.rl.gym.growth import GrowthSettings
-from esper.rl.rewards.modes import MODES
+from esper.rl.rewards import MODES
 from esper.settings import Settings, models_in
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 
@@ -40,7 +40,6 @@ WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_File"),  # what a sweep draws from
-    "Weights",  # a base class of RewardSettings
 }
 """Classes that no entry point takes."""
 _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"

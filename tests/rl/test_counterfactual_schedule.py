@@ -211,5 +211,5 @@ def test_rewards_are_paid_on_what_is_known(reward: str) -> None:
         if step % 3:
             assert not result.terms[name].any()
     paid = np.sum([result.terms[name] for result in results], axis=0)
-    np.testing.assert_allclose(paid, results[-1].facts.after.accuracy.contribution.sum(axis=1), atol=1e-9)
+    np.testing.assert_allclose(paid, results[-1].reward_inputs.after.contribution["accuracy"].sum(axis=1), atol=1e-9)
     assert np.any([result.terms[name].any() for result in results])

@@ -20,8 +20,8 @@ from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
 from esper.rl.episodes import Episodes
-from esper.rl.ledger import Ledger
 from esper.rl.ppo import Learner
+from esper.rl.rewards import RewardTracker
 from esper.telemetry.store import as_rows
 from esper.training.commitment import committed_networks
 from esper.training.evaluation import start_evaluation
@@ -36,7 +36,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "validation and counterfactuals": (start_evaluation, committed_networks),
     "minibatches": (TrainingStream.take,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
-    "rewards": (Ledger.record,),
+    "rewards": (RewardTracker.record,),
     "observations": (observe,),
     "policy": (Policy.act,),
     "events": (as_rows,),

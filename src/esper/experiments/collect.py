@@ -27,7 +27,7 @@ from esper.experiments.tallies import Tally
 from esper.experiments.workers import Shared
 from esper.lifecycle.actions import Head, wait
 from esper.rl.episodes import CPU, Episodes
-from esper.rl.rewards.scheme import in_turns
+from esper.rl.rewards import assign_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -130,7 +130,7 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     settings = task.settings
     everyone = instances_of(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
-    rewards = in_turns(paid, settings.environments, settings.ppo.group)
+    rewards = assign_rewards(paid, settings.environments, settings.ppo.group)
     return terms_of(settings, task.device).episodes(
         [everyone[environment] for environment in environments],
         rewards=[rewards[environment] for environment in environments],

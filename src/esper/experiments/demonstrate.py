@@ -19,7 +19,7 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import CPU
-from esper.rl.rewards.scheme import in_turns
+from esper.rl.rewards import assign_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -54,7 +54,7 @@ def demonstrations(settings: TrainSettings, cloning: CloningSettings, workers: W
 def demonstrate(task: DemonstrationTask) -> Rollout:
     """The controller's episodes, to their end; log-probabilities and values are 0, as nobody computed them."""
     settings, count = task.settings, len(task.instances)
-    rewards = in_turns([one.at(0.0) for one in settings.reward], count)
+    rewards = assign_rewards([one.at(0.0) for one in settings.reward], count)
     episodes = terms_of(settings, task.device).episodes(task.instances, rewards=rewards)
     memory = new_policy(settings).initial_state(count)
     buffer = RolloutBuffer(episodes.suite.steps, count, memory)

@@ -19,7 +19,7 @@ from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes, FinalScore
-from esper.rl.rewards.settings import RewardSettings
+from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite

@@ -13,7 +13,7 @@ from esper.experiments.telemetry_settings import TelemetrySettings
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
 from esper.rl.conduct import Conduct
-from esper.rl.rewards.settings import OUTCOME, RewardSpec
+from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite

@@ -20,15 +20,23 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
 from esper.rl.conduct import Conduct
-from esper.rl.incidents import Incident, incidents
-from esper.rl.ledger import Ledger
-from esper.rl.rewards import Facts, RewardSettings, Scheme, Terms, rent_due, total
-from esper.rl.rewards.settings import OUTCOME
+from esper.rl.rewards import (
+    OUTCOME,
+    RewardInputs,
+    RewardSettings,
+    RewardTerms,
+    RewardTracker,
+    compute_rent,
+    compute_rewards,
+    objective,
+    total_reward,
+)
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.commitment import Commitment, committed_networks
+from esper.training.commitment import committed_networks
 from esper.training.evaluation import Evaluation, evaluate, remember, start_evaluation
+from esper.training.governor import Trouble
 from esper.training.governor.rows import Intervention, watching
 from esper.training.learning import Batch, TrainingReport, start_training
 from esper.training.pending import Pending
@@ -47,12 +55,29 @@ _ORDER_STREAM = 0x0DDE5
 
 
 @dataclass(frozen=True)
+class Incident:
+    """One rollback of one network by the governor; losses in nats and accuracies on validation data."""
+
+    environment: int
+    trouble: str
+    """Name of a `Trouble`, in lower case."""
+    loss_before: float
+    accuracy_before: float
+    loss_after: float
+    accuracy_after: float
+    pruned: tuple[int, ...]
+    """Slots whose seeds are gone."""
+    ended: bool
+    """Whether it was one rollback too many, so that the episode has ended."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one decision led to."""
 
     reward: Floats
     """``[E]``; 0 in episodes that had ended before."""
-    terms: Terms
+    terms: RewardTerms
     """What the rewards are the sum of, ``[E]`` each, in episodes that had not."""
     finished: Bools
     """``[E]``: the episode is over, by its horizon, a plateau or a divergence. All of them are observed and part of the
@@ -71,7 +96,7 @@ class StepResult:
     """``[E]``: J of the network; of what was committed, in finished episodes."""
     incidents: list[Incident]
     """Rollbacks."""
-    facts: Facts
+    reward_inputs: RewardInputs
     """What reward modes see of the step."""
 
 
@@ -127,9 +152,8 @@ class Episodes:
         )
         self.population = Population(plan, networks)
         self.governor = watching(self.population, conduct.governor, suite.classes)
-        self._scheme = Scheme(rewards or [OUTCOME] * self.size)
-        self._ledger = Ledger(suite, self.population)
-        self._ledger.restart(np.ones(self.size, np.bool_), self.instances)
+        self._rewards = rewards or [OUTCOME] * self.size
+        self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), *chance)
         self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
@@ -195,10 +219,11 @@ class Episodes:
         ending = running & self._ended(intervention)
         self.finished = self.finished | ending
         commitment = committed_networks(self.population, self.validation) if ending.any() else None
-        self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
-        facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
-        terms = {**self._scheme.pay(facts), "rollback": np.where(intervention.rows, -self.governor.penalty, 0.0)}
-        reward = np.where(running, total(terms), 0.0)
+        inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
+        self.potential = np.where(running, objective(inputs.after, OUTCOME), self.potential)
+        penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
+        terms = {**compute_rewards(inputs, self._rewards), "rollback": penalty}
+        reward = np.where(running, total_reward(terms), 0.0)
         changes = joined([decided, intervention.transitions])
         return StepResult(
             reward,
@@ -211,7 +236,7 @@ class Episodes:
             evaluation,
             self.potential,
             happened,
-            facts,
+            inputs,
         )
 
     def _measure(
@@ -228,7 +253,7 @@ class Episodes:
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
         restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
-        return training, restored, intervention, incidents(intervention, evaluation, restored)
+        return training, restored, intervention, _incidents(intervention, evaluation, restored)
 
     def _ended(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
@@ -251,31 +276,15 @@ class Episodes:
             self._stream.replace(row, self.suite.data(instance, "train"), self._order(instance))
             self._set_validation(row, self.suite.data(instance, "validation"))
         self._problems = _Problems.of(self.instances)
-        self._ledger.restart(everyone, self.instances)
+        self._tracker.restart(everyone, self.instances)
 
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
         accuracy = committed_networks(self.population, stacked(data, self.device)).accuracy
-        added = self.population.parameters_in(self._fossils)
-        return FinalScore(self._score(accuracy, added), accuracy, added)
-
-    @property
-    def _fossils(self) -> Bools:
-        return self.population.table.stage == Stage.FOSSILIZED
-
-    def _potential_now(self, evaluation: Evaluation, commitment: Commitment | None) -> Floats:
-        """J on validation data of the whole networks, and of the committed ones where the episode has ended."""
-        now = self._score(evaluation.accuracy, self.population.parameters_in(self.population.table.blended))
-        if commitment is None:
-            return now
-        ended = self._score(commitment.accuracy, self.population.parameters_in(self._fossils))
-        return np.where(self.finished, ended, now)
-
-    def _score(self, accuracy: Floats, added: NDArray[np.int64]) -> Floats:
-        """``accuracy - rent * log1p(added / host)``."""
-        hosts = self.population.host_parameters.astype(float)
-        return accuracy - rent_due(added.astype(float), hosts, self._problems.rent)
+        added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
+        rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
+        return FinalScore(accuracy - rent, accuracy, added)
 
     def _phase(self, row: int) -> int:
         return int(self.step_index[row] >= self._problems.drift_step[row])
@@ -317,6 +326,24 @@ class _Problems:
             np.array([instance.train_size for instance in instances], float),
             np.array([np.inf if instance.drift_step is None else instance.drift_step for instance in instances]),
         )
+
+
+def _incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
+    """One record per network that was rolled back."""
+    changes = intervention.transitions
+    return [
+        Incident(
+            row,
+            Trouble(intervention.trouble[row]).name.lower(),
+            float(before.loss[row]),
+            float(before.accuracy[row]),
+            float(after.loss[row]),
+            float(after.accuracy[row]),
+            tuple(changes.slot[changes.env == row].tolist()),
+            bool(intervention.exhausted[row]),
+        )
+        for row in intervention.rows.nonzero()[0].tolist()
+    ]
 
 
 def _pruned(changes: Transitions, size: int) -> Bools:

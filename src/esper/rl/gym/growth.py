@@ -20,8 +20,7 @@ from esper.mistakes import first_mistake
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
-from esper.rl.rewards.scheme import in_turns
-from esper.rl.rewards.settings import OUTCOME, RewardSpec
+from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
@@ -122,7 +121,7 @@ class Growth:
                 instances,
                 settings.rules,
                 settings.conduct,
-                rewards=in_turns(settings.reward, self.size),
+                rewards=assign_rewards(settings.reward, self.size),
                 strategy=settings.strategy,
                 device=self._device,
             )
