@@ -17,7 +17,7 @@ from esper.experiments import checkpoints, collect
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.interrupts import Interrupts
 from esper.experiments.run_directory import RunDirectory
-from esper.rl.optimizer import PolicyOptimizer
+from esper.rl.ppo import PolicyOptimizer
 from esper.signals import Terminated
 from esper.telemetry.events import RunInterrupted
 from esper.telemetry.reader import RunReader

@@ -23,7 +23,7 @@ from esper.control.policy import PolicyStep
 from esper.control.spaces import Observation
 from esper.errors import RunError
 from esper.experiments.chronicle import Chronicle, Scope
-from esper.experiments.collect import instances_of, joined, new_policy, run_policy
+from esper.experiments.collect import instances_of, new_policy, run_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.iteration import record, summarised
 from esper.experiments.play import terms_of
@@ -32,6 +32,7 @@ from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.ppo import Learner
+from esper.rl.rollout import concatenate
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import Event, StepTaken
 from esper.telemetry.reader import RunReader
@@ -207,7 +208,7 @@ def _iteration(settings: TrainSettings, learner: Learner, store: RunStore, numbe
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
     shard = exhausted(run_policy(learner.policy, episodes, noise, chronicle), hear)
-    update = learner.update(joined([shard.rollout]), number / settings.iterations)
+    update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
     result = summarised(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()
     record(store, result, {})

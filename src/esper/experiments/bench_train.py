@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from esper.control.observation import observe
 from esper.control.policy import Policy
-from esper.experiments.collect import ShardResult, ShardTask, collect, joined, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.process import prepare_process
 from esper.experiments.settings import TrainSettings
@@ -22,6 +22,7 @@ from esper.experiments.workers import Given
 from esper.rl.episodes import Episodes
 from esper.rl.ppo import Learner
 from esper.rl.rewards import RewardTracker
+from esper.rl.rollout import concatenate
 from esper.telemetry.store import as_rows
 from esper.training.commitment import committed_networks
 from esper.training.evaluation import start_evaluation
@@ -81,7 +82,7 @@ def _iterate(settings: TrainSettings, learner: Learner, number: int) -> int:
     weights = Given(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
     shards: list[ShardResult] = [exhausted(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
-    learner.update(joined([shard.rollout for shard in shards]), number / (settings.iterations + 1))
+    learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
     return sum(int(running.sum()) for shard in shards for running in shard.tally.running)
 
 

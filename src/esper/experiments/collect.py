@@ -7,7 +7,7 @@ process, any number of times.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from esper.control.observation import SPEC
 from esper.control.policy import Policy
-from esper.control.policy.recurrent import PolicyState
-from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.control.spaces import mask_tensors
 from esper.devices import usable_device
 from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.placement import Placed, enough_memory
@@ -113,7 +112,7 @@ def _collected(task: ShardTask) -> Generator[Told, None, ShardResult]:
     twins = _episodes(task, environments[::group])
     waited = [twins.step(wait(twins.size)) for _ in range(steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
-    rollout = replace(result.rollout, twin_reward=earned.repeat_interleave(group, 1))
+    rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
     return ShardResult(rollout, result.tally, sum(int(step.running.sum()) for step in waited))
 
 
@@ -159,19 +158,3 @@ def run_policy(
     tally.finish(episodes)
     everyone = torch.ones(episodes.size, dtype=torch.bool)
     return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), tally)
-
-
-def joined(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts of equal length as one, environments in order."""
-    return Rollout(
-        Observation(*(torch.cat(parts, 1) for parts in zip(*(r.observations for r in rollouts), strict=True))),
-        MaskTensors(*(torch.cat(parts, 1) for parts in zip(*(r.masks for r in rollouts), strict=True))),
-        torch.cat([r.actions for r in rollouts], 1),
-        torch.cat([r.chosen_log_prob for r in rollouts], 1),
-        torch.cat([r.value for r in rollouts], 1),
-        torch.cat([r.reward for r in rollouts], 1),
-        torch.cat([r.running for r in rollouts], 1),
-        torch.cat([r.final_value for r in rollouts]),
-        PolicyState(*(torch.cat(parts, 1) for parts in zip(*(r.state for r in rollouts), strict=True))),
-        torch.cat([r.twin_reward for r in rollouts], 1),
-    )

@@ -12,7 +12,7 @@ from esper.control.controller import Controller
 from esper.control.policy import PolicyStep
 from esper.control.spaces import mask_tensors
 from esper.experiments.baselines import baselines
-from esper.experiments.collect import joined, new_policy
+from esper.experiments.collect import new_policy
 from esper.experiments.placement import Placed
 from esper.experiments.play import COHORT, terms_of
 from esper.experiments.settings import TrainSettings
@@ -20,7 +20,7 @@ from esper.experiments.workers import Workers
 from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import CPU
 from esper.rl.rewards import assign_rewards
-from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.rl.rollout import Rollout, RolloutBuffer, concatenate
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
@@ -48,7 +48,7 @@ def demonstrations(settings: TrainSettings, cloning: CloningSettings, workers: W
     instances = suite.sample(cloning.episodes, "train", np.random.default_rng((settings.seed, _STREAM)))
     parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
     tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]
-    return joined(workers.map(demonstrate, tasks))
+    return concatenate(workers.map(demonstrate, tasks))
 
 
 def demonstrate(task: DemonstrationTask) -> Rollout:

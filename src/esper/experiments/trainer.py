@@ -17,7 +17,7 @@ from esper.devices import usable_device
 from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
-from esper.experiments.collect import ShardTask, collect, joined, new_policy
+from esper.experiments.collect import ShardTask, collect, new_policy
 from esper.experiments.crew import exhausted
 from esper.experiments.demonstrate import demonstrations
 from esper.experiments.description import described
@@ -32,6 +32,7 @@ from esper.experiments.workers import Workers
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import History, remembered
 from esper.rl.ppo import Learner
+from esper.rl.rollout import concatenate
 from esper.signals import Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
@@ -173,7 +174,7 @@ class Trainer:
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
             shards = self._workers.heard(collect, tasks, self.store.append)
-        rollout = joined([shard.rollout for shard in shards]).to(self._device)
+        rollout = concatenate([shard.rollout for shard in shards]).to(self._device)
         update = self.learner.update(rollout, self.done / settings.iterations)
         self._updates = remembered(self._updates, update)
         self.done += 1

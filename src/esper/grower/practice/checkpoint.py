@@ -11,7 +11,7 @@ from esper.errors import CheckpointError
 from esper.grower.packing import pack, unpack
 from esper.grower.practice.growth import Growth
 from esper.grower.structure import regrow, structure
-from esper.rl.saved import under
+from esper.tensor_file import take_prefix
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _GROWER = "grower"
@@ -40,11 +40,11 @@ def restore(growth: Growth, tensors: Mapping[str, Tensor], state: Mapping[str, A
         raise CheckpointError("the checkpoint is of no run of `esper grow`: give the directory of one")
     regrow(growth.model, state[_SEEDS])
     try:
-        growth.model.load_state_dict(under(_MODEL, tensors))
+        growth.model.load_state_dict(take_prefix(_MODEL, tensors))
     except RuntimeError as error:
         raise CheckpointError("the checkpoint is of another host: use the settings that the run had") from error
     moments: dict[int, dict[str, Tensor]] = {}
-    for name, value in under(_OPTIMIZER, tensors).items():
+    for name, value in take_prefix(_OPTIMIZER, tensors).items():
         index, _, part = name.partition(".")
         moments.setdefault(int(index), {})[part] = value
     growth.optimizer.load_state_dict({**growth.optimizer.state_dict(), "state": moments})
