@@ -110,7 +110,7 @@ def _by_keyword(leaf: Leaf, _: Path) -> Settings:
     for override in leaf.given:
         merge(GrowthSettings, keywords, override)
     put(GrowthSettings, keywords, leaf.key, leaf.value, leaf.key)
-    return GrowthSettings.of(keywords)
+    return GrowthSettings.parse(keywords)
 
 
 ROUTES: dict[str, tuple[type[Settings], Route]] = {

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Op, canonical, head_sizes
 from esper.lifecycle.legality import legal
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.vector import GrowthVectorEnv
+from esper.rl.gym.envs import GrowthVectorEnv
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from rl.gym_support import STEPS, assert_same, short_episodes

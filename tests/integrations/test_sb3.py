@@ -20,7 +20,7 @@ from esper.integrations.flat import flat
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.vector import GrowthVectorEnv, make_vector
+from esper.rl.gym.envs import GrowthVectorEnv, make_vector
 from experiments.short_suite import ShortSuite, short_suite
 
 E = 4

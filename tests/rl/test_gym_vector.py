@@ -19,8 +19,8 @@ import esper.rl
 from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
 from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, canonical, head_sizes, wait
-from esper.rl.gym.spaces import Arrays
-from esper.rl.gym.vector import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
+from esper.rl.gym.envs import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
+from esper.rl.gym.growth import Arrays
 from open_rules import open_rules
 from rl.gym_support import RULES, STEPS, assert_same, legal_actions, short_episodes
 from rl.short import SUITE

@@ -19,7 +19,7 @@ def merge_arrays(merge: Callable[[list[Any]], Any], structs: Sequence[Struct]) -
 
 
 def _merge(merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    kind: Any = type(parts[0])
+    kind = cast("Callable[..., Any]", type(parts[0]))
     if isinstance(parts[0], tuple):
         return kind(*(_merge(merge, list(column)) for column in zip(*parts, strict=True)))
     if isinstance(parts[0], dict):
