@@ -20,7 +20,7 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep.space import load_space
 from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.gym.growth import GrowthSettings
 from esper.rl.rewards import MODES
 from esper.settings import Settings, models_in
@@ -233,7 +233,7 @@ def test_what_entry_points_share_has_one_default() -> None:
     assert shared == {"suite", "rules", "conduct", "reward", "strategy"}
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
     assert grow.rules == train.rules == Rules()
-    assert grow.conduct == train.conduct == Conduct()
+    assert grow.conduct == train.conduct == EpisodeConfig()
     assert grow.seed == train.seed
 
 

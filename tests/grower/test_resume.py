@@ -23,7 +23,7 @@ from esper.grower.packing import pack, unpack
 from esper.grower.structure import regrow, structure
 from esper.lifecycle.actions import Op
 from esper.plain_state import from_plain, to_plain
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.settings import GovernorSettings
 from grower.training_loop import SLOTS, Loop, growing, host
 
@@ -122,9 +122,9 @@ def test_another_controller_or_other_slots_are_refused():
 def test_a_governor_of_another_window_is_refused():
     state = Loop("none").grower.state_dict()
     with pytest.raises(CheckpointError, match="losses is torch.float64"):
-        Loop("none", conduct=Conduct(governor=GovernorSettings(window=5))).grower.load_state_dict(state)
+        Loop("none", conduct=EpisodeConfig(governor=GovernorSettings(window=5))).grower.load_state_dict(state)
     with pytest.raises(CheckpointError, match="governor"):
-        Loop("none", conduct=Conduct(governor=None)).grower.load_state_dict(state)
+        Loop("none", conduct=EpisodeConfig(governor=None)).grower.load_state_dict(state)
 
 
 def test_a_state_that_cannot_be_saved_is_named():

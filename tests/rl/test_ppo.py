@@ -14,7 +14,7 @@ from esper.control.spaces import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.per_head import PerHead
-from esper.rl.diagnostics import Anomaly, anomalies
+from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.ppo import KL_STOP, Learner
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
@@ -30,7 +30,7 @@ def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
         assert metrics.first_ratio_deviation < 1e-5
-        assert Anomaly.RATIO not in anomalies((metrics,), student.settings.target_kl)
+        assert Anomaly.RATIO not in find_anomalies((metrics,), student.settings.target_kl)
 
 
 def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
@@ -39,7 +39,7 @@ def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_i
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
     assert metrics.first_ratio_deviation > 1e-3
-    assert Anomaly.RATIO in anomalies((metrics,), 0.03)
+    assert Anomaly.RATIO in find_anomalies((metrics,), 0.03)
 
 
 def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once() -> None:
@@ -149,7 +149,7 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
     metrics = student.update(rollout, 0.0)
     assert not metrics.finite
     assert metrics.optimizer_steps == 0
-    assert Anomaly.NON_FINITE in anomalies((metrics,), 0.03)
+    assert Anomaly.NON_FINITE in find_anomalies((metrics,), 0.03)
     after = student.state_tensors()
     assert all(torch.equal(after[n], before[n]) for n in before if n != "updates")
 
@@ -223,7 +223,7 @@ def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
     student = learner(plain_ppo())
     healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
-    assert anomalies((healthy,), 0.03) == ()
+    assert find_anomalies((healthy,), 0.03) == ()
     sick = {
         Anomaly.NON_FINITE: replace(healthy, value_loss=float("nan")),
         Anomaly.RATIO: replace(healthy, first_ratio_deviation=0.01),
@@ -232,7 +232,7 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
         Anomaly.EXPLAINED_VARIANCE: replace(healthy, explained_variance=-0.9),
     }
     for anomaly, metrics in sick.items():
-        assert anomalies((metrics,), 0.03) == (anomaly,)
+        assert find_anomalies((metrics,), 0.03) == (anomaly,)
         assert anomaly.meaning
 
 

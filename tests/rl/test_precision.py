@@ -8,7 +8,7 @@ import torch
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import Anomaly, anomalies
+from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.losses import PPOLoss
 from esper.rl.ppo import Learner
 from rl.noise import rollouts
@@ -61,6 +61,6 @@ def test_an_update_on_a_gpu_raises_no_false_alarm() -> None:
     student = Learner(learner(plain_ppo(), sizes=LIVELY).policy.cuda(), HALVED, 0)
     metrics = student.update(rollout.to(torch.device("cuda")), 0.0)
     assert metrics.optimizer_steps > 0
-    assert Anomaly.RATIO not in anomalies((metrics,), HALVED.target_kl)
+    assert Anomaly.RATIO not in find_anomalies((metrics,), HALVED.target_kl)
     exact = actor.update(rollout, 0.0)
     assert metrics.value_loss == pytest.approx(exact.value_loss, rel=0.1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.experiments.collect import ShardResult
 from esper.experiments.settings import TrainSettings
-from esper.rl.diagnostics import Anomaly, History, UpdateMetrics, anomalies
+from esper.rl.diagnostics import Anomaly, UpdateHistory, UpdateMetrics, find_anomalies
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import AnomalyRaised, PolicyProbed, PPOUpdated
 from esper.telemetry.store import RunStore
@@ -48,7 +48,7 @@ def summarised(
     settings: TrainSettings,
     number: int,
     shards: Sequence[ShardResult],
-    updates: History,
+    updates: UpdateHistory,
     probe_score: float | None,
     seconds: float,
 ) -> Iteration:
@@ -69,7 +69,7 @@ def summarised(
         {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score,
         updates[-1],
-        anomalies(updates, settings.ppo.target_kl),
+        find_anomalies(updates, settings.ppo.target_kl),
         sum(int(np.sum(shard.tally.running)) + shard.twin_steps for shard in shards),
         sum(len(tally.rollbacks) for tally in tallies),
         seconds,

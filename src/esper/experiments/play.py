@@ -17,7 +17,7 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import Tally
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
@@ -74,7 +74,7 @@ class Terms:
 
     suite: str
     rules: Rules
-    conduct: Conduct = Conduct()
+    conduct: EpisodeConfig = EpisodeConfig()
     device: str = CPU
     """Where networks are computed, as torch names it; controllers decide on the CPU."""
     networks_per_pass: int | None = None

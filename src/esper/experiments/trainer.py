@@ -30,7 +30,7 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.update_history import from_state, to_state
 from esper.experiments.workers import Workers
 from esper.rl.cloning import clone
-from esper.rl.diagnostics import History, remembered
+from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import Learner
 from esper.rl.rollout import concatenate
 from esper.signals import Terminated
@@ -55,7 +55,7 @@ class Trainer:
         self.policy: Policy = new_policy(settings).to(self._device)
         self.learner = Learner(self.policy, settings.ppo, settings.seed)
         self.done = 0
-        self._updates: History = ()
+        self._updates: UpdateHistory = ()
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         self._saved: int | None = None  # the newest checkpoint's iteration
@@ -176,7 +176,7 @@ class Trainer:
             shards = self._workers.heard(collect, tasks, self.store.append)
         rollout = concatenate([shard.rollout for shard in shards]).to(self._device)
         update = self.learner.update(rollout, self.done / settings.iterations)
-        self._updates = remembered(self._updates, update)
+        self._updates = extend_history(self._updates, update)
         self.done += 1
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations
         probe = self._probe(interrupts) if due else None

@@ -9,18 +9,18 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import CheckpointError
-from esper.rl.diagnostics import HISTORY, History
+from esper.rl.diagnostics import HISTORY, UpdateHistory
 
 _KEY = "updates"
-_HISTORY = TypeAdapter(History)
+_HISTORY = TypeAdapter(UpdateHistory)
 
 
-def to_state(history: History) -> dict[str, Any]:
+def to_state(history: UpdateHistory) -> dict[str, Any]:
     """JSON values."""
     return {_KEY: [asdict(update) for update in history]}
 
 
-def from_state(state: Mapping[str, Any]) -> History:
+def from_state(state: Mapping[str, Any]) -> UpdateHistory:
     """What `to_state` was given; nothing, if the state is of a time before there was a history.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from esper.errors import ConfigError
 from esper.grower.figures import ACCURACY, LOSS, ROUNDING, Figures, figures, number
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.settings import GovernorSettings
 
 SEEDS = 2**63
@@ -42,7 +42,7 @@ def require_sizes(classes: int | None, horizon: int | None, rent: float, train_s
         raise ConfigError(f"seed is {seed!r}: give a whole number from 0 to {SEEDS - 1}")
 
 
-def require_conduct(conduct: Conduct, horizon: int | None) -> None:
+def require_conduct(conduct: EpisodeConfig, horizon: int | None) -> None:
     """Refuse what could not act in so many decisions; None: as many as anybody wants.
 
     Raises:

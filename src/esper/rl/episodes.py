@@ -19,7 +19,7 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import (
     OUTCOME,
     RewardInputs,
@@ -122,7 +122,7 @@ class Episodes:
         suite: Suite,
         instances: Sequence[Instance],
         rules: Rules,
-        conduct: Conduct = Conduct(),  # noqa: B008 (immutable)
+        conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
         *,
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),

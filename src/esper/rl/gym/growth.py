@@ -21,7 +21,7 @@ from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.mistakes import first_mistake
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.settings import Settings
@@ -57,7 +57,7 @@ class GrowthSettings(Settings):
     """Which of the suite's instances: train, heldout or transfer."""
     rules: Rules = Rules()
     """What may happen to seeds; a mapping of its fields does too."""
-    conduct: Conduct = Conduct()
+    conduct: EpisodeConfig = EpisodeConfig()
     """The governor, caps on growth, and when episodes end early; a mapping of its fields does too."""
     reward: RewardSpec = (OUTCOME,)
     """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
