@@ -136,8 +136,9 @@ class Episodes:
         self.instances = list(instances)
         self._problems = _Problems.of(instances)
         self.size = len(instances)
+        _require_known(suite, instances)
         given = fossils or [()] * self.size
-        networks = [_network(suite, *one) for one in zip(_checked(suite, instances), given, strict=True)]
+        networks = [_network(suite, *one) for one in zip(instances, given, strict=True)]
         plan = PopulationPlan(
             suite.template(),
             suite.sites,
@@ -204,39 +205,44 @@ class Episodes:
         """
         running = ~self.finished
         actions = np.where(running[:, None], actions, wait(self.size))
+
+        # The decision changes slots at once.
         decided_on = self.population.table
-        step = self.population.decide(actions)
-        decided = step.transitions
+        decision = self.population.decide(actions)
         # A network that lost a seed, or whose problem is another one now, may well do worse.
-        self.governor.expect_change(self._drift(running) | _pruned(decided, self.size))
+        self.governor.expect_change(self._drift(running) | _pruned(decision.transitions, self.size))
+
+        # Then hosts and seeds learn, all are measured, and whoever blew up is rolled back.
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
         batches = self._stream.take(first, self.suite.batches_per_step)
         under_way = start_training(self.population, batches, resting=~running)
-        training, evaluation, intervention, happened = self._measure(under_way, running)
+        training, evaluation, intervention, rollbacks = self._measure(under_way, running)
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
+
+        # Episodes that end are scored by what they commit.
         self.step_index = self.step_index + running
         ending = running & self._ended(intervention)
         self.finished = self.finished | ending
         commitment = committed_networks(self.population, self.validation) if ending.any() else None
+
+        # Everything that a reward depends on is known now.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
         self.potential = np.where(running, objective(inputs.after, OUTCOME), self.potential)
         penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._rewards), "rollback": penalty}
-        reward = np.where(running, total_reward(terms), 0.0)
-        changes = joined([decided, intervention.transitions])
         return StepResult(
-            reward,
-            terms,
-            self.finished,
-            running,
-            step.verdicts,
-            changes,
-            training,
-            evaluation,
-            self.potential,
-            happened,
-            inputs,
+            reward=np.where(running, total_reward(terms), 0.0),
+            terms=terms,
+            finished=self.finished,
+            running=running,
+            verdicts=decision.verdicts,
+            transitions=joined([decision.transitions, intervention.transitions]),
+            training=training,
+            evaluation=evaluation,
+            potential=self.potential,
+            incidents=rollbacks,
+            reward_inputs=inputs,
         )
 
     def _measure(
@@ -262,7 +268,7 @@ class Episodes:
 
     def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
-        _checked(self.suite, instances)
+        _require_known(self.suite, instances)
         self.population.replace(rows, [_network(self.suite, instance) for instance in instances])
         everyone = np.zeros(self.size, np.bool_)
         everyone[rows] = True
@@ -357,7 +363,6 @@ def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> Network
     return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
 
 
-def _checked(suite: Suite, instances: Sequence[Instance]) -> Sequence[Instance]:
+def _require_known(suite: Suite, instances: Sequence[Instance]) -> None:
     for instance in instances:
         suite.check(instance)
-    return instances
