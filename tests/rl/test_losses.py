@@ -305,7 +305,7 @@ def moved_since_acting(settings: PPOSettings, *, early: bool = False) -> tuple[L
     with torch.no_grad():
         for parameter in student.policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.03)
-    return student, student.make_batch(ending_early(rollout) if early else rollout).standardised()
+    return student, student.make_batch(ending_early(rollout) if early else rollout).standardise()
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:

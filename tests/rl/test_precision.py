@@ -36,7 +36,7 @@ def test_probabilities_entropies_and_values_are_float32() -> None:
 
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
-    batch = student.make_batch(*rollouts(student, 1)).standardised()
+    batch = student.make_batch(*rollouts(student, 1)).standardise()
     exact = PPOLoss(student.policy, plain_ppo()).backward(batch, WEIGHTS)
     rounded = PPOLoss(student.policy, HALVED).backward(batch, WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2

@@ -25,6 +25,7 @@ from esper.rl.rewards import (
     assign_rewards,
     compute_rent,
     compute_rewards,
+    group_by_settings,
     total_reward,
 )
 from esper.rl.structs import map_arrays
@@ -90,7 +91,7 @@ def rewards_of(settings: RewardSettings, course: Sequence[Tick]) -> list[float]:
         finished = number == len(course) - 1
         after = state_of(tick.slots, finished)
         facts = np.array([finished]), np.array([tick.acted]), np.array([tick.pruned_age])
-        terms = compute_rewards(RewardInputs(before, after, *facts), [settings])
+        terms = compute_rewards(RewardInputs(before, after, *facts), {settings: np.ones(1, np.bool_)})
         paid.append(float(total_reward(terms)[0]))
         before = after
     return paid
@@ -184,7 +185,9 @@ def test_each_environment_is_paid_by_its_own_mode() -> None:
     three = map_arrays(lambda part: np.repeat(part, 3, 0), after)
     nobody = np.zeros(3, np.bool_)
     inputs = RewardInputs(RewardState.zeros(3, 1), three, nobody, nobody, np.full(3, -1))
-    np.testing.assert_allclose(total_reward(compute_rewards(inputs, settings)), [BASE + 0.2, 0, BASE + 0.2])
+    np.testing.assert_allclose(
+        total_reward(compute_rewards(inputs, group_by_settings(settings))), [BASE + 0.2, 0, BASE + 0.2]
+    )
 
 
 def test_groups_take_turns() -> None:

@@ -32,7 +32,7 @@ class CloningSettings(Settings):
     """Optimizer steps per pass."""
     learning_rate: float = Field(default=2e-3, gt=0, allow_inf_nan=False)
     value_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Of the value function's loss; it learns the demonstrator's returns."""
+    """Weight of the value function's loss; it learns the demonstrator's returns."""
 
 
 @dataclass(frozen=True)

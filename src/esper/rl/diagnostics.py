@@ -34,9 +34,9 @@ class UpdateMetrics:
     first_ratio_deviation: float
     """Largest |ratio - 1| before the first optimizer step: float32's rounding, unless acting and learning disagree."""
     explained_variance: float
-    """Of the values' targets by the acting policy's values: 1 is perfect, 0 a constant; bounded below by -1."""
+    """How well the acting policy's values explain their targets: 1 is perfect, 0 a constant; bounded below by -1."""
     return_mean: float
-    """Of what was paid, twins or not."""
+    """Mean of what was paid, twins or not."""
     return_deviation: float
     advantage_deviation: float
     """Before standardising."""

@@ -28,6 +28,7 @@ from esper.rl.rewards import (
     RewardTracker,
     compute_rent,
     compute_rewards,
+    group_by_settings,
     objective,
     total_reward,
 )
@@ -85,11 +86,11 @@ class StepResult:
     running: Bools
     """``[E]``: the step was part of the episode, which had not ended before."""
     verdicts: Verdicts
-    """Of the gate ahead of each slot, before the decision."""
+    """Verdict of the gate ahead of each slot, before the decision."""
     transitions: Transitions
     """By the decision, and by rollbacks after it."""
     training: TrainingReport
-    """Of the minibatches that followed it."""
+    """How the minibatches that followed it went."""
     evaluation: Evaluation
     """After rollbacks."""
     potential: Floats
@@ -153,7 +154,7 @@ class Episodes:
         )
         self.population = Population(plan, networks)
         self.governor = watching(self.population, conduct.governor, suite.classes)
-        self._rewards = rewards or [OUTCOME] * self.size
+        self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), *chance)
@@ -210,7 +211,7 @@ class Episodes:
         decided_on = self.population.table
         decision = self.population.decide(actions)
         # A network that lost a seed, or whose problem is another one now, may well do worse.
-        self.governor.expect_change(self._drift(running) | _pruned(decision.transitions, self.size))
+        self.governor.expect_change(self._drift(running) | _lost_a_seed(decision.transitions, self.size))
 
         # Then hosts and seeds learn, all are measured, and whoever blew up is rolled back.
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
@@ -222,7 +223,7 @@ class Episodes:
 
         # Episodes that end are scored by what they commit.
         self.step_index = self.step_index + running
-        ending = running & self._ended(intervention)
+        ending = running & self._reached_end(intervention)
         self.finished = self.finished | ending
         commitment = committed_networks(self.population, self.validation) if ending.any() else None
 
@@ -230,7 +231,7 @@ class Episodes:
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
         self.potential = np.where(running, objective(inputs.after, OUTCOME), self.potential)
         penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
-        terms = {**compute_rewards(inputs, self._rewards), "rollback": penalty}
+        terms = {**compute_rewards(inputs, self._paid_by), "rollback": penalty}
         return StepResult(
             reward=np.where(running, total_reward(terms), 0.0),
             terms=terms,
@@ -261,7 +262,7 @@ class Episodes:
         restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
         return training, restored, intervention, _incidents(intervention, evaluation, restored)
 
-    def _ended(self, intervention: Intervention) -> Bools:
+    def _reached_end(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
         stalled = self._conduct.stalled(self.history.plateau_age, self.population.table)
         return (self.step_index >= self.suite.steps) | intervention.exhausted | stalled
@@ -352,7 +353,7 @@ def _incidents(intervention: Intervention, before: Evaluation, after: Evaluation
     ]
 
 
-def _pruned(changes: Transitions, size: int) -> Bools:
+def _lost_a_seed(changes: Transitions, size: int) -> Bools:
     """``[E]``: the networks that have lost a seed."""
     rows = np.zeros(size, np.bool_)
     rows[changes.env[changes.after == Stage.PRUNED]] = True

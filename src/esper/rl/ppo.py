@@ -36,7 +36,7 @@ FUSED_DEVICES = frozenset({"cpu", "cuda"})
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's tensors per parameter, of its shape; besides them it counts ``step``."""
 LONGEST_NAME = 80
-"""Of a tensor, in messages: names from a file may be of any length."""
+"""Characters of a tensor's name in messages: names from a file may be of any length."""
 
 
 class Learner:
@@ -68,7 +68,7 @@ class Learner:
         settings, stats = self.settings, UpdateStats()
         self._check(rollout.environments)
         batch = self.make_batch(rollout)
-        scaled = batch.standardised() if settings.normalise_advantages else batch
+        scaled = batch.standardise() if settings.normalise_advantages else batch
         learning_rate = settings.learning_rate_at(progress)
         entropy_weights = torch.tensor(settings.entropy_weights(progress), device=self.policy.device)
 
@@ -173,7 +173,7 @@ class UpdateStats:
     """What has been seen and done in an update so far."""
 
     minibatches: list[MinibatchStats] = field(default_factory=list[MinibatchStats])
-    """Of every minibatch that was looked at."""
+    """One entry per minibatch that was looked at."""
     gradient_norms: list[Tensor] = field(default_factory=list[Tensor])
     """``[modules + 1]``, the total last, per minibatch that did not end the update by its divergence."""
     optimizer_steps: int = 0

@@ -11,7 +11,7 @@ costs for what a controller does; they differ in when they pay it. docs/rewards.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
@@ -49,7 +49,7 @@ class RewardState(NamedTuple):
     """E networks at one moment, measured on validation data; of what was committed, in finished episodes."""
 
     score: dict[Family, Floats]
-    """Of the whole network, ``[E]``, 1 being perfection. In loss: 1 - loss / ln(classes), 0 being a guess."""
+    """How good the whole network is, ``[E]``, 1 being perfection. In loss: 1 - loss / ln(classes), 0 being a guess."""
     contribution: dict[Family, Floats]
     """What the network would lose without the seed in a slot, ``[E, S]``; 0 without a blended seed. In finished
     episodes only fossils have one, measured among all seeds that were there."""
@@ -429,12 +429,19 @@ def assign_rewards(settings: Sequence[RewardSettings], environments: int, group:
     return [settings[environment // group % len(settings)] for environment in range(environments)]
 
 
-def compute_rewards(inputs: RewardInputs, settings: Sequence[RewardSettings]) -> RewardTerms:
-    """What the rewards are the sum of, ``[E]`` each: every environment is paid by its own of E ``settings``."""
+def group_by_settings(settings: Sequence[RewardSettings]) -> dict[RewardSettings, Bools]:
+    """Which environments, bool ``[E]``, are paid by which settings; ``settings`` are those of each environment."""
+    return {kind: np.array([one == kind for one in settings]) for kind in dict.fromkeys(settings)}
+
+
+def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools]) -> RewardTerms:
+    """What the rewards are the sum of, ``[E]`` each: every environment is paid by settings of its own.
+
+    ``paid_by`` is as from `group_by_settings`.
+    """
     paid: RewardTerms = {}
-    for kind in dict.fromkeys(settings):
-        theirs = np.array([one == kind for one in settings])
-        for name, term in MODES[kind.mode].compute(inputs, kind).items():
+    for settings, theirs in paid_by.items():
+        for name, term in MODES[settings.mode].compute(inputs, settings).items():
             paid[name] = np.where(theirs, term, paid.get(name, 0.0))
     return paid
 

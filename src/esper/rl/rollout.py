@@ -80,7 +80,7 @@ class PPOBatch(NamedTuple):
     is_open: Tensor
     """bool ``[T, E, 8]``: the step is part of the episode and the head had a choice."""
 
-    def standardised(self) -> PPOBatch:
+    def standardise(self) -> PPOBatch:
         """With advantages of mean 0 and deviation 1."""
         counted = self.advantage[self.rollout.running]
         return self._replace(advantage=(self.advantage - counted.mean()) / (counted.std() + SMALLEST))
