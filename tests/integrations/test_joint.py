@@ -57,7 +57,7 @@ def test_the_mask_allows_exactly_what_the_lifecycle_does(rules: str) -> None:
             row = step // 3
             listed = [tuple(one) for one in env.actions.table[mask[row]].tolist()]
             assert len(set(listed)) == len(listed)
-            assert set(listed) == allowed(env.growth._legal, candidates, row)
+            assert set(listed) == allowed(env.growth.masks, candidates, row)
         env.step(np.array([rng.choice(np.flatnonzero(one)) for one in mask]))
     assert {Op.WAIT, Op.GERMINATE, Op.PRUNE} <= ops
 

@@ -165,7 +165,7 @@ def test_rewards_add_up_to_j_and_the_test_score_is_there_to_ask() -> None:
     total = np.zeros(E)
     for _ in range(STEPS):
         total += env.step(env.action_space.sample())[1]
-    np.testing.assert_allclose(total, env.growth._running.potential, atol=1e-6)
+    np.testing.assert_allclose(total, env.growth.episodes.potential, atol=1e-6)
     final = env.final_score()
     assert final.score.shape == final.accuracy.shape == final.added_parameters.shape == (E,)
 

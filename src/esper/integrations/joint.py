@@ -16,7 +16,7 @@ from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
 from esper.rl.gym.envs import GrowthVectorEnv, Info, Transition
-from esper.rl.gym.growth import Array, Arrays, Bools, GrowthSettings, observation_space
+from esper.rl.gym.growth import Array, Arrays, Bools, GrowthSettings, conditional_masks, observation_space
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -128,7 +128,7 @@ class JointVectorEnv(GrowthVectorEnv):
 
     def action_masks(self) -> Bools:
         """Which actions are legal now, bool ``[E, n]``."""
-        return self.actions.legal(self.growth.conditional_masks())
+        return self.actions.legal(conditional_masks(self.growth.masks))
 
     def _masked(self, observation: Arrays) -> Arrays:
         return {**observation, ACTION_MASK: self.action_masks().astype(np.int8)}

@@ -23,6 +23,7 @@ from esper.rl.gym.growth import (
     GrowthSettings,
     GrowthStep,
     action_space,
+    conditional_masks,
     observation_space,
 )
 
@@ -92,7 +93,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         """
         if not self.growth.begun:
             raise ResetNeeded("call reset() before step()")
-        ended = self.growth.ended
+        ended = self.growth.episodes.finished
         if ended.any():
             raise ResetNeeded(
                 f"episodes {np.flatnonzero(ended).tolist()} have ended; reset them with options={{'{RESET_MASK}': ...}}"
@@ -103,17 +104,17 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
 
     def action_masks(self) -> Bools:
         """The flat masks ``[E, sum(head sizes)]``: choices that are legal under some legal earlier choice."""
-        return self.growth.action_masks()
+        return self.growth.masks.flat()
 
     def final_score(self) -> FinalScore:
         """Score, accuracy and added parameters of the committed networks on test data, which nothing else reads."""
-        return self.growth.final_score()
+        return self.growth.episodes.final_score()
 
     def _info(self) -> Info:
         """What holds of every network now."""
         everyone = np.ones(self.num_envs, np.bool_)
-        masks = _add_masks(self.growth.conditional_masks(), everyone)
-        names = np.array(self.growth.instances, object)
+        masks = _add_masks(conditional_masks(self.growth.masks), everyone)
+        names = np.array([instance.name for instance in self.growth.episodes.instances], object)
         return _add_masks({"masks": masks, "instance": names}, everyone)
 
     def _rows_to_reset(self, options: Mapping[str, Any]) -> Bools:
@@ -172,9 +173,9 @@ class NextStepGrowth(GrowthVectorEnv):
 
     def step(self, actions: Array) -> Transition:
         """As `GrowthVectorEnv.step`, but a reset where the last step was an episode's end."""
-        if not self.growth.begun or not self.growth.ended.any():
+        if not self.growth.begun or not self.growth.episodes.finished.any():
             return super().step(actions)
-        ended = self.growth.ended
+        ended = self.growth.episodes.finished
         # Networks share one program: those that ended are carried along by the others' step, whatever their action, and
         # then begin anew.
         stepped = self.growth.step(actions)
@@ -260,7 +261,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
             IllegalActionError: ``action`` is no integer array of that shape.
             ResetNeeded: the episode has ended, or none was begun.
         """
-        if not self.growth.begun or self.growth.ended[0]:
+        if not self.growth.begun or self.growth.episodes.finished[0]:
             raise ResetNeeded("call reset() to begin an episode")
         stepped = self.growth.step(np.asarray(action)[None])
         info = {**self._info(), "action": stepped.action[0], "canonicalised": bool(stepped.canonicalised[0])}
@@ -269,14 +270,15 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """The flat mask ``[sum(head sizes)]``: choices that are legal under some legal earlier choice."""
-        return self.growth.action_masks()[0]
+        return self.growth.masks.flat()[0]
 
     def final_score(self) -> float:
         """J of the committed network on test data, which nothing else reads."""
-        return float(self.growth.final_score().score[0])
+        return float(self.growth.episodes.final_score().score[0])
 
     def _info(self) -> dict[str, Any]:
-        return {"masks": _first_row(self.growth.conditional_masks()), "instance": self.growth.instances[0]}
+        (instance,) = self.growth.episodes.instances
+        return {"masks": _first_row(conditional_masks(self.growth.masks)), "instance": instance.name}
 
 
 def _first_row(arrays: Arrays) -> Arrays:

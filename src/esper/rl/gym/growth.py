@@ -22,7 +22,7 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.mistakes import first_mistake
 from esper.rl.episode_config import EpisodeConfig
-from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.episodes import Episodes
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
@@ -104,14 +104,16 @@ class Growth:
         return self._episodes is not None
 
     @property
-    def ended(self) -> Bools:
-        """``[E]``: which episodes have come to their end."""
-        return self._running.finished
+    def episodes(self) -> Episodes:
+        """The present episodes, once they have begun."""
+        assert self._episodes is not None, "environments check `begun` first"
+        return self._episodes
 
     @property
-    def instances(self) -> list[str]:
-        """The name of each network's instance."""
-        return [instance.name for instance in self._running.instances]
+    def masks(self) -> ActionMasks:
+        """What is legal now, once episodes have begun."""
+        assert self._masks is not None, "environments check `begun` first"
+        return self._masks
 
     # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
     @torch.inference_mode(False)
@@ -141,38 +143,16 @@ class Growth:
         Raises:
             IllegalActionError: ``actions`` is no integer array of that shape.
         """
-        effective, changed = canonicalise(np.asarray(actions), self._legal)
-        result = self._running.step(effective.astype(np.int64))
-        self._masks = self._running.legal_actions()
+        effective, changed = canonicalise(np.asarray(actions), self.masks)
+        result = self.episodes.step(effective.astype(np.int64))
+        self._masks = self.episodes.legal_actions()
         rolled_back = np.zeros(self.size, np.bool_)
         rolled_back[[incident.environment for incident in result.incidents]] = True
         return GrowthStep(result.reward, result.finished, effective, changed, rolled_back)
 
     def observation(self) -> Arrays:
         """What the agent sees, as `observation_arrays`."""
-        return observation_arrays(self._running.observe(), self._legal)
-
-    def action_masks(self) -> Bools:
-        """The flat masks ``[E, sum(head sizes)]``."""
-        return self._legal.flat()
-
-    def conditional_masks(self) -> Arrays:
-        """The exact masks, as `conditional_masks`."""
-        return conditional_masks(self._legal)
-
-    def final_score(self) -> FinalScore:
-        """The committed networks on test data."""
-        return self._running.final_score()
-
-    @property
-    def _running(self) -> Episodes:
-        assert self._episodes is not None, "faces check `begun` first"
-        return self._episodes
-
-    @property
-    def _legal(self) -> ActionMasks:
-        assert self._masks is not None, "faces check `begun` first"
-        return self._masks
+        return observation_arrays(self.episodes.observe(), self.masks)
 
 
 def sizes_of(suite: Suite) -> tuple[int, ...]:
