@@ -18,7 +18,7 @@ import numpy as np
 from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
@@ -62,7 +62,7 @@ def main() -> None:
     for _ in range(asked.rounds):
         plain.append(seconds(nothing))
         for every in asked.every:
-            conduct = Conduct(counterfactual_every=every)
+            conduct = EpisodeConfig(counterfactual_every=every)
             numbers = [np.full(asked.networks, number) for number in range(every)]
             turns = [seconds(conduct.counterfactuals_due(number, shape[1])) for number in numbers]
             costs[every].append(sum(turns) / every)

@@ -13,7 +13,7 @@ import numpy as np
 from esper.control.rules.simple import Uniform
 from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 
@@ -24,7 +24,7 @@ def main() -> None:
     prepare_process()
     suite = get_suite("tokens")
     chosen = suite.sample(NETWORKS, "train", np.random.default_rng(1))
-    arms = [Episodes(suite, chosen, Rules(), conduct) for conduct in (Conduct(), Conduct(governor=None))]
+    arms = [Episodes(suite, chosen, Rules(), conduct) for conduct in (EpisodeConfig(), EpisodeConfig(governor=None))]
     controller = Uniform()
     states = [controller.start([one.seed for one in chosen]) for _ in arms]
     seconds: list[list[float]] = [[], []]

@@ -29,11 +29,12 @@ from ray_traffic import Sizes, say, sizes
 from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_network, start_host
 
 from esper.config import load_settings
-from esper.experiments.collect import ShardResult, ShardTask, Told, collect, join_rollouts, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, Told, collect, new_policy
 from esper.experiments.ray_workers import RayWorkers
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers, Workers
 from esper.rl.ppo import Learner
+from esper.rl.rollout import concatenate
 from esper.signals import raising_terminated
 
 RAY = Path(sys.executable).with_name("ray")
@@ -80,7 +81,7 @@ def collected(
 
 def outcome(settings: TrainSettings, shards: Sequence[ShardResult]) -> list[torch.Tensor]:
     """All tensors of the rollout, and of the learner after its update from it."""
-    rollout = join_rollouts([shard.rollout for shard in shards])
+    rollout = concatenate([shard.rollout for shard in shards])
     learner = Learner(new_policy(settings), settings.ppo, settings.seed)
     learner.update(rollout, 0.0)
     return [*tensors_of(rollout), *learner.state_tensors().values()]

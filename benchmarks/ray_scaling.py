@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from esper.config import load_settings
-from esper.experiments.collect import ShardResult, ShardTask, collect, join_rollouts, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
 from esper.experiments.ray_workers import RayWorkers
 from esper.experiments.settings import TrainSettings
 from esper.rl.ppo import Learner
+from esper.rl.rollout import concatenate
 
 
 def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> tuple[float, list[ShardResult]]:
@@ -35,7 +36,7 @@ def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> t
 def updated(settings: TrainSettings, shards: Sequence[ShardResult]) -> float:
     """Seconds."""
     learner = Learner(new_policy(settings), settings.ppo, settings.seed)
-    rollout = join_rollouts([shard.rollout for shard in shards])
+    rollout = concatenate([shard.rollout for shard in shards])
     began = time.perf_counter()
     learner.update(rollout, 0.0)
     return time.perf_counter() - began

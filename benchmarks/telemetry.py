@@ -28,7 +28,7 @@ from esper.config import load_settings
 from esper.control.policy import PolicyStep
 from esper.control.spaces import Observation
 from esper.errors import RunError
-from esper.experiments.collect import instances_of, join_rollouts, new_policy, run_policy
+from esper.experiments.collect import instances_of, new_policy, run_policy
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.iteration import record, summarise_iteration
@@ -37,6 +37,7 @@ from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.ppo import Learner
+from esper.rl.rollout import concatenate
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import Event, StepTaken
 from esper.telemetry.reader import RunReader
@@ -175,7 +176,7 @@ def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
     shard = run_task(run_policy(learner.policy, episodes, noise, chronicle), hear)
-    update = learner.update(join_rollouts([shard.rollout]), number / settings.iterations)
+    update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
     result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()
     record(store, result, {})

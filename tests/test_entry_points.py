@@ -89,7 +89,7 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
 def test_auto_is_refused_by_training_and_says_why() -> None:
     with pytest.raises(ConfigError, match=r"auto goes by the clock.*name stacked or looped"):
         load_settings(TrainSettings, None, ["strategy=auto"])
-    assert GrowthSettings.of({"strategy": "auto"}).strategy == "auto"
+    assert GrowthSettings.parse({"strategy": "auto"}).strategy == "auto"
 
 
 @pytest.mark.parametrize("root", [TrainSettings, GrowSettings, GrowthSettings])

@@ -19,9 +19,9 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import load_space
 from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.gym.growth import GrowthSettings
-from esper.rl.rewards.modes import MODES
+from esper.rl.rewards import MODES
 from esper.settings import Settings, compare_settings, models_in
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 
@@ -39,7 +39,6 @@ WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_File"),  # what a sweep draws from
-    "Weights",  # a base class of RewardSettings
 }
 """Classes that no entry point takes."""
 _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"
@@ -110,7 +109,7 @@ def _by_keyword(leaf: Leaf, _: Path) -> Settings:
     for override in leaf.given:
         merge(GrowthSettings, keywords, override)
     put(GrowthSettings, keywords, leaf.key, leaf.value, leaf.key)
-    return GrowthSettings.of(keywords)
+    return GrowthSettings.parse(keywords)
 
 
 ROUTES: dict[str, tuple[type[Settings], Route]] = {
@@ -233,7 +232,7 @@ def test_what_entry_points_share_has_one_default() -> None:
     assert shared == {"suite", "rules", "conduct", "reward", "strategy"}
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
     assert grow.rules == train.rules == Rules()
-    assert grow.conduct == train.conduct == Conduct()
+    assert grow.conduct == train.conduct == EpisodeConfig()
     assert grow.seed == train.seed
 
 

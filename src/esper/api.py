@@ -5,6 +5,6 @@ from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 
-__all__ = ["Conduct", "Decision", "Grower", "GrowingModel", "attach", "export", "load", "save"]
+__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "attach", "export", "load", "save"]

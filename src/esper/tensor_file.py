@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -55,3 +56,8 @@ def decode(data: bytes) -> dict[str, torch.Tensor]:
         raise ValueError(f"its header is wrong: {error.errors()[0]['msg']}") from error
     except SafetensorError as error:
         raise ValueError("its header does not suit its contents") from error
+
+
+def take_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those whose names begin with ``prefix``, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -23,7 +23,7 @@ from esper.commands import evaluate, train
 from esper.control.learned import Learned
 from esper.control.rules.heuristic import Heuristic
 from esper.experiments import checkpoints, collect, evaluation
-from esper.rl.optimizer import PolicyOptimizer
+from esper.rl.ppo import PolicyOptimizer
 from esper.tasks import registry
 from esper.telemetry import database
 from esper.telemetry.store import RunStore

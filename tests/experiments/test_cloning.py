@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,7 @@ def test_steps_behind_an_episodes_end_are_not_imitated(settings: TrainSettings, 
         policy = new_policy(settings)
         running = torch.ones_like(shown.running)
         running[4:, ::2] = False
-        clone(policy, replace(shown, actions=actions, running=running), SHOWN, 1.0, 0)
+        clone(policy, shown._replace(actions=actions, running=running), SHOWN, 1.0, 0)
         return policy.state_dict()
 
     other = shown.actions.clone()

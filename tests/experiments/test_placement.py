@@ -24,6 +24,7 @@ from esper.experiments.workers import Backend, Given, require_devices
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
+from esper.rl.structs import named_arrays
 from esper.tasks.registry import get_suite
 from esper.training.execution import Execution, Parameters
 from experiments.runs import ignore, started, tiny
@@ -42,7 +43,7 @@ def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
-    return [part for field in vars(rollout).values() for part in (field if isinstance(field, tuple) else (field,))]
+    return [part for _, part in named_arrays(rollout)]
 
 
 def test_shards_take_the_devices_in_turns() -> None:

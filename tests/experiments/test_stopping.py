@@ -16,7 +16,7 @@ from esper.control.learned import Learned
 from esper.experiments import checkpoints, collect
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.run_directory import RunDirectory
-from esper.rl.optimizer import PolicyOptimizer
+from esper.rl.ppo import PolicyOptimizer
 from esper.signals import Interrupts, Terminated
 from esper.telemetry.events import RunInterrupted
 from esper.telemetry.reader import RunReader

@@ -17,7 +17,7 @@ from esper.errors import RunError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.trainer import Trainer
-from esper.rl.optimizer import PolicyOptimizer
+from esper.rl.ppo import PolicyOptimizer
 from esper.telemetry.events import (
     CheckpointWritten,
     PPOUpdated,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, join_rollouts, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, new_policy
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
 from esper.lifecycle.actions import wait
 from esper.rl.episodes import Episodes
-from esper.rl.rollout import Rollout
+from esper.rl.rollout import Rollout, concatenate
 from esper.tasks.registry import get_suite
 from experiments.runs import started, tiny
 from experiments.short_suite import short_suite
@@ -51,7 +51,7 @@ def test_twins_change_nothing_but_what_is_known_of_them() -> None:
     assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
     assert np.array_equal(plain.tally.objective, beside.tally.objective)
     assert np.array_equal(plain.tally.actions, beside.tally.actions)
-    assert not plain.rollout.twin_reward.any()
+    assert not plain.rollout.control_variate.any()
     assert plain.twin_steps == 0
     assert beside.twin_steps == 2 * get_suite("short").steps
 
@@ -59,12 +59,12 @@ def test_twins_change_nothing_but_what_is_known_of_them() -> None:
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
     settings = tiny(MODES, "ppo.twin=true", f"ppo.group={group}", "shards=2")
-    rollout = join_rollouts([collected(settings, shard).rollout for shard in range(2)])
+    rollout = concatenate([collected(settings, shard).rollout for shard in range(2)])
     for environment in (0, 2, 5, 7):
         expected = torch.from_numpy(alone(settings, environment)).float()
-        torch.testing.assert_close(rollout.twin_reward[:, environment], expected, atol=1e-5, rtol=1e-4)
-    assert rollout.twin_reward.abs().max() > 0.01
-    assert not torch.equal(rollout.twin_reward[:, 0], rollout.twin_reward[:, 4])
+        torch.testing.assert_close(rollout.control_variate[:, environment], expected, atol=1e-5, rtol=1e-4)
+    assert rollout.control_variate.abs().max() > 0.01
+    assert not torch.equal(rollout.control_variate[:, 0], rollout.control_variate[:, 4])
 
 
 def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:

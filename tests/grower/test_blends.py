@@ -14,13 +14,13 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.training.budget import Budget
 from grower.training_loop import Loop, growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)
 CAP = 1000
-CAPPED = Conduct(budget=Budget(parameters=CAP))
+CAPPED = EpisodeConfig(budget=Budget(parameters=CAP))
 
 
 def rules(blend: Blend) -> Rules:

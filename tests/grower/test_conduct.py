@@ -17,7 +17,7 @@ from esper.errors import ConfigError, DivergedError
 from esper.grower import Grower
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.training.budget import Budget
 from esper.training.evaluation import Evaluation
@@ -62,7 +62,7 @@ def leaves(settings: type[BaseModel]) -> Iterator[str]:
 def test_every_setting_is_looked_at_here() -> None:
     governor = {f"governor.{name}" for name in (*GOVERNOR, "penalty")}
     budget = {f"budget.{name}" for name in CAPS}
-    assert set(leaves(Conduct)) == governor | budget | {"plateau", "counterfactual_every"}
+    assert set(leaves(EpisodeConfig)) == governor | budget | {"plateau", "counterfactual_every"}
 
 
 def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
@@ -107,7 +107,7 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
         "none",
         evaluate=lambda _: (1.0, 0.5),
         classes=CLASSES,
-        conduct=Conduct(governor=settings),
+        conduct=EpisodeConfig(governor=settings),
     )
     found = list[Any]()
     for step, (loss, accuracy) in enumerate(course, start=1):
@@ -132,13 +132,13 @@ def test_the_governor_s_settings_act_alike_in_a_grower_and_in_a_population(name:
 
 def test_a_price_in_reward_is_refused_where_nobody_is_paid() -> None:
     with pytest.raises(ConfigError, match=r"conduct\.governor\.penalty is 0\.2"):
-        Loop("none", conduct=Conduct(governor=GovernorSettings(penalty=0.2)))
+        Loop("none", conduct=EpisodeConfig(governor=GovernorSettings(penalty=0.2)))
 
 
 def test_measurements_that_never_come_are_refused() -> None:
     with pytest.raises(ConfigError, match="counterfactual_every is 21, but there are 20 decisions"):
-        Loop("none", conduct=Conduct(counterfactual_every=21))
-    Loop("none", conduct=Conduct(counterfactual_every=20))
+        Loop("none", conduct=EpisodeConfig(counterfactual_every=21))
+    Loop("none", conduct=EpisodeConfig(counterfactual_every=20))
 
 
 CAPS = {"parameters": 120, "flops": 240, "memory": 2000}
@@ -146,7 +146,7 @@ CAPS = {"parameters": 120, "flops": 240, "memory": 2000}
 
 @pytest.mark.parametrize("cap", CAPS)
 def test_caps_hold(cap: str) -> None:
-    free, capped = Loop("all_at_start"), Loop("all_at_start", conduct=Conduct(budget=Budget(**{cap: CAPS[cap]})))
+    free, capped = Loop("all_at_start"), Loop("all_at_start", conduct=EpisodeConfig(budget=Budget(**{cap: CAPS[cap]})))
     for loop in (free, capped):
         for _ in range(6):
             loop.epoch()
@@ -154,7 +154,7 @@ def test_caps_hold(cap: str) -> None:
 
 
 def test_no_governor_rolls_nothing_back() -> None:
-    loop = Loop("none", conduct=Conduct(governor=None))
+    loop = Loop("none", conduct=EpisodeConfig(governor=None))
     assert loop.epoch(lambda _: math.nan).rollback is None
     assert Loop("none").epoch(lambda _: math.nan).rollback is not None
 
@@ -164,7 +164,7 @@ def told(grower: Grower, *losses: float) -> list[esper.Decision]:
 
 
 def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
-    grower = Loop("heuristic", conduct=Conduct(plateau=2)).grower
+    grower = Loop("heuristic", conduct=EpisodeConfig(plateau=2)).grower
     ended = [decision.finished for decision in told(grower, 0.5, 0.5)]
     assert ended == [False, False]
     while not grower.finished:
@@ -175,7 +175,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
 
 
 def test_nothing_is_decided_after_the_end_until_validation_improves() -> None:
-    grower = Loop("all_at_start", conduct=Conduct(plateau=2)).grower
+    grower = Loop("all_at_start", conduct=EpisodeConfig(plateau=2)).grower
     grower.controller = Late(grower.controller)
     decisions = told(grower, 0.5, 0.5, 0.5, 0.5)
     assert [decision.finished for decision in decisions] == [False, False, True, True]
@@ -200,10 +200,10 @@ class Late:
 
 
 def test_the_end_is_remembered() -> None:
-    loop = Loop("none", conduct=Conduct(plateau=2))
+    loop = Loop("none", conduct=EpisodeConfig(plateau=2))
     told(loop.grower, 0.5, 0.5, 0.5)
     assert loop.grower.finished
-    again = Loop("none", conduct=Conduct(plateau=2))
+    again = Loop("none", conduct=EpisodeConfig(plateau=2))
     assert not again.grower.finished
     again.grower.load_state_dict(loop.grower.state_dict())
     assert again.grower.finished
@@ -225,7 +225,7 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
         optimizer,
         "all_at_start",
         evaluate=counted,
-        conduct=Conduct(counterfactual_every=every, governor=None),
+        conduct=EpisodeConfig(counterfactual_every=every, governor=None),
     )
     for step in range(10):
         held, calls = [slot.seed is not None for slot in model.slots.values()], 0

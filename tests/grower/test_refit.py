@@ -32,7 +32,7 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.tasks.practice.registry import get_task
 from esper.tasks.practice.task import Access
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
@@ -353,7 +353,7 @@ def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None:
     """Neither rules nor gates, and not on what was known of it before its trial."""
-    decisions = judged("refit", 0, 1, 9, conduct=Conduct(counterfactual_every=every))
+    decisions = judged("refit", 0, 1, 9, conduct=EpisodeConfig(counterfactual_every=every))
     changes = [(decision.number, change) for decision in decisions for change in decision.changes]
     entered = next(number for number, change in changes if change.after is Stage.HOLDING)
     left = next(number for number, change in changes if change.before is Stage.HOLDING)
@@ -361,7 +361,7 @@ def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None
     for decision in decisions[entered : entered + REFIT - 1]:
         assert "0" not in decision.contributions
     assert "0" in decisions[left - 1].contributions
-    usual = judged("dependence", 0, 1, 6, conduct=Conduct(counterfactual_every=1))
+    usual = judged("dependence", 0, 1, 6, conduct=EpisodeConfig(counterfactual_every=1))
     assert usual[entered].changes[0].before is Stage.HOLDING, "by dependence it is judged at once"
 
 

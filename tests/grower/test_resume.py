@@ -25,7 +25,7 @@ from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.packing import pack, unpack
 from esper.grower.structure import regrow, structure
 from esper.lifecycle.actions import Op
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.training.governor.settings import GovernorSettings
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
@@ -138,7 +138,7 @@ OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
     "horizon": ({"horizon": 50}, lambda grower: (grower.terms.horizon, grower._timing.horizon)),
     "rules": ({"rules": HELD}, lambda grower: grower.rules),
     "conduct": (
-        {"conduct": Conduct(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
+        {"conduct": EpisodeConfig(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
         lambda grower: (grower.conduct, grower.governor and grower.governor.settings),
     ),
     "rent": ({"rent": 0.5}, lambda grower: grower.terms.rent),
@@ -199,9 +199,9 @@ def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
 def test_a_governor_of_another_window_is_refused():
     state = Loop("none").grower.state_dict()
     with pytest.raises(CheckpointError, match="losses is torch.float64"):
-        Loop("none", conduct=Conduct(governor=GovernorSettings(window=5))).grower.load_state_dict(state)
+        Loop("none", conduct=EpisodeConfig(governor=GovernorSettings(window=5))).grower.load_state_dict(state)
     with pytest.raises(CheckpointError, match="governor"):
-        Loop("none", conduct=Conduct(governor=None)).grower.load_state_dict(state)
+        Loop("none", conduct=EpisodeConfig(governor=None)).grower.load_state_dict(state)
 
 
 def test_a_state_that_cannot_be_saved_is_named():

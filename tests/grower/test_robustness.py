@@ -13,7 +13,7 @@ from esper.errors import DivergedError
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.settings import GovernorSettings
 from grower.training_loop import Loop
 from growth.broken import Broken
@@ -40,7 +40,7 @@ def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pyt
 
 
 def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
-    loop = Loop("all_at_start", conduct=Conduct(governor=GovernorSettings(max_rollbacks=0)))
+    loop = Loop("all_at_start", conduct=EpisodeConfig(governor=GovernorSettings(max_rollbacks=0)))
     for _ in range(2):
         loop.epoch()
     assert loop.model.seeds

@@ -26,7 +26,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
@@ -73,7 +73,7 @@ def policy() -> Controller:
 
 
 def in_a_population(
-    recorded: Recorded, rules: Rules, conduct: Conduct, settings: OptimizerSettings
+    recorded: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
 ) -> tuple[Episodes, list[TrainingReport]]:
     """The population, and what controllers could have known of its training after each decision."""
     suite = copy.copy(SUITE)
@@ -102,7 +102,7 @@ def optimizer_for(model: GrowingModel, learning_rate: float, settings: Optimizer
 
 
 def by_itself(
-    recorded: Recorded, rules: Rules, conduct: Conduct, settings: OptimizerSettings
+    recorded: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
 ) -> tuple[GrowingModel, list[TrainingReport]]:
     """The model, and what its grower knew of its training before each decision."""
     one, data = instance(), Episodes(SUITE, [instance()], rules)
@@ -168,7 +168,7 @@ def test_a_grower_is_a_population_of_one(
     rules = Rules().model_copy(update={**changes, "blends": blends, "alpha_targets": (0.5, 1.0)})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
     # Clipped so hard it learns next to nothing, and a grower's governor lets no seed be kept on such a network.
-    conduct = Conduct(governor=None) if settings is CLIPPED else Conduct()
+    conduct = EpisodeConfig(governor=None) if settings is CLIPPED else EpisodeConfig()
     compare(crowd, single, rules, conduct, settings)
     assert len({row[0, 0] for row in single.actions}) >= 3, "the test means to see several operations"
     chosen = {Blend(row[0, Head.BLEND]) for row in single.actions if row[0, Head.OP] == Op.GERMINATE}
@@ -179,18 +179,20 @@ def test_a_grower_is_a_population_of_one(
 def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
     rules = Rules().model_copy(update={"min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
-    compare(crowd, single, rules, Conduct(counterfactual_every=3), SUITE.optimizer)
+    compare(crowd, single, rules, EpisodeConfig(counterfactual_every=3), SUITE.optimizer)
     age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
     assert max(float(seen.slots[..., age].max()) for seen in single.seen) > 0, "the test means to see old evidence"
 
 
 def test_so_it_is_where_a_plateau_ends_it() -> None:
     crowd, single = Recorded(Never(), late=True), Recorded(Never(), late=False)
-    compare(crowd, single, Rules(), Conduct(plateau=2), SUITE.optimizer)
+    compare(crowd, single, Rules(), EpisodeConfig(plateau=2), SUITE.optimizer)
     assert 0 < len(single.actions) < STEPS - 1, "the test means to see an early end"
 
 
-def compare(crowd: Recorded, single: Recorded, rules: Rules, conduct: Conduct, settings: OptimizerSettings) -> None:
+def compare(
+    crowd: Recorded, single: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
+) -> None:
     """See the same, decide the same and become the same in a population and in a loop."""
     running, expected_reports = in_a_population(crowd, rules, conduct, settings)
     model, reports = by_itself(single, rules, conduct, settings)

@@ -206,7 +206,7 @@ ABOUT: dict[str, tuple[dict[str, Any], Any]] = {
 def trained(about: str) -> tuple[Training, Grower]:
     """A trained host with two seeds, and its grower."""
     options, evaluate = ABOUT[about]
-    training, found = grower(evaluate, horizon=30, conduct=esper.Conduct(governor=None), **options)
+    training, found = grower(evaluate, horizon=30, conduct=esper.EpisodeConfig(governor=None), **options)
     for _ in range(8):
         found.step(train_loss=training.epoch())
     assert len(training.model.seeds) == 2
@@ -243,7 +243,7 @@ def test_what_was_measured_first_is_remembered(about: str) -> None:
 
 def test_the_score_of_a_loss_is_the_share_that_is_gone() -> None:
     losses = iter([4.0, 3.0, 5.0])
-    found = grower(lambda _: next(losses), conduct=esper.Conduct(counterfactual_every=50))[1]
+    found = grower(lambda _: next(losses), conduct=esper.EpisodeConfig(counterfactual_every=50))[1]
     assert [found.step(train_loss=1.0, val_loss=one).score for one in (4.0, 3.0, 5.0)] == [0.0, 0.25, -0.25]
     guessing = grower(lambda _: 0.0, classes=4)[1]
     assert guessing.step(train_loss=1.0, val_loss=math.log(2)).score == pytest.approx(0.5)
@@ -252,7 +252,7 @@ def test_the_score_of_a_loss_is_the_share_that_is_gone() -> None:
 
 
 def test_a_negative_loss_reaches_its_plateau() -> None:
-    found = Training(conduct=esper.Conduct(plateau=2), measure="loss").grower
+    found = Training(conduct=esper.EpisodeConfig(plateau=2), measure="loss").grower
     found.controller = Loop("none").grower.controller
     ended = [found.step(train_loss=1.0, val_loss=loss).finished for loss in (-1.0, -2.0, -3.0, -2.99, -3.01)]
     assert ended == [False, False, False, False, True]

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Op, canonical, head_sizes
 from esper.lifecycle.legality import legal
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.vector import GrowthVectorEnv
+from esper.rl.gym.envs import GrowthVectorEnv
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from rl.gym_support import STEPS, assert_same, short_episodes
@@ -57,7 +57,7 @@ def test_the_mask_allows_exactly_what_the_lifecycle_does(rules: str) -> None:
             row = step // 3
             listed = [tuple(one) for one in env.actions.table[mask[row]].tolist()]
             assert len(set(listed)) == len(listed)
-            assert set(listed) == allowed(env.growth._legal, candidates, row)
+            assert set(listed) == allowed(env.growth.masks, candidates, row)
         env.step(np.array([rng.choice(np.flatnonzero(one)) for one in mask]))
     assert {Op.WAIT, Op.GERMINATE, Op.PRUNE} <= ops
 

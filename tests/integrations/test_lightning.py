@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -254,7 +254,7 @@ def test_decisions_come_every_so_many_steps(tmp_path: Path):
 
 
 def test_a_plateau_stops_the_trainer(tmp_path: Path):
-    growth = GrowerCallback(lambda _: (0.5, 0.5), controller="none", conduct=Conduct(plateau=2))
+    growth = GrowerCallback(lambda _: (0.5, 0.5), controller="none", conduct=EpisodeConfig(plateau=2))
     trainer = fit(tmp_path, Classifier(), growth, 2 * EPOCHS)
     assert growth.grower is not None
     assert growth.grower.finished

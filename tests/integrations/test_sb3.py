@@ -20,7 +20,7 @@ from esper.integrations.flat import flat
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.vector import GrowthVectorEnv, make_vector
+from esper.rl.gym.envs import GrowthVectorEnv, make_vector
 from experiments.short_suite import ShortSuite, short_suite
 
 E = 4
@@ -101,7 +101,7 @@ def test_episodes_end_are_told_and_begin_anew(view: type[GrowthVectorEnv]) -> No
                 assert told["TimeLimit.truncated"] is False
                 assert ("terminal_observation" in told) == ended[row]
         np.testing.assert_array_equal(np.stack([told["terminal_observation"] for told in infos]), flat(observation))
-        worth = core.growth._running.potential
+        worth = core.growth.episodes.potential
         np.testing.assert_allclose(returns, worth, atol=1e-5, err_msg="the return is J of the committed network")
         observation, info = core.reset(options={"reset_mask": everyone})
         np.testing.assert_array_equal(seen, flat(observation))
@@ -202,7 +202,7 @@ def test_a_model_as_controller_does_what_it_does_in_its_environment(kind: str) -
     env.seed(1)
     seen, memory, state, begins = env.reset(), None, controller.start(range(E)), np.ones(E, np.bool_)
     for _ in range(STEPS):
-        running = env.envs.growth._running
+        running = env.envs.growth.episodes
         actions, state = controller.act(running.observe(), running.legal_actions(), state)
         masks = {"action_masks": np.stack(env.env_method("action_masks"))} if kind == "maskable" else {}
         chosen, memory = model.predict(seen, memory, begins, deterministic=True, **masks)

@@ -17,7 +17,7 @@ import esper
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.structure import structure
 from esper.lifecycle.stages import Stage
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")
@@ -166,7 +166,9 @@ def test_a_plateau_stops_the_trainer(tmp_path: Path, logging_steps: int):
     trainer = trainer_for(
         model, tmp_path, torch.optim.AdamW(model.parameter_groups(lr=1e-2)), logging_steps=logging_steps
     )
-    growth = GrowerCallback(trainer, lambda _: (0.5, 0.5), controller="none", classes=3, conduct=Conduct(plateau=2))
+    growth = GrowerCallback(
+        trainer, lambda _: (0.5, 0.5), controller="none", classes=3, conduct=EpisodeConfig(plateau=2)
+    )
     trainer.add_callback(growth)
     trainer.train()
     assert growth.grower.finished

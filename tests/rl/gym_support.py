@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from esper.lifecycle.actions import Head
-from esper.rl.gym.spaces import Arrays
-from esper.rl.gym.vector import GrowthVectorEnv
+from esper.rl.gym.envs import GrowthVectorEnv
+from esper.rl.gym.growth import Arrays
 from rl.short import SUITE
 
 STEPS = SUITE.steps

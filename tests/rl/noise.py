@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -42,4 +40,4 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 def ending_early(rollout: Rollout) -> Rollout:
     """The same, but environment i's episode is over after i % T + 1 steps."""
     ends = torch.arange(rollout.environments) % rollout.steps + 1
-    return replace(rollout, running=torch.arange(rollout.steps).unsqueeze(1) < ends)
+    return rollout._replace(running=torch.arange(rollout.steps).unsqueeze(1) < ends)

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import HISTORY, THRESHOLDS, Anomaly, History, UpdateMetrics, anomalies, remembered
+from esper.rl.diagnostics import (
+    HISTORY,
+    THRESHOLDS,
+    Anomaly,
+    UpdateHistory,
+    UpdateMetrics,
+    extend_history,
+    find_anomalies,
+)
 
 TARGET_KL = 0.03
 HEALTHY = UpdateMetrics(
@@ -47,15 +55,15 @@ def with_steps(steps: int, stopped: bool = True) -> UpdateMetrics:
     return replace(HEALTHY, optimizer_steps=steps, stopped_early=stopped)
 
 
-def history_of(updates: Sequence[UpdateMetrics]) -> History:
-    history: History = ()
+def history_of(updates: Sequence[UpdateMetrics]) -> UpdateHistory:
+    history: UpdateHistory = ()
     for update in updates:
-        history = remembered(history, update)
+        history = extend_history(history, update)
     return history
 
 
 def told(updates: Sequence[UpdateMetrics]) -> tuple[Anomaly, ...]:
-    return anomalies(history_of(updates), TARGET_KL)
+    return find_anomalies(history_of(updates), TARGET_KL)
 
 
 def test_no_more_updates_are_remembered_than_the_bound() -> None:

@@ -19,8 +19,8 @@ import esper.rl
 from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
 from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, canonical, head_sizes, wait
-from esper.rl.gym.spaces import Arrays
-from esper.rl.gym.vector import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
+from esper.rl.gym.envs import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
+from esper.rl.gym.growth import Arrays
 from open_rules import open_rules
 from rl.gym_support import RULES, STEPS, assert_same, legal_actions, short_episodes
 from rl.short import SUITE
@@ -165,7 +165,7 @@ def test_rewards_add_up_to_j_and_the_test_score_is_there_to_ask() -> None:
     total = np.zeros(E)
     for _ in range(STEPS):
         total += env.step(env.action_space.sample())[1]
-    np.testing.assert_allclose(total, env.growth._running.potential, atol=1e-6)
+    np.testing.assert_allclose(total, env.growth.episodes.potential, atol=1e-6)
     final = env.final_score()
     assert final.score.shape == final.accuracy.shape == final.added_parameters.shape == (E,)
 

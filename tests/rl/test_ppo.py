@@ -14,7 +14,7 @@ from esper.control.spaces import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.per_head import PerHead
-from esper.rl.diagnostics import Anomaly, anomalies
+from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.ppo import KL_STOP, Learner
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
@@ -30,7 +30,7 @@ def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
         assert metrics.first_ratio_deviation < 1e-5
-        assert Anomaly.RATIO not in anomalies((metrics,), student.settings.target_kl)
+        assert Anomaly.RATIO not in find_anomalies((metrics,), student.settings.target_kl)
 
 
 def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
@@ -39,7 +39,7 @@ def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_i
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
     assert metrics.first_ratio_deviation > 1e-3
-    assert Anomaly.RATIO in anomalies((metrics,), 0.03)
+    assert Anomaly.RATIO in find_anomalies((metrics,), 0.03)
 
 
 def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once() -> None:
@@ -135,7 +135,7 @@ def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
     student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
     weights = {name: value.clone() for name, value in student.policy.named_parameters()}
-    metrics = student.update(replace(rollout, chosen_log_prob=rollout.chosen_log_prob - 1), 0.0)
+    metrics = student.update(rollout._replace(chosen_log_prob=rollout.chosen_log_prob - 1), 0.0)
     assert metrics.optimizer_steps == 0
     kept = [n for n, p in student.policy.named_parameters() if torch.equal(p, weights[n])]
     assert set(weights) - set(kept) == {"value_head.output.weight", "value_head.output.bias"}  # rescaled only
@@ -149,7 +149,7 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
     metrics = student.update(rollout, 0.0)
     assert not metrics.finite
     assert metrics.optimizer_steps == 0
-    assert Anomaly.NON_FINITE in anomalies((metrics,), 0.03)
+    assert Anomaly.NON_FINITE in find_anomalies((metrics,), 0.03)
     after = student.state_tensors()
     assert all(torch.equal(after[n], before[n]) for n in before if n != "updates")
 
@@ -182,11 +182,13 @@ def test_group_relative_advantages_ignore_what_a_group_shares() -> None:
     student = learner(plain_ppo(group=4))
     (rollout,) = rollouts(student, 1)
     luck = torch.tensor([100.0, -300.0, 50.0]).repeat_interleave(4)
-    lucky = replace(rollout, reward=rollout.reward + luck)
-    torch.testing.assert_close(student.batch(lucky).advantage, student.batch(rollout).advantage, atol=1e-2, rtol=1e-4)
-    assert not torch.allclose(student.batch(lucky).target, student.batch(rollout).target)
+    lucky = rollout._replace(reward=rollout.reward + luck)
+    torch.testing.assert_close(
+        student.make_batch(lucky).advantage, student.make_batch(rollout).advantage, atol=1e-2, rtol=1e-4
+    )
+    assert not torch.allclose(student.make_batch(lucky).target, student.make_batch(rollout).target)
     alone = Learner(student.policy, plain_ppo(), 0)
-    assert not torch.allclose(alone.batch(lucky).advantage, alone.batch(rollout).advantage)
+    assert not torch.allclose(alone.make_batch(lucky).advantage, alone.make_batch(rollout).advantage)
 
 
 @pytest.mark.parametrize(("change", "sentence"), [({"minibatches": 13}, "into 13 minibatches"), ({"group": 5}, "of 5")])
@@ -221,7 +223,7 @@ def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
     student = learner(plain_ppo())
     healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
-    assert anomalies((healthy,), 0.03) == ()
+    assert find_anomalies((healthy,), 0.03) == ()
     sick = {
         Anomaly.NON_FINITE: replace(healthy, value_loss=float("nan")),
         Anomaly.RATIO: replace(healthy, first_ratio_deviation=0.01),
@@ -230,7 +232,7 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
         Anomaly.EXPLAINED_VARIANCE: replace(healthy, explained_variance=-0.9),
     }
     for anomaly, metrics in sick.items():
-        assert anomalies((metrics,), 0.03) == (anomaly,)
+        assert find_anomalies((metrics,), 0.03) == (anomaly,)
         assert anomaly.meaning
 
 
@@ -248,8 +250,7 @@ def test_what_follows_an_episodes_end_teaches_nothing(group: int, surrogate: str
             wide = running.view(*running.shape, *[1] * (part.dim() - 2))
             return torch.where(wide, part, torch.randn(part.shape, generator=noise))
 
-        spoilt = replace(
-            rollout,
+        spoilt = rollout._replace(
             observations=Observation(*(spoil(part) for part in rollout.observations)),
             chosen_log_prob=spoil(rollout.chosen_log_prob),
             value=spoil(rollout.value),
@@ -304,7 +305,7 @@ def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surro
     student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
     probe = Noise(STEPS, ENVIRONMENTS)
     before = collect(student.policy, probe)
-    rollout = replace(before, reward=torch.zeros_like(before.reward), value=torch.zeros_like(before.value))
+    rollout = before._replace(reward=torch.zeros_like(before.reward), value=torch.zeros_like(before.value))
     weights_before = {other: [p.clone() for p in student.policy.heads.output_parameters(other)] for other in Head}
     first, *_, last = (student.update(rollout, 0.0) for _ in range(5))
     name = head.name.lower()

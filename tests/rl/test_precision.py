@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import Anomaly, anomalies
-from esper.rl.objective import Objective
+from esper.rl.diagnostics import Anomaly, find_anomalies
+from esper.rl.losses import PPOLoss
 from esper.rl.ppo import Learner
 from rl.noise import rollouts
 from rl.plain_ppo import plain_ppo
@@ -38,9 +36,9 @@ def test_probabilities_entropies_and_values_are_float32() -> None:
 
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
-    batch = student.batch(*rollouts(student, 1)).standardised()
-    exact = Objective(student.policy, plain_ppo()).backward(batch, WEIGHTS)
-    rounded = Objective(student.policy, HALVED).backward(batch, WEIGHTS)
+    batch = student.make_batch(*rollouts(student, 1)).standardise()
+    exact = PPOLoss(student.policy, plain_ppo()).backward(batch, WEIGHTS)
+    rounded = PPOLoss(student.policy, HALVED).backward(batch, WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2
     for name in ("policy_loss", "value_loss", "entropy"):
         torch.testing.assert_close(getattr(rounded, name), getattr(exact, name), atol=0.02, rtol=0.05, msg=name)
@@ -49,9 +47,9 @@ def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
 def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(student, 1)
-    objective = Objective(student.policy, HALVED)
+    objective = PPOLoss(student.policy, HALVED)
     assert float(objective.deviation(rollout)) < 1e-5
-    off = replace(rollout, chosen_log_prob=rollout.chosen_log_prob - 0.01)
+    off = rollout._replace(chosen_log_prob=rollout.chosen_log_prob - 0.01)
     assert float(objective.deviation(off)) > 0.01
 
 
@@ -63,6 +61,6 @@ def test_an_update_on_a_gpu_raises_no_false_alarm() -> None:
     student = Learner(learner(plain_ppo(), sizes=LIVELY).policy.cuda(), HALVED, 0)
     metrics = student.update(rollout.to(torch.device("cuda")), 0.0)
     assert metrics.optimizer_steps > 0
-    assert Anomaly.RATIO not in anomalies((metrics,), HALVED.target_kl)
+    assert Anomaly.RATIO not in find_anomalies((metrics,), HALVED.target_kl)
     exact = actor.update(rollout, 0.0)
     assert metrics.value_loss == pytest.approx(exact.value_loss, rel=0.1)

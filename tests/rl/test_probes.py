@@ -10,7 +10,7 @@ from control.synthetic import NO_PRIOR
 from esper.control.policy import PolicySettings
 from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
-from esper.rl.objective import Objective
+from esper.rl.losses import PPOLoss
 from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
 from rl.plain_ppo import plain_ppo
@@ -174,10 +174,10 @@ def gradient(head: Head, surrogate: str, steps: int) -> list[Tensor]:
     """That of the head's own parameters where it has a choice in the first of the ``steps`` alone."""
     settings = QUICK.model_copy(update={"surrogate": surrogate, "gae_lambda": 0.0})
     student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
-    batch = student.batch(collect(student.policy, Pick(head, steps, steps)))
+    batch = student.make_batch(collect(student.policy, Pick(head, steps, steps)))
     assert batch.is_open.sum((0, 1)).tolist() == [ENVIRONMENTS * (other is head) for other in Head]
     advantage = torch.randn(ENVIRONMENTS, generator=torch.Generator().manual_seed(1)).expand(steps, -1)
-    Objective(student.policy, settings).backward(batch._replace(advantage=advantage), torch.zeros(len(Head)))
+    PPOLoss(student.policy, settings).backward(batch._replace(advantage=advantage), torch.zeros(len(Head)))
     return [parameter.grad for parameter in student.policy.heads.output_parameters(head) if parameter.grad is not None]
 
 

@@ -1,4 +1,4 @@
-"""Reward modes are what their formulas say, and no trick pays."""
+"""Reward modes are what their formulas say, no trick pays, and what they are made of can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,13 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from esper.growth.blueprints.registry import get
+from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
-from esper.rl.rewards import MODES, Facts, Moment, RewardSettings, RewardSpec, Scheme, Worth, rent_due
-from esper.rl.rewards import total as sum_of
-from esper.rl.rewards.scheme import in_turns
-from esper.rl.rewards.terms import PROGRESS
-from esper.rl.rewards.weights import Weights
+from esper.rl.rewards import (
+    MODES,
+    PROGRESS,
+    WEIGHTS,
+    RewardInputs,
+    RewardSettings,
+    RewardSpec,
+    RewardState,
+    assign_rewards,
+    compute_rent,
+    compute_rewards,
+    group_by_settings,
+    total_reward,
+)
+from esper.rl.structs import map_arrays
+from rl.short import SUITE, episodes, instances
 
+MLP, CONV = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("token_conv")
 RENT = 0.1
 BASE = 0.4
 """Score of the host alone, in both families."""
@@ -42,14 +56,23 @@ class Seed:
 EMPTY = Seed()
 
 
-def moment(slots: Sequence[Seed], finished: bool = False) -> Moment:
+def state_of(slots: Sequence[Seed], finished: bool = False) -> RewardState:
     """One network; at the end only fossils count."""
     counted = [one if not finished or one.stage is Stage.FOSSILIZED else replace(one, alpha=0.0) for one in slots]
-    worth = Worth(np.array([BASE + sum(one.worth for one in counted)]), np.array([[one.worth for one in counted]]))
+    score, contribution = (
+        np.array([BASE + sum(one.worth for one in counted)]),
+        np.array([[one.worth for one in counted]]),
+    )
     added = np.array([sum(one.size for one in counted if one.alpha > 0)])
-    due = rent_due(added, np.ones(1), np.array([RENT]))
+    due = compute_rent(added, np.ones(1), np.array([RENT]))
     stage = np.array([[one.stage for one in slots]], np.int8)
-    return Moment(worth, worth, due, 2 * due, stage, np.array([[one.alpha for one in slots]]))
+    return RewardState(
+        {"accuracy": score, "loss": score},
+        {"accuracy": contribution, "loss": contribution},
+        {"parameters": due, "flops": 2 * due},
+        stage,
+        np.array([[one.alpha for one in slots]]),
+    )
 
 
 @dataclass(frozen=True)
@@ -63,12 +86,13 @@ class Tick:
 
 def rewards_of(settings: RewardSettings, course: Sequence[Tick]) -> list[float]:
     """Of an episode with these steps."""
-    scheme, before, paid = Scheme([settings]), Moment.start(1, len(course[0].slots)), list[float]()
+    before, paid = RewardState.zeros(1, len(course[0].slots)), list[float]()
     for number, tick in enumerate(course):
         finished = number == len(course) - 1
-        after = moment(tick.slots, finished)
-        facts = Facts(before, after, np.array([finished]), np.array([tick.acted]), np.array([tick.pruned_age]))
-        paid.append(float(sum_of(scheme.pay(facts))[0]))
+        after = state_of(tick.slots, finished)
+        facts = np.array([finished]), np.array([tick.acted]), np.array([tick.pruned_age])
+        terms = compute_rewards(RewardInputs(before, after, *facts), {settings: np.ones(1, np.bool_)})
+        paid.append(float(total_reward(terms)[0]))
         before = after
     return paid
 
@@ -100,8 +124,8 @@ courses = st.lists(st.builds(Tick, st.tuples(seeds, seeds), st.booleans(), st.in
 @given(course=courses)
 def test_what_is_advanced_is_taken_back(mode: str, family: str, course: list[Tick]) -> None:
     """Without costs every episode pays J of what was committed; escrow pays the fossils' contributions less rent."""
-    end = moment(course[-1].slots, finished=True)
-    expected = end.accuracy.score[0] - end.parameter_rent[0] - (BASE if mode == "escrow" else 0)
+    end = state_of(course[-1].slots, finished=True)
+    expected = end.score["accuracy"][0] - end.rent["parameters"][0] - (BASE if mode == "escrow" else 0)
     assert total(free(mode, family), course) == pytest.approx(expected, abs=1e-9)
 
 
@@ -157,25 +181,18 @@ def test_holding_a_good_seed_never_pays_more_than_keeping_it(
 def test_each_environment_is_paid_by_its_own_mode() -> None:
     outcome, sparse = RewardSettings(), RewardSettings(mode="sparse")
     settings = [outcome, sparse, outcome]
-    one = moment([Seed(Stage.HOLDING, 1.0, 0.2)])
-    before, after = Moment.start(3, 1), one.where(np.ones(1, np.bool_), one)
-    three = Moment(
-        *(
-            Worth(np.repeat(worth.score, 3), np.repeat(worth.contribution, 3, 0))
-            for worth in (after.accuracy, after.loss)
-        ),
-        np.repeat(after.parameter_rent, 3),
-        np.repeat(after.flops_rent, 3),
-        np.repeat(after.stage, 3, 0),
-        np.repeat(after.alpha, 3, 0),
+    after = state_of([Seed(Stage.HOLDING, 1.0, 0.2)])
+    three = map_arrays(lambda part: np.repeat(part, 3, 0), after)
+    nobody = np.zeros(3, np.bool_)
+    inputs = RewardInputs(RewardState.zeros(3, 1), three, nobody, nobody, np.full(3, -1))
+    np.testing.assert_allclose(
+        total_reward(compute_rewards(inputs, group_by_settings(settings))), [BASE + 0.2, 0, BASE + 0.2]
     )
-    facts = Facts(before, three, np.zeros(3, np.bool_), np.zeros(3, np.bool_), np.full(3, -1))
-    np.testing.assert_allclose(sum_of(Scheme(settings).pay(facts)), [BASE + 0.2, 0, BASE + 0.2])
 
 
 def test_groups_take_turns() -> None:
     outcome, sparse = RewardSettings(), RewardSettings(mode="sparse")
-    modes = [one.mode for one in in_turns([outcome, sparse], 8, group=2)]
+    modes = [one.mode for one in assign_rewards([outcome, sparse], 8, group=2)]
     assert modes == ["outcome", "outcome", "sparse", "sparse"] * 2
 
 
@@ -186,15 +203,9 @@ def test_rent_may_be_paid_on_flops() -> None:
     assert on_parameters - on_flops == pytest.approx(RENT * np.log(2))
 
 
-def test_a_moment_is_of_each_network_apart() -> None:
-    one, other = moment([Seed(Stage.HOLDING, 1.0, 0.2)]), Moment.start(1, 1)
-    assert one.where(np.array([True]), other).accuracy.score == one.accuracy.score
-    assert one.where(np.array([False]), other).accuracy.score == 0
-
-
 def test_rent_is_logarithmic() -> None:
     added, host, rent = np.array([0.0, 100.0]), np.array([50.0, 50.0]), np.array([0.1, 0.1])
-    np.testing.assert_allclose(rent_due(added, host, rent), [0, 0.1 * np.log(3)])
+    np.testing.assert_allclose(compute_rent(added, host, rent), [0, 0.1 * np.log(3)])
 
 
 def test_the_cost_of_interventions_may_set_in_late() -> None:
@@ -236,7 +247,7 @@ def test_a_specification_that_makes_no_sense_is_refused(given: object, message: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("weight", sorted(Weights.model_fields.keys() - {"rent_on"}))
+@pytest.mark.parametrize("weight", WEIGHTS)
 def test_a_weight_acts_or_is_refused(mode: str, weight: str) -> None:
     """At the whole cost of interventions in the end, and before."""
     held, ramped = Seed(Stage.HOLDING, 1.0, 0.2), Seed(Stage.BLENDING, 0.5, 0.2)
@@ -255,3 +266,69 @@ def test_a_weight_acts_or_is_refused(mode: str, weight: str) -> None:
     else:
         with pytest.raises(ValidationError, match=f"'{mode}' does not read {weight}: leave it out, or choose .*shaped"):
             RewardSettings.model_validate(changed)
+
+
+# What rewards are made of, held to what can be worked out by hand
+
+
+def test_scores_in_loss_are_relative_to_guessing() -> None:
+    running = episodes(instances(4))
+    result = running.step(wait(4))
+    chance = np.log(SUITE.classes)
+    np.testing.assert_allclose(result.reward_inputs.after.score["loss"], 1 - result.evaluation.loss / chance)
+    np.testing.assert_allclose(result.reward_inputs.after.score["accuracy"], result.evaluation.accuracy)
+    assert not result.reward_inputs.before.score["loss"].any()
+
+
+def test_contributions_are_those_of_blended_seeds_in_both_units() -> None:
+    running = episodes(instances(4))
+    result = running.step(np.stack([action(Op.GERMINATE, 1, MLP)] * 4))
+    assert not result.reward_inputs.after.contribution["accuracy"].any(), "a newborn does not count yet"
+    result = running.step(wait(4))
+    found, chance = result.reward_inputs.after, np.log(SUITE.classes)
+    np.testing.assert_allclose(found.contribution["accuracy"][:, 1], result.evaluation.accuracy_contribution[:, 1])
+    np.testing.assert_allclose(found.contribution["loss"][:, 1], result.evaluation.loss_contribution[:, 1] / chance)
+    assert not found.contribution["loss"][:, [0, 2]].any()
+    next_one = running.step(wait(4)).reward_inputs
+    np.testing.assert_array_equal(next_one.before.contribution["loss"], found.contribution["loss"])
+
+
+def test_rent_is_due_on_parameters_and_on_flops() -> None:
+    running = episodes(instances(7))
+    for actions in (np.stack([action(Op.GERMINATE, 0, CONV)] * 7), wait(7)):
+        found = running.step(actions).reward_inputs.after
+    for row, instance in enumerate(running.instances):
+        site = running.population.execution.sites[0].narrowed(instance.widths[0])
+        kind = get("token_conv")
+        for due, added, host in (
+            (found.rent["parameters"], kind.parameters_at(site), SUITE.parameters(instance)),
+            (found.rent["flops"], kind.flops_at(site), SUITE.flops(instance)),
+        ):
+            np.testing.assert_allclose(due[row], instance.rent * np.log1p(added / host))
+    assert len({one.widths for one in running.instances}) > 1, "hosts of several widths"
+
+
+def test_flops_of_a_host_are_those_of_its_products() -> None:
+    wide = next(one for one in instances(14) if one.widths == (10, 10, 10))
+    weights = [part.numel() for name, part in SUITE.host(wide).named_parameters() if name.endswith("weight")]
+    tokens = SUITE.input_shape[0]
+    # Each token passes through all layers but the head, which reads their mean.
+    assert SUITE.flops(wide) == 2 * (tokens * sum(weights[:-1]) + weights[-1])
+
+
+def test_what_was_done_is_told() -> None:
+    running = episodes(instances(3))
+    running.step(np.stack([action(Op.GERMINATE, 0, MLP)] * 3))
+    for _ in range(3):
+        running.step(wait(3))
+    found = running.step(np.stack([action(Op.PRUNE, 0), *wait(1), action(Op.GERMINATE, 1, MLP)])).reward_inputs
+    assert found.acted.tolist() == [True, False, True]
+    assert found.pruned_age.tolist() == [4, -1, -1]
+
+
+def test_a_restarted_network_begins_from_nothing() -> None:
+    running = episodes(instances(3))
+    running.step(wait(3))
+    running.restart(np.array([1]), instances(4)[3:])
+    before = running.step(wait(3)).reward_inputs.before.score["accuracy"]
+    assert (before > 0).tolist() == [True, False, True]

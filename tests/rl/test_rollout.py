@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
 
 from esper.control.policy import Policy, PolicyState, PolicyStep
 from esper.control.spaces import MaskTensors, Observation
-from esper.rl.rollout import Rollout, RolloutBuffer, RolloutError
+from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments
+from esper.rl.structs import named_arrays
 from rl.probes import SIZES, SPEC, blank_observation, free_masks
 
 STEPS, ENVIRONMENTS = 3, 4
@@ -52,14 +51,23 @@ def test_rows_come_back_in_order() -> None:
 
 def test_selected_environments_keep_all_their_data() -> None:
     rollout = filled().finish(torch.zeros(ENVIRONMENTS, dtype=torch.bool), torch.arange(4.0))
-    part = rollout.at(torch.tensor([3, 1]))
+    part = select_environments(rollout, torch.tensor([3, 1]))
     assert part.reward.tolist() == [[3, 1], [13, 11], [23, 21]]
     assert part.final_value.tolist() == [3, 1]
     assert torch.equal(part.observations.slots, rollout.observations.slots[:, [3, 1]])
     assert part.state.cell.shape[1] == 2
     assert part.running.shape == (STEPS, 2)
-    assert part.twin_reward.shape == (STEPS, 2)
-    assert len(fields(Rollout)) == 10  # a new field must be selected, and checked here, too
+    assert part.control_variate.shape == (STEPS, 2)
+    for (name, ours), (_, all_of_them) in zip(named_arrays(part), named_arrays(rollout), strict=True):
+        axis = 0 if all_of_them.dim() == 1 else 1
+        assert torch.equal(ours, all_of_them.index_select(axis, torch.tensor([3, 1]))), name
+
+
+def test_rollouts_side_by_side_keep_all_their_data() -> None:
+    rollout = filled().finish(torch.zeros(ENVIRONMENTS, dtype=torch.bool), torch.arange(4.0))
+    parts = [select_environments(rollout, torch.tensor(index)) for index in ([0], [1, 2], [3])]
+    for (name, ours), (_, whole) in zip(named_arrays(concatenate(parts)), named_arrays(rollout), strict=True):
+        assert torch.equal(ours, whole), name
 
 
 def test_one_step_too_many_is_refused() -> None:

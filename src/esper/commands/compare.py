@@ -15,7 +15,7 @@ from esper.errors import ConfigError
 from esper.experiments.analysis import FEWEST_SEEDS
 from esper.experiments.arms import run_arms
 from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
-from esper.experiments.contest import Contest, Outcomes, Trial, run_contest
+from esper.experiments.contest import Contest, Trial, run_contest
 from esper.experiments.iteration import Iteration
 from esper.experiments.results import Outcomes
 from esper.experiments.settings import TrainSettings

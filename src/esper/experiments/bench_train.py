@@ -14,13 +14,14 @@ from typing import Any, cast
 
 from esper.control.observation import observe
 from esper.control.policy import Policy
-from esper.experiments.collect import ShardResult, ShardTask, collect, join_rollouts, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
 from esper.experiments.process_pool import prepare_process, run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Given
 from esper.rl.episodes import Episodes
-from esper.rl.ledger import Ledger
 from esper.rl.ppo import Learner
+from esper.rl.rewards import RewardTracker
+from esper.rl.rollout import concatenate
 from esper.telemetry.store import as_rows
 from esper.training.commitment import committed_networks
 from esper.training.evaluation import start_evaluation
@@ -35,7 +36,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "validation and counterfactuals": (start_evaluation, committed_networks),
     "minibatches": (TrainingStream.take,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
-    "rewards": (Ledger.record,),
+    "rewards": (RewardTracker.record,),
     "observations": (observe,),
     "policy": (Policy.act,),
     "events": (as_rows,),
@@ -80,7 +81,7 @@ def _iterate(settings: TrainSettings, learner: Learner, number: int) -> int:
     weights = Given(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
     shards: list[ShardResult] = [run_task(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
-    learner.update(join_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
+    learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
     return sum(int(running.sum()) for shard in shards for running in shard.tally.running)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 from esper.control.controller import Controller
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicyStep
-from esper.control.policy.recurrent import PolicyState
-from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.control.spaces import mask_tensors
 from esper.devices import usable_device
 from esper.experiments.baselines import baselines
 from esper.experiments.episode_log import EpisodeLog
@@ -25,8 +24,8 @@ from esper.experiments.workers import DeviceTask, Shared, Workers, enough_memory
 from esper.lifecycle.actions import Head, wait
 from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import CPU, Episodes
-from esper.rl.rewards.scheme import in_turns
-from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.rl.rewards import assign_rewards
+from esper.rl.rollout import Rollout, RolloutBuffer, concatenate
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.store import EventRow, as_rows
@@ -111,7 +110,7 @@ def _collected(task: ShardTask) -> Generator[Told, None, ShardResult]:
     twins = _episodes(task, environments[::group])
     waited = [twins.step(wait(twins.size)) for _ in range(steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
-    rollout = replace(result.rollout, twin_reward=earned.repeat_interleave(group, 1))
+    rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
     return ShardResult(rollout, result.tally, sum(int(step.running.sum()) for step in waited))
 
 
@@ -128,7 +127,7 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     settings = task.settings
     everyone = instances_of(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
-    rewards = in_turns(paid, settings.environments, settings.ppo.group)
+    rewards = assign_rewards(paid, settings.environments, settings.ppo.group)
     return evaluation_config(settings, task.device).episodes(
         [everyone[environment] for environment in environments],
         rewards=[rewards[environment] for environment in environments],
@@ -159,22 +158,6 @@ def run_policy(
     return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), tally)
 
 
-def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts of equal length as one, environments in order."""
-    return Rollout(
-        Observation(*(torch.cat(parts, 1) for parts in zip(*(r.observations for r in rollouts), strict=True))),
-        MaskTensors(*(torch.cat(parts, 1) for parts in zip(*(r.masks for r in rollouts), strict=True))),
-        torch.cat([r.actions for r in rollouts], 1),
-        torch.cat([r.chosen_log_prob for r in rollouts], 1),
-        torch.cat([r.value for r in rollouts], 1),
-        torch.cat([r.reward for r in rollouts], 1),
-        torch.cat([r.running for r in rollouts], 1),
-        torch.cat([r.final_value for r in rollouts]),
-        PolicyState(*(torch.cat(parts, 1) for parts in zip(*(r.state for r in rollouts), strict=True))),
-        torch.cat([r.twin_reward for r in rollouts], 1),
-    )
-
-
 _STREAM = 9
 """Keeps the instances of demonstrations apart from those of training."""
 
@@ -199,13 +182,13 @@ def collect_expert_rollouts(settings: TrainSettings, cloning: CloningSettings, w
     instances = suite.sample(cloning.episodes, "train", np.random.default_rng((settings.seed, _STREAM)))
     parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
     tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]
-    return join_rollouts(workers.map(demonstrate, tasks))
+    return concatenate(workers.map(demonstrate, tasks))
 
 
 def demonstrate(task: DemonstrationTask) -> Rollout:
     """The controller's episodes, to their end; log-probabilities and values are 0, as nobody computed them."""
     settings, count = task.settings, len(task.instances)
-    rewards = in_turns([one.at(0.0) for one in settings.reward], count)
+    rewards = assign_rewards([one.at(0.0) for one in settings.reward], count)
     episodes = evaluation_config(settings, task.device).episodes(task.instances, rewards=rewards)
     memory = new_policy(settings).initial_state(count)
     buffer = RolloutBuffer(episodes.suite.steps, count, memory)

@@ -16,8 +16,7 @@ from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause, Transitions
-from esper.rl.episodes import Episodes, StepResult
-from esper.rl.incidents import Incident
+from esper.rl.episodes import Episodes, Incident, StepResult
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.gradients.health import HealthTable, SeedHealth

@@ -29,9 +29,9 @@ from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, Workers, enough_memory
 from esper.files import write_atomically
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, FinalScore
-from esper.rl.rewards.settings import RewardSettings
+from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -66,7 +66,7 @@ class EvaluationConfig:
 
     suite: str
     rules: Rules
-    conduct: Conduct = Conduct()
+    conduct: EpisodeConfig = EpisodeConfig()
     device: str = CPU
     """Where networks are computed, as torch names it; controllers decide on the CPU."""
     networks_per_pass: int | None = None

@@ -128,7 +128,7 @@ class EventRecorder:
 
     def _judged(self, result: StepResult) -> Iterator[Event]:
         """Gates that say something else than before, or that others stood in the place of."""
-        reasons, stages = result.verdicts.reason, result.facts.before.stage
+        reasons, stages = result.verdicts.reason, result.reward_inputs.before.stage
         other = (reasons != self._reasons) | (stages != self._judged_stages)
         changed = other & (reasons != Reason.NO_GATE) & result.running[:, None]
         self._reasons, self._judged_stages = reasons, stages
@@ -204,7 +204,7 @@ class EventRecorder:
             yield EpisodeEnded(
                 *self._place(row),
                 objective=float(result.potential[row]),
-                accuracy=float(result.facts.after.accuracy.score[row]),
+                accuracy=float(result.reward_inputs.after.score["accuracy"][row]),
                 added=float(added[row]),
                 paid=float(self._paid[row]),
                 kept=tuple(map(self._named, np.where(kept, table.blueprint, NO_BLUEPRINT)[row].tolist())),

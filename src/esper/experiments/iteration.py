@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from esper.errors import CheckpointError
 from esper.experiments.collect import ShardResult
 from esper.experiments.settings import TrainSettings
-from esper.rl.diagnostics import HISTORY, Anomaly, History, UpdateMetrics, anomalies
+from esper.rl.diagnostics import HISTORY, Anomaly, UpdateHistory, UpdateMetrics, find_anomalies
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import AnomalyRaised, PolicyProbed, PPOUpdated
 from esper.telemetry.store import RunStore
@@ -51,7 +51,7 @@ def summarise_iteration(
     settings: TrainSettings,
     number: int,
     shards: Sequence[ShardResult],
-    updates: History,
+    updates: UpdateHistory,
     probe_score: float | None,
     seconds: float,
 ) -> Iteration:
@@ -72,7 +72,7 @@ def summarise_iteration(
         {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score,
         updates[-1],
-        anomalies(updates, settings.ppo.target_kl),
+        find_anomalies(updates, settings.ppo.target_kl),
         sum(int(np.sum(shard.tally.running)) + shard.twin_steps for shard in shards),
         sum(len(tally.rollbacks) for tally in tallies),
         seconds,
@@ -111,15 +111,15 @@ def _scalars(iteration: Iteration) -> dict[str, float]:
 
 
 _KEY = "updates"
-_HISTORY = TypeAdapter(History)
+_HISTORY = TypeAdapter(UpdateHistory)
 
 
-def history_to_state(history: History) -> dict[str, Any]:
+def history_to_state(history: UpdateHistory) -> dict[str, Any]:
     """JSON values."""
     return {_KEY: [asdict(update) for update in history]}
 
 
-def history_from_state(state: Mapping[str, Any]) -> History:
+def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
     """What `history_to_state` was given; nothing, if the state is of a time before there was a history.
 
     Raises:

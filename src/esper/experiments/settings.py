@@ -12,8 +12,8 @@ from esper.devices import CPU, DeviceName
 from esper.experiments.baselines import baselines
 from esper.lifecycle.rules import Rules
 from esper.rl.cloning import CloningSettings
-from esper.rl.conduct import Conduct
-from esper.rl.rewards.settings import OUTCOME, RewardSpec
+from esper.rl.episode_config import EpisodeConfig
+from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
@@ -71,7 +71,7 @@ class TrainSettings(Settings):
     turns."""
     rules: Rules = Rules()
     """What may happen to seeds."""
-    conduct: Conduct = Conduct()
+    conduct: EpisodeConfig = EpisodeConfig()
     """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes, how it starts, and the floors of its probabilities."""

@@ -17,17 +17,29 @@ from esper.devices import usable_device
 from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.checkpoints import Checkpoint, Checkpoints
-from esper.experiments.collect import ShardTask, collect, collect_expert_rollouts, join_rollouts, new_policy
+from esper.experiments.collect import (
+    ShardTask,
+    collect,
+    collect_expert_rollouts,
+    new_policy,
+)
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
 from esper.experiments.event_recorder import describe_run
-from esper.experiments.iteration import Iteration, history_from_state, history_to_state, record, summarise_iteration
+from esper.experiments.iteration import (
+    Iteration,
+    history_from_state,
+    history_to_state,
+    record,
+    summarise_iteration,
+)
 from esper.experiments.process_pool import run_task
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers, require_devices
 from esper.rl.cloning import clone
-from esper.rl.diagnostics import History, remembered
+from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import Learner
+from esper.rl.rollout import concatenate
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
@@ -50,7 +62,7 @@ class Trainer:
         self.policy: Policy = new_policy(settings).to(self._device)
         self.learner = Learner(self.policy, settings.ppo, settings.seed)
         self.done = 0
-        self._updates: History = ()
+        self._updates: UpdateHistory = ()
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         self._saved: int | None = None  # the newest checkpoint's iteration
@@ -169,9 +181,9 @@ class Trainer:
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
             shards = self._workers.heard(collect, tasks, self.store.append)
-        rollout = join_rollouts([shard.rollout for shard in shards]).to(self._device)
+        rollout = concatenate([shard.rollout for shard in shards]).to(self._device)
         update = self.learner.update(rollout, self.done / settings.iterations)
-        self._updates = remembered(self._updates, update)
+        self._updates = extend_history(self._updates, update)
         self.done += 1
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations
         probe = self._probe(interrupts) if due else None

@@ -27,7 +27,7 @@ from esper.errors import ConfigError
 from esper.grower.counterfactual import Counterfactual
 from esper.grower.figures import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, figures, number
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.settings import GovernorSettings
 
 OPTIONS: Final = {
@@ -39,7 +39,7 @@ OPTIONS: Final = {
     ),
     "horizon": optional(whole(1, "give the number of decisions that are planned, at least 1")),
     "rules": optional(instance(Rules, advice="give an esper.lifecycle.rules.Rules")),
-    "conduct": instance(Conduct, advice="give an esper.Conduct"),
+    "conduct": instance(EpisodeConfig, advice="give an esper.Conduct"),
     "rent": amount("give a number from 0 on"),
     "train_size": whole(1, "give the number of training examples, at least 1"),
     "seed": whole(0, f"give a whole number from 0 to {LARGEST}"),
@@ -61,7 +61,7 @@ MINIBATCH_LOSS = instance(Tensor, advice="give the loss of the minibatch, a tens
 STATE = instance(Mapping, advice="give what Grower.state_dict() returned")
 
 
-def require_conduct(conduct: Conduct, horizon: int | None) -> None:
+def require_conduct(conduct: EpisodeConfig, horizon: int | None) -> None:
     """Refuse what could not act in so many decisions; None: as many as anybody wants.
 
     Raises:

@@ -47,7 +47,7 @@ from esper.lifecycle.masks import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, Rollback, Verdict
 
@@ -130,7 +130,7 @@ class Grower:
         classes: int | None = None,
         horizon: int | None = None,
         rules: Rules | None = None,
-        conduct: Conduct = Conduct(),  # noqa: B008 (immutable)
+        conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
         rent: float = 0.0,
         train_size: int = 1000,
         seed: int = 0,

@@ -16,7 +16,7 @@ import numpy as np
 
 from esper.control.history import improves
 from esper.errors import ConfigError
-from esper.grower.figures import ACCURACY, LOSS, Figures
+from esper.grower.figures import Figures
 from esper.state import from_plain
 from esper.telemetry.metric import ACCURACY, LOSS, Metric
 from esper.training.governor.vitals import skill

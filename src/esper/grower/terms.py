@@ -9,7 +9,7 @@ from typing import Any
 from esper.errors import CheckpointError
 from esper.grower.counterfactual import Counterfactual
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 
 _SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
 """Terms to which all that a grower remembers belongs; any other may be changed between decisions."""
@@ -24,7 +24,7 @@ class Terms:
     horizon: int | None
     rules: Rules
     """Those in use."""
-    conduct: Conduct
+    conduct: EpisodeConfig
     rent: float
     train_size: int
     classes: int | None

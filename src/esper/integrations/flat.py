@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.rl.gym.spaces import Arrays
+from esper.rl.gym.growth import Arrays
 
 
 def flat(observation: Arrays) -> NDArray[np.float32]:

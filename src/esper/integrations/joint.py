@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.growth import Bools, GrowthSettings
-from esper.rl.gym.spaces import Array, Arrays, observation_space
-from esper.rl.gym.vector import GrowthVectorEnv, Info, Transition
+from esper.rl.gym.envs import GrowthVectorEnv, Info, Transition
+from esper.rl.gym.growth import Array, Arrays, Bools, GrowthSettings, conditional_masks, observation_space
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -58,7 +57,7 @@ class JointActions:
         return len(self.table)
 
     def legal(self, masks: Arrays) -> Bools:
-        """Which of them are legal, bool ``[E, n]``, from `esper.rl.gym.spaces.conditional_masks`."""
+        """Which of them are legal, bool ``[E, n]``, from `esper.rl.gym.growth.conditional_masks`."""
         op, slot = self.table[:, Head.OP], self.table[:, Head.SLOT]
         legal: Bools = masks["slot"][:, op, slot]
         for head in tuple(Head)[Head.BLUEPRINT :]:
@@ -102,7 +101,7 @@ class JointVectorEnv(GrowthVectorEnv):
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         super().__init__(num_envs, **settings)
-        self.actions = JointActions.of(self.growth.suite, GrowthSettings.of(settings).rules)
+        self.actions = JointActions.of(self.growth.suite, GrowthSettings.parse(settings).rules)
         mask = spaces.MultiBinary(len(self.actions))
         self.single_observation_space = spaces.Dict({**observation_space(self.growth.suite), ACTION_MASK: mask})
         self.single_action_space = spaces.Discrete(len(self.actions))
@@ -129,7 +128,7 @@ class JointVectorEnv(GrowthVectorEnv):
 
     def action_masks(self) -> Bools:
         """Which actions are legal now, bool ``[E, n]``."""
-        return self.actions.legal(self.growth.conditional_masks())
+        return self.actions.legal(conditional_masks(self.growth.masks))
 
     def _masked(self, observation: Arrays) -> Arrays:
         return {**observation, ACTION_MASK: self.action_masks().astype(np.int8)}

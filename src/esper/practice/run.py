@@ -18,10 +18,10 @@ from esper.grower.structure import regrow, structure
 from esper.growth.persist import save
 from esper.practice.result import GrowResult, epoch_scalars, read_result, summarise_run, write_result
 from esper.practice.training import Epoch, HostTraining
-from esper.rl.saved import under
 from esper.signals import Interrupts, Terminated
 from esper.telemetry.events import RunEnded, RunInterrupted
 from esper.telemetry.store import RunStore
+from esper.tensor_file import take_prefix
 
 KEPT_CHECKPOINTS = 2
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -142,11 +142,11 @@ def restore(training: HostTraining, tensors: Mapping[str, Tensor], state: Mappin
         raise CheckpointError("the checkpoint is of no run of `esper grow`: give the directory of one")
     regrow(training.model, state[_SEEDS])
     try:
-        training.model.load_state_dict(under(_MODEL, tensors))
+        training.model.load_state_dict(take_prefix(_MODEL, tensors))
     except RuntimeError as error:
         raise CheckpointError("the checkpoint is of another host: use the settings that the run had") from error
     moments: dict[int, dict[str, Tensor]] = {}
-    for name, value in under(_OPTIMIZER, tensors).items():
+    for name, value in take_prefix(_OPTIMIZER, tensors).items():
         index, _, part = name.partition(".")
         moments.setdefault(int(index), {})[part] = value
     training.optimizer.load_state_dict({**training.optimizer.state_dict(), "state": moments})

@@ -13,7 +13,7 @@ from esper.devices import CPU, DeviceName
 from esper.grower.choosing import rules_of
 from esper.grower.counterfactual import Counterfactual
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.settings import Settings
 from esper.tasks.practice.registry import get_host, get_task, host_for
 from esper.training.budget import Budget
@@ -49,7 +49,7 @@ class GrowSettings(Settings):
     rules: Rules
     """What may happen to seeds; what is not said is as in the rules that the controller was trained with, or by
     default."""
-    conduct: Conduct = Conduct()
+    conduct: EpisodeConfig = EpisodeConfig()
     """When training that blows up is rolled back, what growth may cost, how often seeds are measured, and after how
     long a plateau training ends before its last epoch."""
     text: Path | None = None

@@ -10,6 +10,6 @@ ENVIRONMENT = "esper/Growth-v0"
 gymnasium.register(
     ENVIRONMENT,
     # By address: registering imports nothing.
-    entry_point="esper.rl.gym.single:GrowthEnv",
-    vector_entry_point="esper.rl.gym.vector:make_vector",
+    entry_point="esper.rl.gym.envs:GrowthEnv",
+    vector_entry_point="esper.rl.gym.envs:make_vector",
 )

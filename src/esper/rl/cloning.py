@@ -10,10 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from esper.control.policy import Policy
-from esper.control.spaces import Observation
-from esper.rl.gae import advantages
+from esper.rl.advantages import generalised_advantages
 from esper.rl.losses import value_loss
-from esper.rl.rollout import Rollout
+from esper.rl.rollout import Rollout, select_environments, select_steps
 from esper.settings import Settings
 
 _ORDER_STREAM = 0xC10E
@@ -33,7 +32,7 @@ class CloningSettings(Settings):
     """Optimizer steps per pass."""
     learning_rate: float = Field(default=2e-3, gt=0, allow_inf_nan=False)
     value_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Of the value function's loss; it learns the demonstrator's returns."""
+    """Weight of the value function's loss; it learns the demonstrator's returns."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +49,28 @@ def clone(policy: Policy, shown: Rollout, settings: CloningSettings, gamma: floa
     The policy's statistics take in the demonstrations first, and stand still from then on. ``seed`` decides the order
     of minibatches. The optimizer is dropped afterwards: what follows starts with its own.
     """
-    returns = _returns(shown, gamma)
-    policy.recalibrate(Observation(*(part[shown.running] for part in shown.observations)), returns[shown.running])
-    before = _imitation(policy, shown)
+    returns = _demonstrated_returns(shown, gamma)
+    policy.recalibrate(select_steps(shown.observations, shown.running), returns[shown.running])
+    before = _imitation_loss(policy, shown)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, _ORDER_STREAM)).generate_state(1)[0]))
     for _ in range(settings.passes):
         order = torch.randperm(shown.environments, generator=generator).to(policy.device)
         for index in order.tensor_split(settings.minibatches):
-            part, target = shown.at(index), returns[:, index]
+            part, target = select_environments(shown, index), returns[:, index]
             optimizer.zero_grad()
-            _loss(policy, part, target, settings.value_weight).backward()
+            _cloning_loss(policy, part, target, settings.value_weight).backward()
             optimizer.step()
-    return CloningMetrics(before, _imitation(policy, shown))
+    return CloningMetrics(before, _imitation_loss(policy, shown))
 
 
-def _returns(shown: Rollout, gamma: float) -> Tensor:
+def _demonstrated_returns(shown: Rollout, gamma: float) -> Tensor:
     """What was earned from each step on, ``[T, E]``."""
     nothing = torch.zeros_like(shown.reward)
-    return advantages(shown.reward, nothing, shown.final_value, shown.running, gamma, 1.0)
+    return generalised_advantages(shown.reward, nothing, shown.final_value, shown.running, gamma, 1.0)
 
 
-def _loss(policy: Policy, shown: Rollout, returns: Tensor, value_weight: float) -> Tensor:
+def _cloning_loss(policy: Policy, shown: Rollout, returns: Tensor, value_weight: float) -> Tensor:
     now = policy.evaluate(shown.observations, shown.masks, shown.actions, shown.state)
     running = shown.running
     error = value_loss(now.value[running], returns[running], policy.value_head.scale, running.sum())
@@ -79,6 +78,6 @@ def _loss(policy: Policy, shown: Rollout, returns: Tensor, value_weight: float) 
 
 
 @torch.no_grad()
-def _imitation(policy: Policy, shown: Rollout) -> float:
+def _imitation_loss(policy: Policy, shown: Rollout) -> float:
     now = policy.evaluate(shown.observations, shown.masks, shown.actions, shown.state)
     return -now.log_prob[shown.running].mean().item()

@@ -34,9 +34,9 @@ class UpdateMetrics:
     first_ratio_deviation: float
     """Largest |ratio - 1| before the first optimizer step: float32's rounding, unless acting and learning disagree."""
     explained_variance: float
-    """Of the values' targets by the acting policy's values: 1 is perfect, 0 a constant; bounded below by -1."""
+    """How well the acting policy's values explain their targets: 1 is perfect, 0 a constant; bounded below by -1."""
     return_mean: float
-    """Of what was paid, twins or not."""
+    """Mean of what was paid, twins or not."""
     return_deviation: float
     advantage_deviation: float
     """Before standardising."""
@@ -69,11 +69,11 @@ class UpdateMetrics:
         return flat
 
 
-History = tuple[UpdateMetrics, ...]
+UpdateHistory = tuple[UpdateMetrics, ...]
 """The last `HISTORY` updates at most, the newest last."""
 
 
-def remembered(history: History, update: UpdateMetrics) -> History:
+def extend_history(history: UpdateHistory, update: UpdateMetrics) -> UpdateHistory:
     """The history with one update more."""
     return (*history, update)[-HISTORY:]
 
@@ -129,7 +129,9 @@ class Thresholds:
 THRESHOLDS = Thresholds()
 
 
-def anomalies(history: History, target_kl: float, thresholds: Thresholds = THRESHOLDS) -> tuple[Anomaly, ...]:
+def find_anomalies(
+    history: UpdateHistory, target_kl: float, thresholds: Thresholds = THRESHOLDS
+) -> tuple[Anomaly, ...]:
     """What is wrong with the newest update of the ``history``, in the order of `Anomaly`; empty if nothing is."""
     metrics = history[-1]
     numbers = metrics.scalars().values()
@@ -147,7 +149,7 @@ def anomalies(history: History, target_kl: float, thresholds: Thresholds = THRES
     return tuple(anomaly for anomaly in Anomaly if found[anomaly])
 
 
-def _short_updates(history: History, thresholds: Thresholds) -> bool:
+def _short_updates(history: UpdateHistory, thresholds: Thresholds) -> bool:
     newest = history[-thresholds.short_updates :]
     short = [update.stopped_early and update.optimizer_steps <= thresholds.short_steps for update in newest]
     return len(short) == thresholds.short_updates and all(short)

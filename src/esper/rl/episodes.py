@@ -19,16 +19,25 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
-from esper.rl.conduct import Conduct
-from esper.rl.incidents import Incident, incidents
-from esper.rl.ledger import Ledger
-from esper.rl.rewards import Facts, RewardSettings, Scheme, Terms, rent_due, total
-from esper.rl.rewards.settings import OUTCOME
+from esper.rl.episode_config import EpisodeConfig
+from esper.rl.rewards import (
+    OUTCOME,
+    RewardInputs,
+    RewardSettings,
+    RewardTerms,
+    RewardTracker,
+    compute_rent,
+    compute_rewards,
+    group_by_settings,
+    objective,
+    total_reward,
+)
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.commitment import Commitment, committed_networks
+from esper.training.commitment import committed_networks
 from esper.training.evaluation import Evaluation, evaluate, remember, start_evaluation
+from esper.training.governor import Trouble
 from esper.training.governor.rows import Intervention, watching
 from esper.training.learning import Batch, TrainingReport, start_training
 from esper.training.pending import Pending
@@ -47,12 +56,29 @@ _ORDER_STREAM = 0x0DDE5
 
 
 @dataclass(frozen=True)
+class Incident:
+    """One rollback of one network by the governor; losses in nats and accuracies on validation data."""
+
+    environment: int
+    trouble: str
+    """Name of a `Trouble`, in lower case."""
+    loss_before: float
+    accuracy_before: float
+    loss_after: float
+    accuracy_after: float
+    pruned: tuple[int, ...]
+    """Slots whose seeds are gone."""
+    ended: bool
+    """Whether it was one rollback too many, so that the episode has ended."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one decision led to."""
 
     reward: Floats
     """``[E]``; 0 in episodes that had ended before."""
-    terms: Terms
+    terms: RewardTerms
     """What the rewards are the sum of, ``[E]`` each, in episodes that had not."""
     finished: Bools
     """``[E]``: the episode is over, by its horizon, a plateau or a divergence. All of them are observed and part of the
@@ -60,18 +86,18 @@ class StepResult:
     running: Bools
     """``[E]``: the step was part of the episode, which had not ended before."""
     verdicts: Verdicts
-    """Of the gate ahead of each slot, before the decision."""
+    """Verdict of the gate ahead of each slot, before the decision."""
     transitions: Transitions
     """By the decision, and by rollbacks after it."""
     training: TrainingReport
-    """Of the minibatches that followed it."""
+    """How the minibatches that followed it went."""
     evaluation: Evaluation
     """After rollbacks."""
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
     incidents: list[Incident]
     """Rollbacks."""
-    facts: Facts
+    reward_inputs: RewardInputs
     """What reward modes see of the step."""
 
 
@@ -97,7 +123,7 @@ class Episodes:
         suite: Suite,
         instances: Sequence[Instance],
         rules: Rules,
-        conduct: Conduct = Conduct(),  # noqa: B008 (immutable)
+        conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
         *,
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),
@@ -111,8 +137,9 @@ class Episodes:
         self.instances = list(instances)
         self._problems = _Problems.of(instances)
         self.size = len(instances)
+        _require_known(suite, instances)
         given = fossils or [()] * self.size
-        networks = [_network(suite, *one) for one in zip(_checked(suite, instances), given, strict=True)]
+        networks = [_network(suite, *one) for one in zip(instances, given, strict=True)]
         plan = PopulationPlan(
             suite.template(),
             suite.sites,
@@ -127,9 +154,8 @@ class Episodes:
         )
         self.population = Population(plan, networks)
         self.governor = watching(self.population, conduct.governor, suite.classes)
-        self._scheme = Scheme(rewards or [OUTCOME] * self.size)
-        self._ledger = Ledger(suite, self.population)
-        self._ledger.restart(np.ones(self.size, np.bool_), self.instances)
+        self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
+        self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), *chance)
         self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
@@ -180,38 +206,44 @@ class Episodes:
         """
         running = ~self.finished
         actions = np.where(running[:, None], actions, wait(self.size))
+
+        # The decision changes slots at once.
         decided_on = self.population.table
-        step = self.population.decide(actions)
-        decided = step.transitions
+        decision = self.population.decide(actions)
         # A network that lost a seed, or whose problem is another one now, may well do worse.
-        self.governor.expect_change(self._drift(running) | _pruned(decided, self.size))
+        self.governor.expect_change(self._drift(running) | _lost_a_seed(decision.transitions, self.size))
+
+        # Then hosts and seeds learn, all are measured, and whoever blew up is rolled back.
         first = self.step_index % self.suite.steps * self.suite.batches_per_step
         batches = self._stream.take(first, self.suite.batches_per_step)
         under_way = start_training(self.population, batches, resting=~running)
-        training, evaluation, intervention, happened = self._measure(under_way, running)
+        training, evaluation, intervention, rollbacks = self._measure(under_way, running)
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
+
+        # Episodes that end are scored by what they commit.
         self.step_index = self.step_index + running
-        ending = running & self._ended(intervention)
+        ending = running & self._reached_end(intervention)
         self.finished = self.finished | ending
         commitment = committed_networks(self.population, self.validation) if ending.any() else None
-        self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
-        facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
-        terms = {**self._scheme.pay(facts), "rollback": np.where(intervention.rows, -self.governor.penalty, 0.0)}
-        reward = np.where(running, total(terms), 0.0)
-        changes = joined([decided, intervention.transitions])
+
+        # Everything that a reward depends on is known now.
+        inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
+        self.potential = np.where(running, objective(inputs.after, OUTCOME), self.potential)
+        penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
+        terms = {**compute_rewards(inputs, self._paid_by), "rollback": penalty}
         return StepResult(
-            reward,
-            terms,
-            self.finished,
-            running,
-            step.verdicts,
-            changes,
-            training,
-            evaluation,
-            self.potential,
-            happened,
-            facts,
+            reward=np.where(running, total_reward(terms), 0.0),
+            terms=terms,
+            finished=self.finished,
+            running=running,
+            verdicts=decision.verdicts,
+            transitions=joined([decision.transitions, intervention.transitions]),
+            training=training,
+            evaluation=evaluation,
+            potential=self.potential,
+            incidents=rollbacks,
+            reward_inputs=inputs,
         )
 
     def _measure(
@@ -228,16 +260,16 @@ class Episodes:
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
         restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
-        return training, restored, intervention, incidents(intervention, evaluation, restored)
+        return training, restored, intervention, _incidents(intervention, evaluation, restored)
 
-    def _ended(self, intervention: Intervention) -> Bools:
+    def _reached_end(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
         stalled = self._conduct.stalled(self.history.plateau_age, self.population.table)
         return (self.step_index >= self.suite.steps) | intervention.exhausted | stalled
 
     def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
-        _checked(self.suite, instances)
+        _require_known(self.suite, instances)
         self.population.replace(rows, [_network(self.suite, instance) for instance in instances])
         everyone = np.zeros(self.size, np.bool_)
         everyone[rows] = True
@@ -251,31 +283,15 @@ class Episodes:
             self._stream.replace(row, self.suite.data(instance, "train"), self._order(instance))
             self._set_validation(row, self.suite.data(instance, "validation"))
         self._problems = _Problems.of(self.instances)
-        self._ledger.restart(everyone, self.instances)
+        self._tracker.restart(everyone, self.instances)
 
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
         accuracy = committed_networks(self.population, stacked(data, self.device)).accuracy
-        added = self.population.parameters_in(self._fossils)
-        return FinalScore(self._score(accuracy, added), accuracy, added)
-
-    @property
-    def _fossils(self) -> Bools:
-        return self.population.table.stage == Stage.FOSSILIZED
-
-    def _potential_now(self, evaluation: Evaluation, commitment: Commitment | None) -> Floats:
-        """J on validation data of the whole networks, and of the committed ones where the episode has ended."""
-        now = self._score(evaluation.accuracy, self.population.parameters_in(self.population.table.blended))
-        if commitment is None:
-            return now
-        ended = self._score(commitment.accuracy, self.population.parameters_in(self._fossils))
-        return np.where(self.finished, ended, now)
-
-    def _score(self, accuracy: Floats, added: NDArray[np.int64]) -> Floats:
-        """``accuracy - rent * log1p(added / host)``."""
-        hosts = self.population.host_parameters.astype(float)
-        return accuracy - rent_due(added.astype(float), hosts, self._problems.rent)
+        added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
+        rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
+        return FinalScore(accuracy - rent, accuracy, added)
 
     def _phase(self, row: int) -> int:
         return int(self.step_index[row] >= self._problems.drift_step[row])
@@ -319,7 +335,25 @@ class _Problems:
         )
 
 
-def _pruned(changes: Transitions, size: int) -> Bools:
+def _incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
+    """One record per network that was rolled back."""
+    changes = intervention.transitions
+    return [
+        Incident(
+            row,
+            Trouble(intervention.trouble[row]).name.lower(),
+            float(before.loss[row]),
+            float(before.accuracy[row]),
+            float(after.loss[row]),
+            float(after.accuracy[row]),
+            tuple(changes.slot[changes.env == row].tolist()),
+            bool(intervention.exhausted[row]),
+        )
+        for row in intervention.rows.nonzero()[0].tolist()
+    ]
+
+
+def _lost_a_seed(changes: Transitions, size: int) -> Bools:
     """``[E]``: the networks that have lost a seed."""
     rows = np.zeros(size, np.bool_)
     rows[changes.env[changes.after == Stage.PRUNED]] = True
@@ -330,7 +364,6 @@ def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> Network
     return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
 
 
-def _checked(suite: Suite, instances: Sequence[Instance]) -> Sequence[Instance]:
+def _require_known(suite: Suite, instances: Sequence[Instance]) -> None:
     for instance in instances:
         suite.check(instance)
-    return instances

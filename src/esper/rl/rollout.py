@@ -1,8 +1,9 @@
-"""Whole episodes of E environments that began together, as an update needs them."""
+"""Whole episodes of E environments that began together, and what an update learns from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,14 +12,17 @@ from esper.control.policy import PolicyState, PolicyStep
 from esper.control.spaces import MaskTensors, Observation
 from esper.errors import EsperError
 from esper.lifecycle.actions import Head
+from esper.rl.structs import map_arrays, merge_arrays, named_arrays
+
+SMALLEST = 1e-8
+"""Added to deviations and variances that are divided by."""
 
 
 class RolloutError(EsperError):
     """Data of another shape, type or length than the rollout's."""
 
 
-@dataclass(frozen=True)
-class Rollout:
+class Rollout(NamedTuple):
     """T steps of E environments that began together. Observations are those the policy saw, raw.
 
     An episode may end before step T; its later steps are there to fill the tensors, and teach nothing.
@@ -41,8 +45,8 @@ class Rollout:
     final_value: Tensor
     """``[E]``: 0 where the episode terminated, the value of the state after the last step where it was cut."""
     state: PolicyState
-    """The policy's memory before the first step."""
-    twin_reward: Tensor
+    """The policy's memory before the first step, ``[1, E, H]`` each."""
+    control_variate: Tensor
     """float32 ``[T, E]``: what the network's twin earned, which only waited on the same instance; 0 without twins."""
 
     @property
@@ -62,33 +66,55 @@ class Rollout:
 
     def to(self, device: torch.device) -> Rollout:
         """The same on ``device``."""
-        return Rollout(
-            self.observations.to(device),
-            self.masks.to(device),
-            self.actions.to(device),
-            self.chosen_log_prob.to(device),
-            self.value.to(device),
-            self.reward.to(device),
-            self.running.to(device),
-            self.final_value.to(device),
-            self.state.to(device),
-            self.twin_reward.to(device),
-        )
+        return map_arrays(lambda part: part.to(device), self)
 
-    def at(self, index: Tensor) -> Rollout:
-        """The whole episodes of the environments at ``index`` (int64 ``[n]``)."""
-        return Rollout(
-            Observation(*(part[:, index] for part in self.observations)),
-            MaskTensors(*(part[:, index] for part in self.masks)),
-            self.actions[:, index],
-            self.chosen_log_prob[:, index],
-            self.value[:, index],
-            self.reward[:, index],
-            self.running[:, index],
-            self.final_value[index],
-            self.state.rows(index),
-            self.twin_reward[:, index],
-        )
+
+class PPOBatch(NamedTuple):
+    """Whole episodes and what to learn from them."""
+
+    rollout: Rollout
+    advantage: Tensor
+    """``[T, E]``."""
+    target: Tensor
+    """Returns ``[T, E]``: what the values should have been; less the control variate."""
+    is_open: Tensor
+    """bool ``[T, E, 8]``: the step is part of the episode and the head had a choice."""
+
+    def standardise(self) -> PPOBatch:
+        """With advantages of mean 0 and deviation 1."""
+        counted = self.advantage[self.rollout.running]
+        return self._replace(advantage=(self.advantage - counted.mean()) / (counted.std() + SMALLEST))
+
+
+Episodes = TypeVar("Episodes", Rollout, PPOBatch)
+Parts = TypeVar("Parts")
+
+
+def select_steps(parts: Parts, index: slice | Tensor) -> Parts:
+    """Tensors ``[T, E, ...]``, such as observations, at some steps or, by a bool index ``[T, E]``, some decisions."""
+    return map_arrays(lambda part: part[index], parts)
+
+
+def select_environments(episodes: Episodes, index: Tensor) -> Episodes:
+    """The whole episodes of the environments at ``index``, int64 ``[n]``."""
+    return map_arrays(lambda part: part[index] if part.dim() == 1 else part[:, index], episodes)
+
+
+def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of equal length as one, environments in order."""
+    return merge_arrays(lambda parts: torch.cat(parts, 0 if parts[0].dim() == 1 else 1), rollouts)
+
+
+class _StoredStep(NamedTuple):
+    """One step of a rollout: its first fields, ``[E, ...]``."""
+
+    observation: Observation
+    masks: MaskTensors
+    actions: Tensor
+    chosen_log_prob: Tensor
+    value: Tensor
+    reward: Tensor
+    running: Tensor
 
 
 class RolloutBuffer:
@@ -99,11 +125,11 @@ class RolloutBuffer:
         self._steps = steps
         self._environments = environments
         self._state = state
-        self._rows: list[tuple[Tensor, ...]] = []
+        self._stored: list[_StoredStep] = []
         _require(state.output.shape[1] == environments, "state", f"{state.output.shape[1]} environments", environments)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._stored)
 
     def add(
         self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor, running: Tensor
@@ -114,24 +140,26 @@ class RolloutBuffer:
 
         Raises RolloutError if the buffer is full or a tensor's shape or type differs from what it must be.
         """
-        if len(self._rows) == self._steps:
+        if len(self._stored) == self._steps:
             raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
-        row = (*observation, *masks, step.actions, step.chosen_log_prob, step.value, reward, running)
+        stored = _StoredStep(observation, masks, step.actions, step.chosen_log_prob, step.value, reward, running)
         scalars, per_head = (self._environments,), (self._environments, len(Head))
-        _require(step.actions.shape == per_head, "actions", tuple(step.actions.shape), per_head)
-        for name, tensor, shape in (
-            ("chosen_log_prob", step.chosen_log_prob, per_head),
-            ("value", step.value, scalars),
-            ("reward", reward, scalars),
+        for name, shape, dtype in (
+            ("actions", per_head, torch.int64),
+            ("chosen_log_prob", per_head, torch.float32),
+            ("value", scalars, torch.float32),
+            ("reward", scalars, torch.float32),
+            ("running", scalars, torch.bool),
         ):
+            tensor = getattr(stored, name)
             _require(tensor.shape == shape, name, tuple(tensor.shape), shape)
-            _require(tensor.dtype == torch.float32, name, tensor.dtype, torch.float32)
-        _require(running.dtype == torch.bool, "running", running.dtype, torch.bool)
-        for name, tensor, first in zip(_NAMES, row, self._rows[0] if self._rows else row, strict=True):
+            _require(tensor.dtype == dtype, name, tensor.dtype, dtype)
+        first = self._stored[0] if self._stored else stored
+        for (name, tensor), (_, usual) in zip(named_arrays(stored), named_arrays(first), strict=True):
             _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
-            _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
-            _require(tensor.dtype == first.dtype, name, tensor.dtype, first.dtype)
-        self._rows.append(tuple(tensor.detach() for tensor in row))
+            _require(tensor.shape == usual.shape, name, tuple(tensor.shape), tuple(usual.shape))
+            _require(tensor.dtype == usual.dtype, name, tensor.dtype, usual.dtype)
+        self._stored.append(map_arrays(Tensor.detach, stored))
 
     def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
         """The rollout, without twins; ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False.
@@ -140,26 +168,15 @@ class RolloutBuffer:
 
         Raises RolloutError if steps are missing.
         """
-        _require(len(self._rows) == self._steps, "rollout", f"{len(self._rows)} steps", f"{self._steps} steps")
+        _require(len(self._stored) == self._steps, "rollout", f"{len(self._stored)} steps", f"{self._steps} steps")
         for name, tensor in (("terminated", terminated), ("final_value", final_value)):
             _require(tensor.shape == (self._environments,), name, tuple(tensor.shape), (self._environments,))
-        columns = [torch.stack(column) for column in zip(*self._rows, strict=True)]
-        observation_parts, mask_parts = len(Observation._fields), len(MaskTensors._fields)
         return Rollout(
-            Observation(*columns[:observation_parts]),
-            MaskTensors(*columns[observation_parts : observation_parts + mask_parts]),
-            *columns[observation_parts + mask_parts :],
+            *merge_arrays(torch.stack, self._stored),
             final_value=final_value.masked_fill(terminated, 0.0),
             state=self._state,
-            twin_reward=torch.zeros(self._steps, self._environments, device=final_value.device),
+            control_variate=torch.zeros(self._steps, self._environments, device=final_value.device),
         )
-
-
-_NAMES = (
-    *(f"observation.{name}" for name in Observation._fields),
-    *(f"masks.{name}" for name in MaskTensors._fields),
-    *(field.name for field in fields(Rollout)[2:7]),
-)
 
 
 def _require(holds: bool, name: str, found: object, expected: object) -> None:

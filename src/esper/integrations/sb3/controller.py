@@ -16,7 +16,7 @@ from esper.integrations.flat import flat
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
-from esper.rl.gym.spaces import conditional_masks, observation_arrays
+from esper.rl.gym.growth import conditional_masks, observation_arrays
 
 
 class ModelController:

@@ -14,9 +14,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from esper.errors import ConfigError
 from esper.integrations.flat import flat
-from esper.rl.gym.growth import Bools
-from esper.rl.gym.spaces import Array
-from esper.rl.gym.vector import RESET_MASK, GrowthVectorEnv, Info
+from esper.rl.gym.envs import RESET_MASK, GrowthVectorEnv, Info
+from esper.rl.gym.growth import Array, Bools
 
 _MASKS = "action_masks"
 """What sb3-contrib asks for by name."""

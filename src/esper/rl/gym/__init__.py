@@ -1,1 +1,1 @@
-"""Growth as a Gymnasium environment: E networks at once (`vector`), or one (`single`)."""
+"""Growth as a Gymnasium environment."""

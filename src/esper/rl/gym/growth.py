@@ -1,4 +1,4 @@
-"""What both faces of the environment stand on: episodes that draw their own instances and accept any integers."""
+"""What all environments stand on: spaces, settings, and episodes that draw their instances and accept any integers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from esper.config_errors import describe_first_error
+from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Feature
+from esper.control.spaces import MaskTensors, Observation
 from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
+from esper.lifecycle.actions import head_sizes
 from esper.lifecycle.legality import canonicalise
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.rl.conduct import Conduct
-from esper.rl.episodes import Episodes, FinalScore
-from esper.rl.gym.spaces import Array, Arrays, conditional_masks, observation_arrays
-from esper.rl.rewards.scheme import in_turns
-from esper.rl.rewards.settings import OUTCOME, RewardSpec
+from esper.rl.episode_config import EpisodeConfig
+from esper.rl.episodes import Episodes
+from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
-from esper.tasks.suite import Split
+from esper.tasks.suite import Split, Suite
 from esper.training.plan import StrategyChoice
 
+Array = NDArray[Any]
+Arrays = dict[str, Array]
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Stepped:
+class GrowthStep:
     """What one step of E networks led to, all ``[E, ...]``."""
 
     reward: NDArray[np.float64]
@@ -53,7 +57,7 @@ class GrowthSettings(Settings):
     """Which of the suite's instances: train, heldout or transfer."""
     rules: Rules = Rules()
     """What may happen to seeds; a mapping of its fields does too."""
-    conduct: Conduct = Conduct()
+    conduct: EpisodeConfig = EpisodeConfig()
     """The governor, caps on growth, and when episodes end early; a mapping of its fields does too."""
     reward: RewardSpec = (OUTCOME,)
     """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
@@ -68,7 +72,7 @@ class GrowthSettings(Settings):
         return self
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> GrowthSettings:
+    def parse(cls, arguments: Mapping[str, Any]) -> GrowthSettings:
         """The settings given by keyword; raises ConfigError that names the first mistake."""
         try:
             return cls.model_validate(dict(arguments))
@@ -100,14 +104,16 @@ class Growth:
         return self._episodes is not None
 
     @property
-    def ended(self) -> Bools:
-        """``[E]``: which episodes have come to their end."""
-        return self._running.finished
+    def episodes(self) -> Episodes:
+        """The present episodes, once they have begun."""
+        assert self._episodes is not None, "environments check `begun` first"
+        return self._episodes
 
     @property
-    def instances(self) -> list[str]:
-        """The name of each network's instance."""
-        return [instance.name for instance in self._running.instances]
+    def masks(self) -> ActionMasks:
+        """What is legal now, once episodes have begun."""
+        assert self._masks is not None, "environments check `begun` first"
+        return self._masks
 
     # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
     @torch.inference_mode(False)
@@ -122,7 +128,7 @@ class Growth:
                 instances,
                 settings.rules,
                 settings.conduct,
-                rewards=in_turns(settings.reward, self.size),
+                rewards=assign_rewards(settings.reward, self.size),
                 strategy=settings.strategy,
                 device=self._device,
             )
@@ -131,41 +137,69 @@ class Growth:
         self._masks = self._episodes.legal_actions()
 
     @torch.inference_mode(False)
-    def step(self, actions: Array) -> Stepped:
+    def step(self, actions: Array) -> GrowthStep:
         """One decision per network from any integers ``[E, 8]``: what is illegal becomes WAIT.
 
         Raises:
             IllegalActionError: ``actions`` is no integer array of that shape.
         """
-        effective, changed = canonicalise(np.asarray(actions), self._legal)
-        result = self._running.step(effective.astype(np.int64))
-        self._masks = self._running.legal_actions()
+        effective, changed = canonicalise(np.asarray(actions), self.masks)
+        result = self.episodes.step(effective.astype(np.int64))
+        self._masks = self.episodes.legal_actions()
         rolled_back = np.zeros(self.size, np.bool_)
         rolled_back[[incident.environment for incident in result.incidents]] = True
-        return Stepped(result.reward, result.finished, effective, changed, rolled_back)
+        return GrowthStep(result.reward, result.finished, effective, changed, rolled_back)
 
     def observation(self) -> Arrays:
-        """What the agent sees, as `esper.rl.gym.spaces.observation_arrays`."""
-        return observation_arrays(self._running.observe(), self._legal)
+        """What the agent sees, as `observation_arrays`."""
+        return observation_arrays(self.episodes.observe(), self.masks)
 
-    def action_masks(self) -> Bools:
-        """The flat masks ``[E, sum(head sizes)]``."""
-        return self._legal.flat()
 
-    def conditional_masks(self) -> Arrays:
-        """The exact masks, as `esper.rl.gym.spaces.conditional_masks`."""
-        return conditional_masks(self._legal)
+def sizes_of(suite: Suite) -> tuple[int, ...]:
+    """How many choices each of the eight heads has on a suite."""
+    return head_sizes(len(suite.sites), len(suite.blueprints))
 
-    def final_score(self) -> FinalScore:
-        """The committed networks on test data."""
-        return self._running.final_score()
 
-    @property
-    def _running(self) -> Episodes:
-        assert self._episodes is not None, "faces check `begun` first"
-        return self._episodes
+def action_space(suite: Suite) -> spaces.MultiDiscrete:
+    """One choice per head, in the order of `esper.lifecycle.actions.Head`."""
+    return spaces.MultiDiscrete(list(sizes_of(suite)))
 
-    @property
-    def _legal(self) -> ActionMasks:
-        assert self._masks is not None, "faces check `begun` first"
-        return self._masks
+
+def observation_space(suite: Suite) -> spaces.Dict:
+    """One network's observation: the declared features in their declared ranges, and the flat action mask.
+
+    ``globals`` ``[G]``, ``slots`` ``[S, F]``, ``blueprints`` ``[S, K, D]``, ``action_mask`` ``[sum(head sizes)]``.
+    """
+    slots, blueprints = len(suite.sites), len(suite.blueprints)
+    parts: dict[str, spaces.Space[Any]] = {
+        "globals": _ranges(GLOBAL_FEATURES, ()),
+        "slots": _ranges(SLOT_FEATURES, (slots,)),
+        "blueprints": _ranges(BLUEPRINT_FEATURES, (slots, blueprints)),
+        "action_mask": spaces.MultiBinary(sum(sizes_of(suite))),
+    }
+    return spaces.Dict(parts)
+
+
+def _ranges(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
+    shape = (*leading, len(features))
+    low, high = (
+        np.broadcast_to(np.array(ends, np.float32), shape)
+        for ends in ([feature.low for feature in features], [feature.high for feature in features])
+    )
+    return spaces.Box(low, high, shape, np.float32)
+
+
+def observation_arrays(observation: Observation, masks: ActionMasks) -> Arrays:
+    """The observations of E networks, each array ``[E, ...]`` in the order of `observation_space`."""
+    arrays = {name: part.cpu().numpy() for name, part in observation._asdict().items()}
+    return {**arrays, "action_mask": masks.flat().astype(np.int8)}
+
+
+def conditional_masks(masks: ActionMasks) -> Arrays:
+    """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
+
+    The flat mask of an observation cannot say that a blueprint fits one slot and not the other; these can. Shapes as
+    in `esper.lifecycle.masks.ActionMasks`.
+    """
+    # Copies: an agent may write into what it was given, and the environment still decides by the originals.
+    return {name: getattr(masks, name).copy() for name in MaskTensors._fields}

@@ -1,8 +1,6 @@
-"""What a twin earned is taken off the rewards without a change of what is best to do."""
+"""Advantages by hand and against TorchRL; what does not depend on actions is taken off without a bias."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,13 +11,85 @@ from torch import Tensor
 from esper.control.policy import Policy, PolicySettings
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head, Op
-from esper.rl.objective import Objective
+from esper.rl.advantages import (
+    discounted_returns,
+    generalised_advantages,
+    subtract_control_variate,
+    subtract_group_mean,
+)
+from esper.rl.losses import PPOLoss
 from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.rl.twins import minus_twin, to_go
 from rl.noise import ENVIRONMENTS, STEPS, ending_early, rollouts
 from rl.plain_ppo import plain_ppo
 from rl.probes import SPEC, blank_observation, learner, only_ops
+
+PAID = torch.tensor([[1.0], [0.0], [2.0]])
+VALUES = torch.tensor([[0.5], [0.4], [0.3]])
+RUNNING = torch.ones(3, 1, dtype=torch.bool)
+
+
+def test_a_terminated_episode_is_worth_nothing_afterwards() -> None:
+    found = generalised_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=0.9, lam=0.8)
+    torch.testing.assert_close(found.flatten(), torch.tensor([1.64768, 1.094, 1.7]))
+
+
+def test_a_cut_episode_is_worth_its_last_state() -> None:
+    found = generalised_advantages(PAID, VALUES, torch.tensor([0.6]), RUNNING, gamma=0.9, lam=0.8)
+    torch.testing.assert_close(found.flatten(), torch.tensor([1.927616, 1.4828, 2.24]))
+
+
+def test_with_lambda_one_the_advantage_is_return_minus_value() -> None:
+    found = generalised_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=1.0)
+    torch.testing.assert_close(found + VALUES, torch.tensor([[3.0], [2.0], [2.0]]))
+
+
+def test_with_lambda_zero_it_is_the_one_step_error() -> None:
+    found = generalised_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=0.0)
+    torch.testing.assert_close(found.flatten(), torch.tensor([0.9, -0.1, 1.7]))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_episode_that_ends_early_is_as_one_that_is_shorter(steps: int) -> None:
+    running = (torch.arange(3) < steps).unsqueeze(1)
+    found = generalised_advantages(PAID, VALUES, torch.tensor([0.6]), running, gamma=0.9, lam=0.8)
+    expected = generalised_advantages(PAID[:steps], VALUES[:steps], torch.zeros(1), RUNNING[:steps], gamma=0.9, lam=0.8)
+    torch.testing.assert_close(found[:steps], expected)
+    assert not found[steps:].any()
+
+
+def test_torchrl_agrees_on_terminated_and_on_cut_episodes() -> None:
+    functional = pytest.importorskip("torchrl.objectives.value.functional")
+    random = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(9, 4, generator=random), torch.randn(9, 4, generator=random)
+    last = torch.randn(4, generator=random)
+    terminated = torch.tensor([True, False, True, False])
+    final = last.masked_fill(terminated, 0.0)
+
+    done, ended = torch.zeros(4, 9, 1, dtype=torch.bool), torch.zeros(4, 9, 1, dtype=torch.bool)
+    done[:, -1] = True
+    ended[:, -1, 0] = terminated
+    following = torch.cat((values[1:], last[None])).T[..., None]
+    expected, _ = functional.generalized_advantage_estimate(
+        0.97, 0.9, values.T[..., None], following, rewards.T[..., None], done, ended
+    )
+    found = generalised_advantages(rewards, values, final, torch.ones_like(rewards, dtype=torch.bool), 0.97, 0.9)
+    torch.testing.assert_close(found, expected[..., 0].T)
+
+
+def test_group_baseline_is_the_mean_of_the_others_at_the_same_step() -> None:
+    found = subtract_group_mean(torch.tensor([[1.0, 2.0, 6.0, 10.0, 10.0, 40.0]]), group=3)
+    torch.testing.assert_close(found, torch.tensor([[-3.0, -1.5, 4.5, -15.0, -15.0, 30.0]]))
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.floats(-50, 50))
+def test_group_baseline_removes_what_all_of_a_group_share(group: int, groups: int, shared: float) -> None:
+    own = torch.randn(3, group * groups, generator=torch.Generator().manual_seed(group))
+    luck = torch.arange(groups).repeat_interleave(group) * shared
+    torch.testing.assert_close(
+        subtract_group_mean(own + luck, group), subtract_group_mean(own, group), atol=1e-3, rtol=1e-4
+    )
+
 
 GROUP = 4
 REWARDS = st.lists(st.lists(st.floats(-9, 9, width=32), min_size=3, max_size=3), min_size=4, max_size=4)
@@ -28,7 +98,7 @@ REWARDS = st.lists(st.lists(st.floats(-9, 9, width=32), min_size=3, max_size=3),
 def with_twins(rollout: Rollout, seed: int = 0) -> Rollout:
     """Twins of groups that earn something at random."""
     earned = torch.randn(STEPS, ENVIRONMENTS // GROUP, generator=torch.Generator().manual_seed(seed)) * 5
-    return replace(rollout, twin_reward=earned.repeat_interleave(GROUP, 1))
+    return rollout._replace(control_variate=earned.repeat_interleave(GROUP, 1))
 
 
 def discounted(rewards: Tensor, gamma: float, start: int, end: int) -> float:
@@ -39,17 +109,17 @@ def discounted(rewards: Tensor, gamma: float, start: int, end: int) -> float:
 def test_returns_fall_by_what_the_twin_earns_whenever_the_episode_ends(
     paid: list[list[float]], twins: list[list[float]], ends: list[int], gamma: float
 ) -> None:
-    reward, twin_reward = torch.tensor(paid), torch.tensor(twins)
+    reward, earned = torch.tensor(paid), torch.tensor(twins)
     running = torch.arange(4).unsqueeze(1) < torch.tensor(ends)
-    relative = minus_twin(reward, twin_reward, running, gamma)
+    relative = subtract_control_variate(reward, earned, running, gamma)
     for environment, end in enumerate(ends):
         for start in range(end):
             fall = discounted((reward - relative)[:, environment], gamma, start, end)
-            assert fall == pytest.approx(discounted(twin_reward[:, environment], gamma, start, 4), abs=1e-3)
+            assert fall == pytest.approx(discounted(earned[:, environment], gamma, start, 4), abs=1e-3)
 
 
 def test_what_is_still_to_come_is_discounted() -> None:
-    assert to_go(torch.tensor([[1.0], [2.0], [4.0]]), 0.5).flatten().tolist() == [3.0, 4.0, 4.0]
+    assert discounted_returns(torch.tensor([[1.0], [2.0], [4.0]]), 0.5).flatten().tolist() == [3.0, 4.0, 4.0]
 
 
 def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -> None:
@@ -59,12 +129,12 @@ def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -
 
     def gradient(rollout: Rollout) -> Tensor:
         student.policy.zero_grad()
-        Objective(student.policy, settings).backward(student.batch(rollout), torch.zeros(len(Head)))
+        PPOLoss(student.policy, settings).backward(student.make_batch(rollout), torch.zeros(len(Head)))
         return torch.cat([p.grad.flatten() for p in student.policy.parameters() if p.grad is not None])
 
     alone, beside = gradient(rollout), gradient(with_twins(rollout))
     torch.testing.assert_close(beside, alone, atol=1e-3, rtol=1e-3)
-    assert not torch.allclose(student.batch(with_twins(rollout)).target, student.batch(rollout).target)
+    assert not torch.allclose(student.make_batch(with_twins(rollout)).target, student.make_batch(rollout).target)
 
 
 def every_choice(policy: Policy) -> Rollout:
@@ -94,7 +164,7 @@ def expected_gradient(student: Learner, rollout: Rollout) -> dict[str, Tensor]:
     now = student.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
     probability = now.log_prob.detach().exp()
     assert float(probability.sum()) == pytest.approx(1.0)
-    (probability * now.log_prob * student.batch(rollout).advantage).sum().backward()
+    (probability * now.log_prob * student.make_batch(rollout).advantage).sum().backward()
     return {name: p.grad.clone() for name, p in student.policy.named_parameters() if p.grad is not None}
 
 
@@ -104,7 +174,7 @@ def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: li
     student = Learner(policy, plain_ppo(twin=True), 0)
     rollout = every_choice(policy)
     alone = expected_gradient(student, rollout)
-    beside = expected_gradient(student, replace(rollout, twin_reward=torch.tensor([twins])))
+    beside = expected_gradient(student, rollout._replace(control_variate=torch.tensor([twins])))
     name = "heads.outputs.OP.weight"
     assert float(alone[name].abs().max()) > 1e-3
     assert torch.allclose(beside[name], alone[name], atol=1e-6) is not biased

@@ -1,26 +1,183 @@
-"""Counterfactuals in turns: when each slot is measured, what stands in between, and who sees how old it is."""
+"""Episodes with accidents, caps and early ends, and counterfactuals in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from esper.control.features import SLOT_FEATURES
+from esper.control.features import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.rl.conduct import Conduct
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
+from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
+from esper.training.budget import Budget
 from esper.training.evaluation import evaluate
+from esper.training.governor import GovernorSettings
 from esper.training.roster import SeedKind
 from open_rules import open_rules
-from rl.short import QUICK, SUITE, instances, play
+from rl.short import QUICK, SUITE, ShortSuite, instances, play
+
+ILL = 1
+GOVERNED = EpisodeConfig()
+SINGLE = EpisodeConfig(governor=GovernorSettings(max_rollbacks=0))
+
+
+class SpoiltSuite(ShortSuite):
+    """One instance's training data hold a number that is none."""
+
+    def __init__(self, spoilt: Instance) -> None:
+        super().__init__()
+        self._spoilt = spoilt
+
+    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
+        found = super().data(instance, part, phase)
+        if instance != self._spoilt or part != "train":
+            return found
+        inputs = found.inputs.clone()
+        inputs[::10, 0, 0] = torch.nan
+        return replace(found, inputs=inputs)
+
+
+def spoilt(conduct: EpisodeConfig = GOVERNED, reward: str = "outcome", count: int = 3) -> Episodes:
+    chosen = instances(count)
+    rewards = [RewardSettings(mode=reward)] * count
+    return Episodes(SpoiltSuite(chosen[ILL]), chosen, QUICK, conduct, rewards=rewards)
+
+
+def totals(results: Sequence[StepResult]) -> np.ndarray:
+    return np.sum([result.reward for result in results], axis=0)
+
+
+def test_data_that_are_not_numbers_end_the_episode_in_its_last_good_state() -> None:
+    running = spoilt()
+    results = play(running)
+    incidents = [one for result in results for one in result.incidents]
+    assert {one.environment for one in incidents} == {ILL}
+    assert {one.trouble for one in incidents} == {"not_finite"}
+    assert len(incidents) == 4, "three rollbacks, and the one that ends the episode"
+    assert [one.ended for one in incidents] == [False, False, False, True]
+    assert all(np.isnan(one.loss_before) and np.isfinite(one.loss_after) for one in incidents)
+    assert [bool(result.finished[ILL]) for result in results].index(True) < len(results) - 1
+    assert np.isfinite(running.final_score().score).all()
+    assert running.population.host.values.isfinite().all()
+
+
+def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
+    running = spoilt(EpisodeConfig(governor=None))
+    results = play(running)
+    assert not any(result.incidents for result in results)
+    lost = [bool(row.isnan().any()) for row in running.population.host.values]
+    assert lost == [False, True, False]
+
+
+def test_a_learning_rate_that_explodes_ends_the_episode_in_its_last_good_state() -> None:
+    chosen = instances(3)
+    chosen[ILL] = replace(chosen[ILL], learning_rate=1e30)
+    running = Episodes(ShortSuite(), chosen, QUICK)
+    results = play(running)
+    assert {one.environment for result in results for one in result.incidents} == {ILL}
+    assert running.finished.all()
+    assert running.population.host.values.isfinite().all()
+
+
+@pytest.mark.parametrize("reward", ["outcome", "sparse"])
+def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -> None:
+    running = spoilt(reward=reward)
+    results = play(running)
+    troubles = np.zeros(running.size)
+    for result in results:
+        for one in result.incidents:
+            troubles[one.environment] += 1
+    np.testing.assert_allclose(totals(results), running.potential - 0.1 * troubles, atol=1e-9)
+
+
+def test_neighbours_do_not_notice() -> None:
+    chosen = instances(3)
+    ill, well = spoilt(), Episodes(ShortSuite(), chosen, QUICK)
+    for one, other in zip(play(ill), play(well), strict=True):
+        for network in (0, 2):
+            assert one.reward[network] == other.reward[network]
+            assert one.evaluation.loss[network] == other.evaluation.loss[network]
+    assert torch.equal(ill.population.host.values[[0, 2]], well.population.host.values[[0, 2]])
+
+
+def test_seeds_are_pruned_into_their_cooldown_and_the_controller_sees_it() -> None:
+    running = spoilt()
+    germinate = np.stack([action(Op.GERMINATE, 0, 0)] * 3)
+    result = running.step(germinate)
+    assert result.incidents[0].pruned == (0,)
+    assert running.population.table.stage[ILL, 0] == Stage.PRUNED
+    assert (ILL, Stage.GERMINATED, Stage.PRUNED) in list(
+        zip(result.transitions.env, result.transitions.before, result.transitions.after, strict=True)
+    )
+    observation = running.observe()
+    assert len(np.unique(observation.globals[:, _feature("rollbacks")])) == 2
+    assert observation.globals.isfinite().all()
+
+
+def _feature(name: str) -> int:
+    return [feature.name for feature in GLOBAL_FEATURES].index(name)
+
+
+def test_an_ended_episode_rests_until_it_is_restarted() -> None:
+    running = spoilt(SINGLE)
+    running.step(wait(3))
+    assert running.finished.tolist() == [False, True, False]
+    host, score = running.population.host.values[ILL].clone(), running.final_score()
+    masks = running.legal_actions()
+    assert masks.op[ILL].tolist() == [True, False, False, False, False, False]
+    assert masks.op[0].sum() > 1
+    result = running.step(np.stack([action(Op.GERMINATE, 0, 0)] * 3))  # not even read where the episode has ended
+    assert result.reward[ILL] == 0
+    assert result.running.tolist() == [True, False, True]
+    assert running.population.table.stage[:, 0].tolist() == [Stage.GERMINATED, Stage.DORMANT, Stage.GERMINATED]
+    assert torch.equal(running.population.host.values[ILL], host)
+    assert running.final_score().score[ILL] == score.score[ILL]
+    assert running.step_index.tolist() == [2, 1, 2]
+    healthy = instances(5)[4]
+    running.restart(np.array([ILL]), [healthy])
+    assert not running.finished.any()
+    running.step(wait(3))
+    assert running.step_index.tolist() == [3, 1, 3]
+    assert not torch.equal(running.population.host.values[ILL], host)
+
+
+def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
+    conduct = EpisodeConfig(governor=None, plateau=3)
+    chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
+    running = Episodes(ShortSuite(), chosen, QUICK, conduct)
+    running.step(np.stack([*wait(1), action(Op.GERMINATE, 0, 0)]))
+    results = [running.step(wait(2)) for _ in range(4)]
+    assert [result.finished.tolist() for result in results] == [[False, False], *[[True, False]] * 3]
+    assert running.step_index.tolist() == [3, 5]
+
+
+def test_without_a_plateau_set_episodes_go_to_their_horizon() -> None:
+    chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
+    running = Episodes(ShortSuite(), chosen, QUICK)
+    assert len(play(running)) == ShortSuite.steps
+
+
+def test_caps_hold_in_episodes() -> None:
+    running = Episodes(ShortSuite(), instances(6), QUICK, EpisodeConfig(budget=Budget(parameters=120)))
+    seen = [running.observe().globals[:, _feature("budget_left")]]
+    while not running.finished.all():
+        play(running, steps=1)
+        assert (running.population.parameters_in(running.population.table.owning) <= 120).all()
+        seen.append(running.observe().globals[:, _feature("budget_left")])
+    left = torch.stack(seen)
+    assert (left[0] == 1).all()
+    assert left.min() < 0.5
+
 
 SLOTS = len(SUITE.sites)
 MLP, CONV = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("token_conv")
@@ -28,7 +185,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def episodes(chosen: Sequence[Instance], every: int, rules: Rules = QUICK, reward: str = "outcome") -> Episodes:
-    conduct = Conduct(governor=None, counterfactual_every=every)
+    conduct = EpisodeConfig(governor=None, counterfactual_every=every)
     return Episodes(SUITE, chosen, rules, conduct, rewards=[RewardSettings(mode=reward)] * len(chosen))
 
 
@@ -182,7 +339,7 @@ def test_turns_follow_from_a_networks_own_decisions() -> None:
 
 def test_a_network_that_was_rolled_back_is_measured_whole() -> None:
     chosen = [one for one in instances(8) if one.drift_step is None][:3]
-    conduct = Conduct(counterfactual_every=3)
+    conduct = EpisodeConfig(counterfactual_every=3)
     fossils = [(SeedKind(0, MLP), SeedKind(1, CONV))] * 3
     running = Episodes(SUITE, chosen, QUICK, conduct, fossils=fossils)
     for _ in range(4):
@@ -211,5 +368,5 @@ def test_rewards_are_paid_on_what_is_known(reward: str) -> None:
         if step % 3:
             assert not result.terms[name].any()
     paid = np.sum([result.terms[name] for result in results], axis=0)
-    np.testing.assert_allclose(paid, results[-1].facts.after.accuracy.contribution.sum(axis=1), atol=1e-9)
+    np.testing.assert_allclose(paid, results[-1].reward_inputs.after.contribution["accuracy"].sum(axis=1), atol=1e-9)
     assert np.any([result.terms[name].any() for result in results])

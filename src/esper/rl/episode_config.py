@@ -12,7 +12,7 @@ from esper.training.budget import Budget
 from esper.training.governor import GovernorSettings
 
 
-class Conduct(Settings):
+class EpisodeConfig(Settings):
     """Settings of episodes beside the lifecycle's rules, and of a model's growth under an `esper.Grower`."""
 
     governor: GovernorSettings | None = GovernorSettings()

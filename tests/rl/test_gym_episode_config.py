@@ -10,7 +10,7 @@ import torch
 
 from esper.control.features import SLOT_FEATURES
 from esper.lifecycle.actions import Op, action, wait
-from esper.rl.gym.vector import GrowthVectorEnv, make_vector
+from esper.rl.gym.envs import GrowthVectorEnv, make_vector
 from rl.gym_support import RULES, STEPS, short_episodes
 
 __all__ = ["short_episodes"]
@@ -35,9 +35,9 @@ def test_an_episode_may_end_on_a_plateau() -> None:
             break
     assert ended.any()
     assert not info["rolled_back"].any()
-    assert (env.growth.ended == ended).all()
+    assert (env.growth.episodes.finished == ended).all()
     _, info = env.reset(options={"reset_mask": ended})
-    assert not env.growth.ended.any()
+    assert not env.growth.episodes.finished.any()
 
 
 def test_counterfactuals_may_take_turns() -> None:
@@ -54,7 +54,7 @@ def test_counterfactuals_may_take_turns() -> None:
 def test_a_rollback_is_told() -> None:
     env = make(conduct={"governor": {"max_rollbacks": 0}})
     env.reset(seed=0)
-    episodes = env.growth._running
+    episodes = env.growth.episodes
     with torch.no_grad():
         episodes.population.host.values[1] = torch.nan
     _, rewards, terminated, _, info = env.step(wait(E))

@@ -1,10 +1,11 @@
-"""E growing networks as one `gymnasium.vector.VectorEnv`."""
+"""Growth as Gymnasium environments: E networks as one `VectorEnv`, or a single one as an `Env`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
@@ -14,8 +15,17 @@ from numpy.typing import NDArray
 
 from esper.errors import ConfigError
 from esper.rl.episodes import FinalScore
-from esper.rl.gym.growth import Bools, Growth, GrowthSettings, Stepped
-from esper.rl.gym.spaces import Array, Arrays, action_space, observation_space
+from esper.rl.gym.growth import (
+    Array,
+    Arrays,
+    Bools,
+    Growth,
+    GrowthSettings,
+    GrowthStep,
+    action_space,
+    conditional_masks,
+    observation_space,
+)
 
 RESET_MASK = "reset_mask"
 
@@ -47,7 +57,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     autoreset_mode = AutoresetMode.DISABLED
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
-        self.growth = Growth(num_envs, GrowthSettings.of(settings))
+        self.growth = Growth(num_envs, GrowthSettings.parse(settings))
         self.num_envs = num_envs
         self.single_observation_space = observation_space(self.growth.suite)
         self.single_action_space = action_space(self.growth.suite)
@@ -68,7 +78,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
             ResetNeeded: some networks are to be reset before all were.
         """
         super().reset(seed=seed if isinstance(seed, int) else None)
-        rows = self._asked(options or {})
+        rows = self._rows_to_reset(options or {})
         if not self.growth.begun and not rows.all():
             raise ResetNeeded("reset all networks once before resetting some of them")
         self.growth.begin(rows, self._generators_for(rows, seed))
@@ -83,31 +93,31 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         """
         if not self.growth.begun:
             raise ResetNeeded("call reset() before step()")
-        ended = self.growth.ended
+        ended = self.growth.episodes.finished
         if ended.any():
             raise ResetNeeded(
                 f"episodes {np.flatnonzero(ended).tolist()} have ended; reset them with options={{'{RESET_MASK}': ...}}"
             )
         stepped = self.growth.step(actions)
-        info = {**self._info(), **_decisions(stepped, ~ended)}
+        info = {**self._info(), **_decision_info(stepped, ~ended)}
         return self.growth.observation(), stepped.reward, stepped.finished, np.zeros_like(ended), info
 
     def action_masks(self) -> Bools:
         """The flat masks ``[E, sum(head sizes)]``: choices that are legal under some legal earlier choice."""
-        return self.growth.action_masks()
+        return self.growth.masks.flat()
 
     def final_score(self) -> FinalScore:
         """Score, accuracy and added parameters of the committed networks on test data, which nothing else reads."""
-        return self.growth.final_score()
+        return self.growth.episodes.final_score()
 
     def _info(self) -> Info:
         """What holds of every network now."""
         everyone = np.ones(self.num_envs, np.bool_)
-        masks = _marked(self.growth.conditional_masks(), everyone)
-        names = np.array(self.growth.instances, object)
-        return _marked({"masks": masks, "instance": names}, everyone)
+        masks = _add_masks(conditional_masks(self.growth.masks), everyone)
+        names = np.array([instance.name for instance in self.growth.episodes.instances], object)
+        return _add_masks({"masks": masks, "instance": names}, everyone)
 
-    def _asked(self, options: Mapping[str, Any]) -> Bools:
+    def _rows_to_reset(self, options: Mapping[str, Any]) -> Bools:
         """The networks to reset, bool ``[E]``."""
         unknown = sorted(options.keys() - {RESET_MASK})
         if unknown:
@@ -149,9 +159,9 @@ class SameStepGrowth(GrowthVectorEnv):
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(terminations):
             final[row] = {name: array[row] for name, array in observation.items()}
-        ending = {"final_obs": final, "final_info": _remarked(info, terminations)}
+        ending = {"final_obs": final, "final_info": _restrict(info, terminations)}
         observation, fresh = self.reset(options={RESET_MASK: terminations})
-        info = {**_remarked(info, ~terminations), **fresh, **_marked(ending, terminations)}
+        info = {**_restrict(info, ~terminations), **fresh, **_add_masks(ending, terminations)}
         return observation, rewards, terminations, truncations, info
 
 
@@ -163,14 +173,14 @@ class NextStepGrowth(GrowthVectorEnv):
 
     def step(self, actions: Array) -> Transition:
         """As `GrowthVectorEnv.step`, but a reset where the last step was an episode's end."""
-        if not self.growth.begun or not self.growth.ended.any():
+        if not self.growth.begun or not self.growth.episodes.finished.any():
             return super().step(actions)
-        ended = self.growth.ended
+        ended = self.growth.episodes.finished
         # Networks share one program: those that ended are carried along by the others' step, whatever their action, and
         # then begin anew.
         stepped = self.growth.step(actions)
         observation, fresh = self.reset(options={RESET_MASK: ended})
-        info = {**fresh, **_decisions(stepped, ~ended)}
+        info = {**fresh, **_decision_info(stepped, ~ended)}
         rewards = np.where(ended, 0.0, stepped.reward)
         return observation, rewards, stepped.finished & ~ended, np.zeros_like(ended), info
 
@@ -191,22 +201,85 @@ def make_vector(
     return _MODES[AutoresetMode(autoreset_mode)](num_envs, **arguments)
 
 
-def _decisions(stepped: Stepped, rows: Bools) -> Info:
-    told = {
+def _decision_info(stepped: GrowthStep, rows: Bools) -> Info:
+    info = {
         "action": stepped.action,
         "canonicalised": stepped.canonicalised,
         "rolled_back": stepped.rolled_back,
     }
-    return _marked(told, rows)
+    return _add_masks(info, rows)
 
 
-def _marked(values: Mapping[str, Any], rows: Bools) -> Info:
+def _add_masks(values: Mapping[str, Any], rows: Bools) -> Info:
     """``values`` with Gymnasium's marks: ``_key`` is where ``key`` was set."""
     return {**values, **{f"_{key}": rows.copy() for key in values}}
 
 
-def _remarked(info: Info, rows: Bools) -> Info:
+def _restrict(info: Info, rows: Bools) -> Info:
     """The same ``info``, said of ``rows`` only."""
     values = {key: value for key, value in info.items() if not key.startswith("_")}
-    nested = {key: _remarked(cast(Info, value), rows) for key, value in values.items() if isinstance(value, dict)}
-    return _marked({**values, **nested}, rows)
+    nested = {key: _restrict(cast(Info, value), rows) for key, value in values.items() if isinstance(value, dict)}
+    return _add_masks({**values, **nested}, rows)
+
+
+class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
+    """A view of one network: what `GrowthVectorEnv` is to E of them.
+
+    Arguments, actions, observations and ``info`` are the same, without the axis over networks.
+
+    Args:
+        settings: as `GrowthSettings`.
+
+    Raises:
+        TaskError: an unknown suite.
+        ConfigError: another setting is not usable.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, **settings: Any) -> None:
+        self.growth = Growth(1, GrowthSettings.parse(settings))
+        self.observation_space = observation_space(self.growth.suite)
+        self.action_space = action_space(self.growth.suite)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
+        """Begin a new episode on an instance drawn from ``np_random``.
+
+        Raises:
+            ConfigError: there are no options.
+        """
+        super().reset(seed=seed)
+        if options:
+            raise ConfigError(f"unknown reset option '{next(iter(options))}' (known: none)")
+        self.growth.begin(np.ones(1, np.bool_), [self.np_random])
+        return _first_row(self.growth.observation()), self._info()
+
+    def step(self, action: Array) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
+        """One decision, integers ``[8]``.
+
+        Raises:
+            IllegalActionError: ``action`` is no integer array of that shape.
+            ResetNeeded: the episode has ended, or none was begun.
+        """
+        if not self.growth.begun or self.growth.episodes.finished[0]:
+            raise ResetNeeded("call reset() to begin an episode")
+        stepped = self.growth.step(np.asarray(action)[None])
+        info = {**self._info(), "action": stepped.action[0], "canonicalised": bool(stepped.canonicalised[0])}
+        reward, finished = float(stepped.reward[0]), bool(stepped.finished[0])
+        return _first_row(self.growth.observation()), reward, finished, False, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """The flat mask ``[sum(head sizes)]``: choices that are legal under some legal earlier choice."""
+        return self.growth.masks.flat()[0]
+
+    def final_score(self) -> float:
+        """J of the committed network on test data, which nothing else reads."""
+        return float(self.growth.episodes.final_score().score[0])
+
+    def _info(self) -> dict[str, Any]:
+        (instance,) = self.growth.episodes.instances
+        return {"masks": _first_row(conditional_masks(self.growth.masks)), "instance": instance.name}
+
+
+def _first_row(arrays: Arrays) -> Arrays:
+    return {name: array[0] for name, array in arrays.items()}

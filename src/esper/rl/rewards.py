@@ -1,0 +1,451 @@
+"""What a step is worth to a controller: from what happened in it to the reward.
+
+`RewardTracker` takes down what a step led to (`RewardInputs`). A *mode* makes of it the terms of the reward, by the
+weights of `RewardSettings`. `compute_rewards` pays each environment by the mode of its own.
+
+J is the score less rent of the whole network; at the end, of what was committed. Scores are in accuracy, or, where a
+mode allows the family `loss`, in the relative decrease of the loss. All modes but `escrow` pay J over an episode, less
+costs for what a controller does; they differ in when they pay it. docs/rewards.md compares them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from esper.errors import ConfigError
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
+from esper.rl.structs import map_arrays
+from esper.settings import Settings
+from esper.tasks.instance import Instance
+from esper.tasks.suite import Suite
+from esper.training.commitment import Commitment
+from esper.training.evaluation import Evaluation
+from esper.training.population import Population
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+Family = Literal["accuracy", "loss"]
+"""Unit of scores and contributions: accuracy, or the relative decrease of the loss."""
+RentBasis = Literal["parameters", "flops"]
+"""What rent is paid on."""
+RewardTerms = dict[str, Floats]
+"""What a reward is the sum of, by name; ``[E]`` each."""
+
+
+# What happened
+
+
+class RewardState(NamedTuple):
+    """E networks at one moment, measured on validation data; of what was committed, in finished episodes."""
+
+    score: dict[Family, Floats]
+    """How good the whole network is, ``[E]``, 1 being perfection. In loss: 1 - loss / ln(classes), 0 being a guess."""
+    contribution: dict[Family, Floats]
+    """What the network would lose without the seed in a slot, ``[E, S]``; 0 without a blended seed. In finished
+    episodes only fossils have one, measured among all seeds that were there."""
+    rent: dict[RentBasis, Floats]
+    """`compute_rent` on the seeds that count, ``[E]``."""
+    stage: NDArray[np.int8]
+    """A `Stage` for each slot, ``[E, S]``."""
+    alpha: Floats
+    """``[E, S]``; 0 without a blended seed."""
+
+    @classmethod
+    def zeros(cls, environments: int, slots: int) -> Self:
+        """Before the first step: everything is 0, so that what telescopes adds up to what there is at the end."""
+        row, table = np.zeros(environments), np.zeros((environments, slots))
+        return cls(
+            {"accuracy": row, "loss": row},
+            {"accuracy": table, "loss": table},
+            {"parameters": row, "flops": row},
+            np.full(table.shape, Stage.DORMANT, np.int8),  # which is 0, too
+            table,
+        )
+
+
+class RewardInputs(NamedTuple):
+    """One step of E networks, as far as anybody is paid for it."""
+
+    before: RewardState
+    after: RewardState
+    finished: Bools
+    """Whether this was the episode's last step, ``[E]``."""
+    acted: Bools
+    """Whether the controller did anything but wait, ``[E]``."""
+    pruned_age: NDArray[np.int64]
+    """Steps since germination of the seed that the controller had pruned, ``[E]``; -1 if it had none."""
+
+
+class RewardTracker:
+    """Takes down every step of E episodes; keeps what the networks were worth before the present one."""
+
+    def __init__(self, suite: Suite, population: Population, instances: Sequence[Instance]) -> None:
+        self._suite = suite
+        self._population = population
+        self._rent: Floats = np.zeros(population.size)
+        self._host_flops: Floats = np.ones(population.size)
+        self._flops_of_widths: dict[tuple[int, ...], int] = {}
+        self._before = RewardState.zeros(*population.table.stage.shape)
+        self.restart(np.ones(population.size, np.bool_), instances)
+
+    def restart(self, rows: Bools, instances: Sequence[Instance]) -> None:
+        """New episodes begin in ``rows``, bool ``[E]``; ``instances`` are those of all networks."""
+
+        def reset(part: NDArray[Any]) -> NDArray[Any]:
+            return np.where(rows.reshape(-1, *[1] * (part.ndim - 1)), 0, part)
+
+        self._before = map_arrays(reset, self._before)
+        for row in rows.nonzero()[0].tolist():
+            instance = instances[row]
+            self._rent[row] = instance.rent
+            # Hosts of equal widths cost the same, and counting takes milliseconds.
+            if instance.widths not in self._flops_of_widths:
+                self._flops_of_widths[instance.widths] = self._suite.flops(instance)
+            self._host_flops[row] = self._flops_of_widths[instance.widths]
+
+    def record(
+        self,
+        actions: NDArray[np.int64],
+        decided_on: SeedTable,
+        evaluation: Evaluation,
+        commitment: Commitment | None,
+        finished: Bools,
+    ) -> RewardInputs:
+        """The inputs of a step's rewards; the next step begins where this one ended.
+
+        ``actions [E, 8]`` were taken in the state ``decided_on``; ``commitment`` is needed where an episode has
+        ``finished``, bool ``[E]``.
+        """
+        before, after = self._before, self._measure(evaluation, commitment, finished)
+        op, row = actions[:, Head.OP], np.arange(len(actions))
+        ages = decided_on.seed_age[row, actions[:, Head.SLOT]].astype(np.int64)
+        self._before = after
+        return RewardInputs(before, after, finished, op != Op.WAIT, np.where(op == Op.PRUNE, ages, -1))
+
+    def _measure(self, evaluation: Evaluation, commitment: Commitment | None, finished: Bools) -> RewardState:
+        population, table = self._population, self._population.table
+        costs, hosts = population.roster.costs, population.host_parameters
+        counted = np.where(finished[:, None], table.stage == Stage.FOSSILIZED, table.blended)
+        chance = np.log(self._suite.classes)
+        accuracy, loss = evaluation.accuracy, evaluation.loss
+        if commitment is not None:
+            accuracy = np.where(finished, commitment.accuracy, accuracy)
+            loss = np.where(finished, commitment.loss, loss)
+
+        def contribution(measured: Floats) -> Floats:
+            return np.where(counted, np.nan_to_num(measured), 0.0)
+
+        def rent(added: NDArray[np.integer], host: NDArray[np.number]) -> Floats:
+            return compute_rent((added * counted).sum(axis=1), host, self._rent)
+
+        return RewardState(
+            {"accuracy": accuracy, "loss": 1 - loss / chance},
+            {
+                "accuracy": contribution(evaluation.accuracy_contribution),
+                "loss": contribution(evaluation.loss_contribution) / chance,
+            },
+            {
+                "parameters": rent(costs.parameters.resident(table), hosts),
+                "flops": rent(costs.flops.resident(table), self._host_flops),
+            },
+            table.stage,
+            np.where(table.blended, table.alpha, 0.0).astype(np.float64),
+        )
+
+
+def compute_rent(added: NDArray[np.number], host: NDArray[np.number], rent: Floats) -> Floats:
+    """``rent * log1p(added / host)``; all ``[E]``, added and host in parameters or in FLOPs."""
+    return rent * np.log1p(added.astype(float) / host.astype(float))
+
+
+# Settings
+
+
+class RewardSettings(Settings):
+    """How a controller is paid.
+
+    Weights are in units of the score, that is, 0.01 is worth a point of accuracy. A mode reads those of its own terms,
+    and others are refused beside it.
+    """
+
+    rent_on: RentBasis = "parameters"
+    """What rent is paid on."""
+    progress: float = Field(default=0.02, ge=0, allow_inf_nan=False)
+    """Advanced for each slot on its way from germination to holding, and taken back in the end."""
+    attribution: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    """Share of the seeds' contributions that is advanced, and taken back in the end."""
+    intervention: float = Field(default=0.001, ge=0, allow_inf_nan=False)
+    """Cost of every operation but wait."""
+    intervention_after: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the training after which that cost sets in. It then grows evenly, and is whole halfway from there to the
+    end: charged from the start, it can teach never to act before acting has ever paid."""
+    shock: float = Field(default=0.002, ge=0, allow_inf_nan=False)
+    """Cost of a seed's alpha moving by 1 in one step; it grows with the square of the change."""
+    early_prune: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """Cost of pruning a seed before its time."""
+    early_age: int = Field(default=5, ge=1, le=1000)
+    """Steps since germination up to which pruning is before its time."""
+    mode: str = "outcome"
+    """Name of a reward mode."""
+    family: Family = "accuracy"
+    """Unit of scores and contributions: accuracy, or the relative decrease of the loss."""
+
+    @field_validator("mode")
+    @classmethod
+    def _mode_exists(cls, name: str) -> str:
+        try:
+            look_up(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return name
+
+    @model_validator(mode="after")
+    def _family_suits(self) -> Self:
+        families = MODES[self.mode].families
+        if self.family not in families:
+            able = [name for name, mode in MODES.items() if self.family in mode.families]
+            raise ValueError(
+                f"reward mode '{self.mode}' pays in {' or '.join(families)}, not in {self.family}; "
+                f"modes for {self.family} are {', '.join(able)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_read(self) -> Self:
+        for name in WEIGHTS:
+            if name not in MODES[self.mode].weights and getattr(self, name) != type(self).model_fields[name].default:
+                able = [mode for mode in MODES if name in MODES[mode].weights]
+                raise ValueError(
+                    f"reward mode '{self.mode}' does not read {name}: leave it out, or choose {' or '.join(able)}"
+                )
+        return self
+
+    def at(self, progress: float) -> RewardSettings:
+        """The settings at that share of the training, 0 to 1: the cost of interventions may not be whole yet."""
+        if self.intervention_after == 0:
+            return self
+        whole_after = (1 - self.intervention_after) / 2
+        share = min(max((progress - self.intervention_after) / whole_after, 0.0), 1.0)
+        return self.model_copy(update={"intervention": self.intervention * share})
+
+
+WEIGHTS = tuple(name for name in RewardSettings.model_fields if name not in ("rent_on", "mode", "family"))
+"""The fields that only some modes read."""
+
+
+# Terms: pure functions of a step, all ``[E]``, in units of the score
+
+PROGRESS: dict[Stage, float] = {
+    Stage.GERMINATED: 0.25,
+    Stage.TRAINING: 0.5,
+    Stage.BLENDING: 0.75,
+    Stage.HOLDING: 1.0,
+    Stage.FOSSILIZED: 1.0,
+}
+"""How far a slot has come; 0 in all other stages."""
+
+_PROGRESS = np.array([PROGRESS.get(stage, 0.0) for stage in Stage])
+
+
+def objective(state: RewardState, settings: RewardSettings) -> Floats:
+    """J: ``score - rent`` of the whole network."""
+    return state.score[settings.family] - state.rent[settings.rent_on]
+
+
+def advance(before: Floats, after: Floats, finished: Bools) -> Floats:
+    """``after - before``, where ``after`` is 0 at the end: whatever was advanced has been taken back by then.
+
+    Potential-based shaping with discount 1 (Ng, Harada and Russell 1999): over an episode it adds up to 0, so it
+    changes no order of returns.
+    """
+    return np.where(finished, 0.0, after) - before
+
+
+def progress(inputs: RewardInputs) -> Floats:
+    """Shaping by how far *all* slots have come, the sum of `PROGRESS`."""
+    before, after = (_PROGRESS[state.stage].sum(axis=1) for state in (inputs.before, inputs.after))
+    return advance(before, after, inputs.finished)
+
+
+def attribution(inputs: RewardInputs, family: Family) -> Floats:
+    """Shaping by the sum of the seeds' contributions."""
+    before, after = (state.contribution[family].sum(axis=1) for state in (inputs.before, inputs.after))
+    return advance(before, after, inputs.finished)
+
+
+def shock(inputs: RewardInputs) -> Floats:
+    """The sum over slots of the squared change of alpha: 1 for a jump from nothing, 1/3 for a ramp of three steps."""
+    return np.square(inputs.after.alpha - inputs.before.alpha).sum(axis=1)
+
+
+def early_prune(inputs: RewardInputs, early_age: int) -> Floats:
+    """1 for pruning a seed before its time."""
+    return ((inputs.pruned_age >= 0) & (inputs.pruned_age <= early_age)).astype(np.float64)
+
+
+# Modes
+
+ComputeTerms = Callable[[RewardInputs, RewardSettings], RewardTerms]
+
+
+@dataclass(frozen=True)
+class RewardMode:
+    """A way to pay, the families of scores it can pay in, and the weights that it reads."""
+
+    compute: ComputeTerms
+    families: tuple[str, ...]
+    weights: tuple[str, ...]
+
+
+MODES: dict[str, RewardMode] = {}
+"""By name."""
+
+_INTERVENTION = ("intervention", "intervention_after")
+_EARLY_PRUNE = ("early_prune", "early_age")
+
+
+def _register(*families: str, weights: tuple[str, ...] = ()) -> Callable[[ComputeTerms], ComputeTerms]:
+    def register(compute: ComputeTerms) -> ComputeTerms:
+        MODES[compute.__name__] = RewardMode(compute, families, weights)
+        return compute
+
+    return register
+
+
+def look_up(name: str) -> RewardMode:
+    """The mode of that name; raises ConfigError naming the known ones."""
+    if name not in MODES:
+        near = difflib.get_close_matches(name, MODES, n=1)
+        hint = f", did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)})")
+    return MODES[name]
+
+
+@_register("accuracy", "loss")
+def outcome(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """``J' - J``: telescopes to J of the committed network, exactly.
+
+    Known failure: noise of single evaluations enters every step's reward, though not their sum. In loss, a controller
+    that moves alpha to and fro is not told apart from an honest one (docs/rewards.md).
+    """
+    return {"objective": objective(inputs.after, settings) - objective(inputs.before, settings)}
+
+
+@_register("accuracy")
+def sparse(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """J of the committed network at the last step, 0 before.
+
+    Known failure: gives no hint which of the episode's decisions mattered.
+    """
+    return {"objective": np.where(inputs.finished, objective(inputs.after, settings), 0.0)}
+
+
+@_register("accuracy", weights=_EARLY_PRUNE)
+def minimal(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """`sparse` less the cost of pruning before its time.
+
+    Known failure: that of `sparse`; and a seed that measurably harms is kept up to `early_age` all the same.
+    """
+    cost = settings.early_prune * early_prune(inputs, settings.early_age)
+    return {**sparse(inputs, settings), "early_prune": -cost}
+
+
+@_register("accuracy", weights=("progress", *_INTERVENTION))
+def simplified(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """`sparse`, plus shaping by the progress of all slots, less the cost of interventions.
+
+    Known failure: progress says that a seed is there, not that it is any good; what it advances is pure noise to learn
+    from where most seeds are pruned. The cost of interventions can teach never to act before anything else is learned.
+    """
+    return {
+        **sparse(inputs, settings),
+        "progress": settings.progress * progress(inputs),
+        "intervention": -settings.intervention * inputs.acted.astype(np.float64),
+    }
+
+
+@_register("accuracy", "loss", weights=("attribution", "progress", *_INTERVENTION, "shock", *_EARLY_PRUNE))
+def shaped(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """`outcome`, plus shaping by attribution and progress, less costs of interventions, alpha shocks, early pruning.
+
+    Known failure: every ramp of alpha costs, so growth that gains less than its shock (a third of the weight for three
+    steps) does not pay; and six terms with weights are six ways to be wrong.
+    """
+    return {
+        **outcome(inputs, settings),
+        "attribution": settings.attribution * attribution(inputs, settings.family),
+        "progress": settings.progress * progress(inputs),
+        "intervention": -settings.intervention * inputs.acted.astype(np.float64),
+        "shock": -settings.shock * shock(inputs),
+        "early_prune": -settings.early_prune * early_prune(inputs, settings.early_age),
+    }
+
+
+@_register("accuracy", "loss")
+def escrow(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """The change of what seeds contribute, less the change of rent.
+
+    Contributions are paid as they come and clawed back as they go; what is not fossilized by the end is taken back
+    whole. Adds up to the fossils' contributions less rent, and never pays for what the host learns by itself.
+
+    Known failure: contributions are not J. Of two seeds that do the same job neither contributes, so neither is paid;
+    two that only work together are both paid for all of it, which makes complements worth twice their gain.
+    """
+    before, after = (state.contribution[settings.family].sum(axis=1) for state in (inputs.before, inputs.after))
+    return {
+        "contribution": after - before,
+        "rent": inputs.before.rent[settings.rent_on] - inputs.after.rent[settings.rent_on],
+    }
+
+
+# Who is paid by which mode
+
+OUTCOME = RewardSettings()
+"""The default."""
+
+
+def _parse_spec(value: Any) -> Any:
+    """One mode by its name, the settings of one, or a list of either."""
+    entries = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
+    return tuple({"mode": entry} if isinstance(entry, str) else entry for entry in entries)
+
+
+RewardSpec = Annotated[tuple[RewardSettings, ...], BeforeValidator(_parse_spec), Field(min_length=1)]
+"""Modes that the environments are paid by, in turns; a name or one mode's settings stand for a single one."""
+
+
+def assign_rewards(settings: Sequence[RewardSettings], environments: int, group: int = 1) -> list[RewardSettings]:
+    """The settings of each environment: neighbours in groups of ``group`` share theirs, and groups take turns."""
+    return [settings[environment // group % len(settings)] for environment in range(environments)]
+
+
+def group_by_settings(settings: Sequence[RewardSettings]) -> dict[RewardSettings, Bools]:
+    """Which environments, bool ``[E]``, are paid by which settings; ``settings`` are those of each environment."""
+    return {kind: np.array([one == kind for one in settings]) for kind in dict.fromkeys(settings)}
+
+
+def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools]) -> RewardTerms:
+    """What the rewards are the sum of, ``[E]`` each: every environment is paid by settings of its own.
+
+    ``paid_by`` is as from `group_by_settings`.
+    """
+    paid: RewardTerms = {}
+    for settings, theirs in paid_by.items():
+        for name, term in MODES[settings.mode].compute(inputs, settings).items():
+            paid[name] = np.where(theirs, term, paid.get(name, 0.0))
+    return paid
+
+
+def total_reward(terms: RewardTerms) -> Floats:
+    """The rewards ``[E]``."""
+    return np.sum(list(terms.values()), axis=0)
