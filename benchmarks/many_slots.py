@@ -37,8 +37,8 @@ from esper.tasks.datasets.suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
 from esper.training.evaluation import evaluate
+from esper.training.forward import as_is, forward
 from esper.training.learning import Batch, train
-from esper.training.passes import as_is, forward
 from esper.training.population import Population
 
 SIZES = (4, 8, 16, 32, 64, 100)

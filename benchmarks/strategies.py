@@ -28,9 +28,7 @@ from esper.experiments.bench_work import Stopwatch
 from esper.experiments.process import prepare_process
 from esper.tasks.practice.hosts.transformer import TransformerBlock
 from esper.training.learning import Batch, train
-from esper.training.plan import STRATEGIES, PopulationPlan, Strategy
-from esper.training.population import Population
-from esper.training.roster import Network
+from esper.training.population import STRATEGIES, Network, Population, PopulationPlan, Strategy
 
 BATCH = 32
 CLASSES = 10

@@ -20,9 +20,7 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.registry import get_suite
-from esper.training.plan import PopulationPlan
-from esper.training.population import Population
-from esper.training.roster import Network
+from esper.training.population import Network, Population, PopulationPlan
 from open_rules import open_rules
 
 SUITE = get_suite("tokens")

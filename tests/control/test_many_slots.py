@@ -21,7 +21,7 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.arrays import Bools, Int64s
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.budget import Cost, Costs
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
 from lifecycle.support import DEFAULT, random_compatibility, random_evidence

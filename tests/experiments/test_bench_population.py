@@ -14,7 +14,7 @@ from esper.experiments.bench_work import Stopwatch, Work, advance, advance_loop,
 from esper.experiments.open_rules import OPEN_RULES
 from esper.rl.episodes import Episodes
 from esper.training.evaluation import evaluate
-from esper.training.plan import STRATEGIES
+from esper.training.population import STRATEGIES
 from esper.training.reference import ReferencePopulation
 from rl.short import SUITE, instances
 

@@ -25,8 +25,8 @@ from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.training.commitment import committed_networks
-from esper.training.streams import stacked
+from esper.training.evaluation import committed_networks
+from esper.training.learning import stacked
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import short_suite
 

@@ -24,9 +24,7 @@ from esper.training.evaluation import Evaluation
 from esper.training.governor import GovernorSettings, RowGovernor
 from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
-from esper.training.plan import PopulationPlan
-from esper.training.population import Population
-from esper.training.roster import Network
+from esper.training.population import Network, Population, PopulationPlan
 from grower.training_loop import Loop, growing, validate
 
 SUITE = get_suite("tokens")

@@ -24,7 +24,7 @@ from esper.grower.structure import regrow, structure
 from esper.lifecycle.actions import Op
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
 from grower.training_loop import SLOTS, Loop, growing, host
 
 DECISIONS = 8

@@ -16,8 +16,8 @@ from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import Seed
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
-from esper.training.functional import stacked_call
-from esper.training.rows import RowShape
+from esper.training.execution import stacked_call
+from esper.training.parameters import RowShape
 from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded, shape_of
 
 every_blend = pytest.mark.parametrize("blend", Blend)

@@ -18,7 +18,7 @@ from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.training.evaluation import evaluate
-from esper.training.roster import SeedKind
+from esper.training.parameters import SeedKind
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, instances, play
 

@@ -20,7 +20,7 @@ from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
-from esper.training.rows import RowShape
+from esper.training.parameters import RowShape
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
 from training.scenes import parameters_of

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Op, action, wait
-from esper.training.learning import Batch, train
+from esper.training.learning import Batch, stacked, train
 from esper.training.population import Actions, Population
-from esper.training.streams import stacked
 from open_rules import open_rules
 from training.scenes import SUITE, good_evidence, networks, plan
 

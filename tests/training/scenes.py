@@ -21,11 +21,9 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import Batch, train
-from esper.training.plan import PopulationPlan, Strategy
-from esper.training.population import Actions, Population
+from esper.training.parameters import RowBlock, SeedKind
+from esper.training.population import Actions, Network, Population, PopulationPlan, Strategy
 from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network, SeedKind
-from esper.training.rows import RowBlock
 from open_rules import open_rules
 
 SUITE = get_suite("tokens")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.training.plan import PopulationPlan
-from esper.training.roster import Network
+from esper.training.population import Network, PopulationPlan
 
 
 class Layer(nn.Module):

@@ -12,17 +12,23 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.tasks.tokens.host import TokenLayer
-from esper.training.attribution.game import Bools, Floats, Worth, solve_exactly
-from esper.training.attribution.networks import ACCURACY, LOSS, Attribution, attribute_networks
-from esper.training.attribution.sampling import solve_by_sampling
 from esper.training.evaluation import evaluate
-from esper.training.forks import replicated, shared
+from esper.training.forward import Participation, as_is, committed
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.passes import Participation, as_is, committed
-from esper.training.plan import PopulationPlan, Strategy
-from esper.training.population import Population
+from esper.training.population import Network, Population, PopulationPlan, Strategy
+from esper.training.prefix_sharing import replicate, share_prefixes
 from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network
+from esper.training.shapley import (
+    ACCURACY,
+    LOSS,
+    Attribution,
+    Bools,
+    Floats,
+    Worth,
+    attribute_networks,
+    solve_by_sampling,
+    solve_exactly,
+)
 from training.planted_seeds import planted_seeds
 from training.scenes import good_evidence, grown
 from training.small_hosts import Chain, InputSkip, Layer, Residual, small
@@ -126,8 +132,8 @@ def test_a_single_seed_earns_its_leave_one_out_contribution() -> None:
 def test_memory_is_bounded_without_a_change(monkeypatch: pytest.MonkeyPatch, chunk: int, at_once: int) -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
     whole = attribute_networks(fast, batch, rng())
-    monkeypatch.setattr("esper.training.attribution.worths.EVALUATION_CHUNK", chunk)
-    monkeypatch.setattr("esper.training.attribution.worths.VARIANTS_AT_ONCE", at_once)
+    monkeypatch.setattr("esper.training.shapley.EVALUATION_CHUNK", chunk)
+    monkeypatch.setattr("esper.training.shapley.VARIANTS_AT_ONCE", at_once)
     seen = batch_sizes(monkeypatch)
     found = attribute_networks(fast, batch, rng())
     np.testing.assert_allclose(found.values, whole.values, **TOLERANCE)
@@ -155,7 +161,7 @@ def subsets(slots: int, environments: int = 1) -> Bools:
 
 def passes(toggled: Bools) -> float:
     """Forward passes of a host whose slots cut it into equal parts."""
-    reaching = [1, *(len(fork.toggled) for fork in shared(toggled).slots)]
+    reaching = [1, *(len(fork.toggled) for fork in share_prefixes(toggled).slots)]
     return sum(reaching) / len(reaching)
 
 
@@ -164,7 +170,7 @@ def test_what_variants_have_in_common_is_computed_once() -> None:
     assert passes(one_out) == 2.5
     assert passes(subsets(3)) == 3.75
     assert passes(subsets(3, environments=4)) == 3.75
-    assert [len(fork.toggled) for fork in replicated(subsets(3)).slots] == [8, 8, 8]
+    assert [len(fork.toggled) for fork in replicate(subsets(3)).slots] == [8, 8, 8]
 
 
 def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +184,7 @@ def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_way_through_the_forks_is_the_variants_own() -> None:
     """Follow each block from slot to slot: what was toggled on its way is what its variant says."""
     toggled = rng(3).random((40, 3, 5)) < 0.3
-    for forks in (shared(toggled), replicated(toggled)):
+    for forks in (share_prefixes(toggled), replicate(toggled)):
         ways = [np.zeros((3, 0), np.bool_)] * (len(forks.slots[0].toggled) - len(forks.slots[0].parents))
         for fork in forks.slots:
             ways += [ways[parent] for parent in fork.parents]

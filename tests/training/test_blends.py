@@ -17,9 +17,8 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.training.budget import Budget
 from esper.training.evaluation import evaluate
 from esper.training.learning import train
-from esper.training.plan import STRATEGIES, Strategy
-from esper.training.population import Population
-from esper.training.roster import SeedKind, seed_generator
+from esper.training.parameters import SeedKind
+from esper.training.population import STRATEGIES, Population, Strategy, seed_generator
 from training.scenes import (
     SUITE,
     VALIDATION,

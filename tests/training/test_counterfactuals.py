@@ -15,13 +15,11 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.tasks.tokens.host import TokenLayer
-from esper.training.commitment import committed_networks
-from esper.training.evaluation import Evaluation, evaluate, remember
-from esper.training.grafts import branched
+from esper.training.evaluation import Evaluation, committed_networks, evaluate, remember
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.plan import Strategy
-from esper.training.population import Population
+from esper.training.population import Population, Strategy
 from esper.training.reference import ReferencePopulation
+from esper.training.slot_ops import branched
 from training.scenes import good_evidence, grown
 from training.small_hosts import Chain, InputSkip, Residual, small
 
@@ -78,7 +76,7 @@ def test_committed_networks_have_fossils_only() -> None:
 def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
     whole = committed_networks(fast, batch).accuracy
-    monkeypatch.setattr("esper.training.commitment.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
+    monkeypatch.setattr("esper.training.evaluation.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
     np.testing.assert_allclose(committed_networks(fast, batch).accuracy, whole, **TOLERANCE)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.training.functional import Functional
+from esper.training.execution import Functional
 
 
 class Host(nn.Module):

@@ -17,8 +17,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
-from esper.training.gradients.health import EXPLODED, VANISHED, GradientNorms, HealthTable, SeedHealth, judged
-from esper.training.gradients.rows import row_norms
+from esper.training.gradients import EXPLODED, VANISHED, GradientNorms, HealthTable, SeedHealth, judged, row_norms
 from esper.training.learning import Batch, train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation

@@ -14,8 +14,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.instance import Instance
 from esper.tasks.optimizer import OptimizerSettings
-from esper.training.plan import Strategy
-from esper.training.population import Actions, Population
+from esper.training.population import Actions, Population, Strategy
 from open_rules import open_rules
 from training.scenes import Draws, State, advance, assert_same_state, instances, networks, plan, state_of
 

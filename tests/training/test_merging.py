@@ -15,14 +15,11 @@ from torch.nn import functional as F
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.actions import Blend
 from esper.training.evaluation import evaluate, remember
-from esper.training.execution import Execution
-from esper.training.functional import Functional
+from esper.training.execution import Execution, Functional, can_merge, enable_merging, merged, separated
 from esper.training.learning import Batch, train
-from esper.training.merging import can_merge, enable_merging, merged, separated
-from esper.training.plan import PopulationPlan
-from esper.training.population import Population
+from esper.training.parameters import SeedKind
+from esper.training.population import Network, Population, PopulationPlan
 from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network, SeedKind
 from open_rules import open_rules
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

@@ -18,12 +18,11 @@ from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
 from esper.training.evaluation import evaluate
-from esper.training.governor.rows import RowGovernor
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
+from esper.training.governor.population import RowGovernor
 from esper.training.learning import train
-from esper.training.plan import Strategy
-from esper.training.population import Population
-from esper.training.roster import Fossils, Network, SeedKind, seed_generator
+from esper.training.parameters import SeedKind
+from esper.training.population import Fossils, Network, Population, Strategy, seed_generator
 from open_rules import open_rules
 from training.scenes import (
     SUITE,

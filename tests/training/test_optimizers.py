@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.optimizers import MOMENT_NAMES, clip_by_network, optimizer_step
-from esper.training.pool import Pool, flat
-from esper.training.rows import RowBlock, RowShape
+from esper.training.parameters import Pool, RowBlock, RowShape, flat
 
 SHAPE = RowShape.of(nn.Linear(3, 2))
 RATES = torch.tensor([0.1, 0.03, 0.2, 0.01, 0.05], dtype=torch.float64)

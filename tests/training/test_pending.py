@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from esper.training.pending import Floats, Pending, at_once
+from esper.training.deferred import Floats, Pending, at_once
 from rl.far_away import FAR, FarAway
 
 

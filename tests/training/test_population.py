@@ -15,8 +15,8 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.training import learning
+from esper.training.parameters import SeedKind
 from esper.training.population import Population
-from esper.training.roster import SeedKind
 from open_rules import open_rules
 from training.scenes import (
     SUITE,

@@ -15,11 +15,9 @@ from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.governor import GovernorSettings, RowGovernor, Trouble
-from esper.training.governor.rows import Intervention
+from esper.training.governor.population import Intervention
 from esper.training.learning import Batch, train
-from esper.training.plan import PopulationPlan, Strategy
-from esper.training.population import Actions, Population
-from esper.training.roster import Network
+from esper.training.population import Actions, Network, Population, PopulationPlan, Strategy
 from open_rules import open_rules
 from training.scenes import (
     SUITE,

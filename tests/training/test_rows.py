@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from esper.training.rows import RowBlock, RowShape, pad
+from esper.training.parameters import RowBlock, RowShape, pad
 
 MOMENTS = ("mean", "square")
 CPU = torch.device("cpu")

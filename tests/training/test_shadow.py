@@ -12,10 +12,10 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
+from esper.training.forward import as_is, forward
 from esper.training.learning import train
-from esper.training.passes import as_is, forward
+from esper.training.parameters import SeedKind
 from esper.training.population import Population
-from esper.training.roster import SeedKind
 from open_rules import open_rules
 from training.scenes import SUITE, Draws, assert_same_state, good_evidence, instances, networks, plan, state_of
 

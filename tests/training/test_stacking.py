@@ -13,11 +13,10 @@ from esper.lifecycle.actions import Blend
 from esper.stacking import Stackable
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
-from esper.training.functional import stacked_call
+from esper.training.execution import stacked_call
 from esper.training.learning import train
+from esper.training.parameters import RowShape, SeedKind
 from esper.training.population import Population
-from esper.training.roster import SeedKind
-from esper.training.rows import RowShape
 from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, instances, networks, plan
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.tasks.data import Data
-from esper.training.streams import TrainingStream, shuffled_order, stacked
+from esper.training.learning import TrainingStream, shuffled_order, stacked
 
 CPU = torch.device("cpu")
 BATCH = 4

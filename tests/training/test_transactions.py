@@ -19,8 +19,8 @@ from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
+from esper.training.governor.population import Snapshots, roll_back
 from esper.training.population import Population
-from esper.training.snapshots import Snapshots
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -119,8 +119,8 @@ CALLS: dict[str, Call] = {
         np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP, blend=Blend.GATE)])
     ),
     "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
-    "roll back": lambda held: held.roll_back(
-        np.array([2, 0]), Snapshots.of(held.state.holdings, held.germinations, held.table.owning)
+    "roll back": lambda held: roll_back(
+        held, np.array([2, 0]), Snapshots.of(held.state.holdings, held.germinations, held.table.owning)
     ),
 }
 
@@ -196,7 +196,7 @@ class RandomCalls:
         fault = int(self._rng.integers(1, 120)) if self._rng.random() < FAULT_SHARE else 0
         with OutOfMemory(fault):
             if kind < 0.1:
-                return self.population.roll_back(rows.nonzero()[0], self._snapshots)
+                return roll_back(self.population, rows.nonzero()[0], self._snapshots)
             if kind < 0.15 and rows.any():
                 self.population.replace(rows.nonzero()[0], [self._newcomers[row] for row in rows.nonzero()[0]])
                 self._replaced = rows

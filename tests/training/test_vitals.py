@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esper.training.governor.settings import GovernorSettings
-from esper.training.governor.vitals import Judgement, Monitor, Trouble, Vitals, skill
+from esper.training.governor.detectors import GovernorSettings, Judgement, Monitor, Trouble, Vitals, skill
 
 SETTINGS = GovernorSettings(window=5, fewest=3, sigmas=4, multiple=2, patience=3)
 CALM = [1.0, 0.9, 1.1, 1.0, 0.95]

@@ -13,7 +13,7 @@ from esper.errors import ConfigError
 from esper.experiments.bench_population import BenchResult, BenchTask, bench_population
 from esper.experiments.workers import LocalWorkers
 from esper.tasks.registry import get_suite
-from esper.training.plan import StrategyChoice
+from esper.training.population import StrategyChoice
 from esper.ui.output import console_beside, print_json, say
 
 _PROCESSES = 2

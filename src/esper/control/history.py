@@ -11,7 +11,7 @@ from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.plain_state import from_plain, to_plain
 from esper.training.evaluation import Evaluation
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 
 Floats = NDArray[np.float64]

@@ -21,8 +21,7 @@ from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.learning import train
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.plan import Strategy, StrategyChoice
-from esper.training.population import Population
+from esper.training.population import Population, Strategy, StrategyChoice
 from esper.training.reference import ReferencePopulation
 
 LEAD = 6

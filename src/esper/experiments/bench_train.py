@@ -23,12 +23,10 @@ from esper.rl.episodes import Episodes
 from esper.rl.ledger import Ledger
 from esper.rl.ppo import Learner
 from esper.telemetry.store import as_rows
-from esper.training.commitment import committed_networks
-from esper.training.evaluation import start_evaluation
-from esper.training.learning import start_training
+from esper.training.evaluation import committed_networks, start_evaluation
+from esper.training.learning import TrainingStream, start_training
 from esper.training.optimizers import clip_by_network, optimizer_step
 from esper.training.population import Population
-from esper.training.streams import TrainingStream
 
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "hosts and seeds": (start_training,),

@@ -18,10 +18,9 @@ from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
 from esper.rl.episodes import Episodes
 from esper.training.evaluation import Evaluation, evaluate, remember
-from esper.training.learning import Batch, train
+from esper.training.learning import Batch, TrainingStream, shuffled_order, stacked, train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
-from esper.training.streams import TrainingStream, shuffled_order, stacked
 
 LIFECYCLE, TRAINING, EVALUATION = "lifecycle", "training", "evaluation"
 """The parts of a decision's work."""

@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 
 from esper.rl.episodes import Episodes
-from esper.training.attribution.networks import ACCURACY, Attribution, attribute_networks
-from esper.training.passes import committed
+from esper.training.forward import committed
+from esper.training.shapley import ACCURACY, Attribution, attribute_networks
 
 _ORDERS = 0
 """Seed of the orders that are drawn where a network has kept too many seeds for all coalitions."""

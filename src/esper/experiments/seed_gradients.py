@@ -10,7 +10,7 @@ import numpy as np
 
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
-from esper.training.gradients.health import HealthTable, SeedHealth
+from esper.training.gradients import HealthTable, SeedHealth
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from esper.rl.episodes import Episodes, StepResult
 from esper.rl.incidents import Incident
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 
 
 @dataclass(frozen=True)

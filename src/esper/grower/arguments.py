@@ -10,7 +10,7 @@ from typing import Any, cast
 from esper.errors import ConfigError
 from esper.grower.figures import ACCURACY, LOSS, ROUNDING, Figures, figures, number
 from esper.rl.conduct import Conduct
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
 
 SEEDS = 2**63
 """So many there are."""

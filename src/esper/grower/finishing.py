@@ -14,7 +14,7 @@ from esper.grower.decision import Change, changed
 from esper.grower.subject import ModelSubject
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
-from esper.training.pending import Floats
+from esper.training.deferred import Floats
 
 Bools = NDArray[np.bool_]
 

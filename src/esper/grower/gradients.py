@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
 from esper.plain_state import to_plain
-from esper.training.gradients import HealthTable
-from esper.training.gradients.health import GradientNorms, judged
+from esper.training.gradients import GradientNorms, HealthTable, judged
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -18,7 +18,7 @@ from esper.control.history import PLATEAU_IMPROVEMENT
 from esper.errors import ConfigError
 from esper.grower.figures import ACCURACY, LOSS, Figures
 from esper.plain_state import from_plain
-from esper.training.governor.vitals import skill
+from esper.training.governor.detectors import skill
 
 UNKNOWN = math.nan
 

@@ -12,7 +12,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Transitions
-from esper.training.roster import seed_generator
+from esper.training.population import seed_generator
 
 
 def carry_out(

@@ -11,8 +11,8 @@ from esper.grower.figures import LOSS, Figures
 from esper.grower.scores import Scores
 from esper.lifecycle.actions import Op
 from esper.plain_state import from_plain
+from esper.training.governor.detectors import GovernorSettings
 from esper.training.governor.model import Governor, Verdict
-from esper.training.governor.settings import GovernorSettings
 
 CHECKS_AT_CHANCE = 8
 """A network that has not left chance by its check of this number hardly will: its owner is told."""

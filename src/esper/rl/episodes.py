@@ -27,16 +27,12 @@ from esper.rl.rewards.settings import OUTCOME
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.commitment import Commitment, committed_networks
-from esper.training.evaluation import Evaluation, evaluate, remember, start_evaluation
-from esper.training.governor.rows import Intervention, watching
-from esper.training.learning import Batch, TrainingReport, start_training
-from esper.training.pending import Pending
-from esper.training.plan import PopulationPlan, StrategyChoice
-from esper.training.population import Actions, Population
-from esper.training.roster import Fossils, Network
-from esper.training.strategy import fastest_strategy
-from esper.training.streams import TrainingStream, shuffled_order, stacked
+from esper.training.deferred import Pending
+from esper.training.evaluation import Commitment, Evaluation, committed_networks, evaluate, remember, start_evaluation
+from esper.training.forward import fastest_strategy
+from esper.training.governor.population import Intervention, watching
+from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stacked, start_training
+from esper.training.population import Actions, Fossils, Network, Population, PopulationPlan, StrategyChoice
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

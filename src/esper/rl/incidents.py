@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from esper.training.evaluation import Evaluation
 from esper.training.governor import Trouble
-from esper.training.governor.rows import Intervention
+from esper.training.governor.population import Intervention
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from esper.rl.rewards import Facts, Moment, Worth, rent_due
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.budget import Cost
-from esper.training.commitment import Commitment
-from esper.training.evaluation import Evaluation
+from esper.training.evaluation import Commitment, Evaluation
 from esper.training.population import Population
 
 Floats = NDArray[np.float64]

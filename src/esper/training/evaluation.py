@@ -1,4 +1,4 @@
-"""Measure every network on held-back data: as it is, and with each of its seeds toggled."""
+"""Measure every network on held-back data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.training.deferred import Floats, Pending, as_arrays
+from esper.training.forward import committed, forward
 from esper.training.learning import Batch, TrainingReport, network_accuracies, network_losses
-from esper.training.pending import Floats, Pending
 from esper.training.population import Population
-from esper.training.variants import forward_variants, toggling
+from esper.training.prefix_sharing import forward_variants, toggling
 
 Bools = NDArray[np.bool_]
 
@@ -121,3 +122,29 @@ def remembered(table: SeedTable, before: Evidence, training: TrainingReport, eva
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
         contribution_age=np.where(stale, before.contribution_age + np.int16(1), np.int16(0)),
     )
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """How the committed networks do; both ``[E]``."""
+
+    accuracy: Floats
+    loss: Floats
+    """In nats."""
+
+
+@torch.inference_mode()
+def committed_networks(population: Population, batch: Batch) -> Commitment:
+    """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
+    population.execution.train(False)
+    inputs = torch.split(batch.inputs, EVALUATION_CHUNK, 1)
+    labels = torch.split(batch.labels, EVALUATION_CHUNK, 1)
+    accuracies: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []
+    for some, answers in zip(inputs, labels, strict=True):
+        logits = forward(population, committed(population), some)
+        accuracies.append(network_accuracies(logits, answers) * answers.shape[1])
+        losses.append(network_losses(logits, answers) * answers.shape[1])
+    count = batch.labels.shape[1]
+    accuracy, loss = torch.stack(accuracies).sum(0) / count, torch.stack(losses).sum(0) / count
+    return Commitment(*as_arrays(accuracy, loss))

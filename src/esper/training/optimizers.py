@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.tasks.optimizer import OptimizerSettings
-from esper.training.pool import Pool
+from esper.training.parameters import Pool
 
 ADAM_EPSILON = 1e-8
 CLIP_EPSILON = 1e-6

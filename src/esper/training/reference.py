@@ -26,9 +26,7 @@ from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.learning import Batch
-from esper.training.plan import PopulationPlan
-from esper.training.population import Actions
-from esper.training.roster import Network, seed_generator
+from esper.training.population import Actions, Network, PopulationPlan, seed_generator
 
 
 class ReferencePopulation:

@@ -20,7 +20,7 @@ from esper.rl.episodes import FinalScore
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training.roster import Fossils
+from esper.training.population import Fossils
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.budget import Cost
 from esper.training.execution import Execution
-from esper.training.roster import Fossils
+from esper.training.population import Fossils
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -15,7 +15,8 @@ from esper.lifecycle.stages import OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.tasks.suite import Suite
-from esper.training.roster import Fossils, SeedKind
+from esper.training.parameters import SeedKind
+from esper.training.population import Fossils
 
 _OWNING = membership(OWNING)
 _ROLLBACK = Cause.ROLLBACK.name.lower()

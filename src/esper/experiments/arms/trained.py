@@ -22,7 +22,7 @@ from esper.experiments.workers import Workers
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.reader import RunReader
-from esper.training.roster import Fossils
+from esper.training.population import Fossils
 
 SEQUENCE = "sequence"
 STATIC = "static"

@@ -15,11 +15,10 @@ from esper.rl.episodes import Episodes
 from esper.tasks.data import Data
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training.learning import Batch, train
-from esper.training.population import Population
-from esper.training.roster import Fossils, SeedKind
-from esper.training.streams import stacked
-from esper.training.variants import forward_variants, toggling
+from esper.training.learning import Batch, stacked, train
+from esper.training.parameters import SeedKind
+from esper.training.population import Fossils, Population
+from esper.training.prefix_sharing import forward_variants, toggling
 
 VALIDATION_TENSORS = 4
 """As large as the largest one, that validation holds at a time: torch's profiler saw 3.2 to 4.2 times as much at most,

@@ -12,8 +12,7 @@ from esper.experiments.open_rules import OPEN_RULES
 from esper.experiments.process import prepare_process
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite, suite_names
-from esper.training.plan import STRATEGIES, Strategy
-from esper.training.population import Population
+from esper.training.population import STRATEGIES, Population, Strategy
 
 NETWORKS = 16
 DECISIONS = 8

@@ -25,7 +25,7 @@ from esper.rl.rewards.settings import OUTCOME, RewardSpec
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
-from esper.training.plan import StrategyChoice
+from esper.training.population import StrategyChoice
 
 Bools = NDArray[np.bool_]
 

@@ -1,9 +1,11 @@
-"""Which seeds take part in which forward pass of a population, and with what alpha."""
+"""Forward passes of a population."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import torch
@@ -12,10 +14,10 @@ from torch import Tensor
 
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.training.bank import Bank
-from esper.training.execution import Parameters
-from esper.training.grafts import BankCall, Blended, Estranged, Graft, SlotSeeds
-from esper.training.population import Population
+from esper.training.execution import Graft, Parameters
+from esper.training.parameters import Bank
+from esper.training.population import STRATEGIES, Population, Strategy
+from esper.training.slot_ops import BankCall, Blended, Estranged, SlotSeeds
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float32]
@@ -163,3 +165,37 @@ def _pass(population: Population, graft: Grafting, networks: range, aside: bool)
         return Pass(rows, lambda inputs, host: execution.stacked(own(host), buffers(), inputs, grafts))
     alone = [[graft(slot, range(network, network + 1)) for slot in slots] for network in networks]
     return Pass(rows, lambda inputs, host: execution.looped(own(host), buffers(), inputs, alone))
+
+
+ROUNDS = 3
+
+
+def fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
+    """The strategy with the smaller median time for a forward and a backward pass on ``inputs`` ``[E, N, ...]``.
+
+    Strategies take turns, after one round that does not count. Results do not depend on the choice but for rounding;
+    a run that must repeat itself exactly names its strategy instead.
+    """
+    chosen = population.strategy
+    seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in STRATEGIES}
+    for _ in range(1 + ROUNDS):
+        for strategy in STRATEGIES:
+            population.strategy = strategy
+            seconds[strategy].append(_timed(population, inputs))
+    population.strategy = chosen
+    return min(STRATEGIES, key=lambda strategy: median(seconds[strategy][1:]))
+
+
+def _timed(population: Population, inputs: Tensor) -> float:
+    _finish(inputs.device)
+    began = time.perf_counter()
+    total = forward(population, as_is(population), inputs).square().sum()
+    torch.autograd.grad(total, list(population.host.parameters.values()))
+    _finish(inputs.device)
+    return time.perf_counter() - began
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for what a device does behind the program's back."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

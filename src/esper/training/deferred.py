@@ -1,8 +1,4 @@
-"""Figures that a device may still be computing, and what they will mean on the CPU.
-
-To read a figure, the CPU waits until its device has done all that was asked of it before. So whatever measures hands
-out what it will say as `Pending`, and who needs several results fetches them together, in one wait.
-"""
+"""Figures that a device may still be computing."""
 
 from __future__ import annotations
 

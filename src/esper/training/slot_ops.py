@@ -1,21 +1,16 @@
-"""What the slots of a population do to the features in one kind of forward pass.
-
-A graft works on the features of all networks at once, ``[E, N, ...]``, and touches only the rows that own a seed:
-gather, one grouped call per bank, one scatter.
-"""
+"""What the slots of a population do to the features in one kind of forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.training.bank import Bank
+from esper.training.parameters import Bank
 
 
 @dataclass(frozen=True)
@@ -67,12 +62,6 @@ class SlotSeeds:
         contributions = [call.contributions(part, own) for call, part, own in zip(self.calls, parts, seen, strict=True)]
         order = _memory_order(features)
         return _restored(torch.cat([contribution.permute(order) for contribution in contributions]), order)
-
-
-class Graft(Protocol):
-    """Rewrites the features ``[E, N, ...]`` of a population at one slot."""
-
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
