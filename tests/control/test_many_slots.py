@@ -44,7 +44,7 @@ class Offered:
 class Held:
     """Networks, given by their arrays."""
 
-    roster: Offered
+    specs: Offered
     table: SeedTable
     evidence: Evidence
     host_parameters: Int64s
@@ -56,7 +56,7 @@ class Held:
         return self.layouts == layout.value
 
     def parameters_in(self, counted: Bools) -> Int64s:
-        return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
+        return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
 def alone(array: Array) -> Array:

@@ -24,7 +24,7 @@ DECISIONS = 7
 def sides() -> tuple[Episodes, ReferencePopulation, Work]:
     episodes = Episodes(SUITE, instances(5), OPEN_RULES)
     population = episodes.population
-    slow = ReferencePopulation(population.plan, population.roster.networks)
+    slow = ReferencePopulation(population.config, population.specs.networks)
     return episodes, slow, Work.drawn(episodes, DECISIONS, seed=0)
 
 

@@ -45,9 +45,9 @@ def test_everything_happens_on_the_networks_device(suite: Suite, strategy: Strat
         play(running, steps=4)
         population = running.population
         assert population.table.owning.any()
-        snapshots = Snapshots.of(population.state.holdings, population.germinations, population.table.owning)
+        snapshots = Snapshots.of(population.state)
         play(running, steps=1)
-        roll_back(population, np.array([1, 3]), snapshots)
+        roll_back(population, np.isin(np.arange(population.size), [1, 3]), snapshots)
         running.restart(np.array([0, 2]), running.instances[2:4])
         play(running, steps=1)
         running.final_score()
@@ -58,7 +58,7 @@ def test_the_loop_over_separate_modules_runs_there_too() -> None:
     with FarAway() as far:
         running = episodes(minibatches(1, ShortSuite()), FAR)
         work = Work.drawn(running, 4, seed=0)
-        loop = ReferencePopulation(running.population.plan, running.population.roster.networks)
+        loop = ReferencePopulation(running.population.config, running.population.specs.networks)
         for actions in work.script:
             loop.evidence = work.evidence
             loop.decide(actions)
@@ -101,7 +101,7 @@ def test_far_away_notices_what_would_wait() -> None:
 def test_nothing_but_fetching_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), deferred.as_arrays, list[int]()
+    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), deferred.to_arrays, list[int]()
     play(running, steps=6)  # chooses kernels
 
     def fetching(*tensors: torch.Tensor) -> list[deferred.Floats]:
@@ -111,7 +111,7 @@ def test_nothing_but_fetching_waits_for_a_gpu(name: str, monkeypatch: pytest.Mon
         fetched.append(len(tensors))
         return figures
 
-    monkeypatch.setattr(deferred, "as_arrays", fetching)
+    monkeypatch.setattr(deferred, "to_arrays", fetching)
     torch.cuda.set_sync_debug_mode("error")
     try:
         play(running, steps=3)

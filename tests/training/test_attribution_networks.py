@@ -13,9 +13,9 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.tasks.tokens.host import TokenLayer
 from esper.training.evaluation import evaluate
-from esper.training.forward import Participation, as_is, committed
+from esper.training.forward import ActiveSeeds, select_blended, select_committed
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.population import Network, Population, PopulationPlan, Strategy
+from esper.training.population import NetworkSpec, Population, PopulationConfig, Strategy
 from esper.training.prefix_sharing import replicate, share_prefixes
 from esper.training.reference import ReferencePopulation
 from esper.training.shapley import (
@@ -57,7 +57,7 @@ def by_hand(slow: ReferencePopulation, batch: Batch, network: int, players: Bool
     return worth
 
 
-def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batch, participation: Participation):
+def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batch, participation: ActiveSeeds):
     for network, players in enumerate(participation.slots):
         expected = solve_exactly(by_hand(slow, batch, network, players), players.sum())
         np.testing.assert_allclose(found.values[:, network, players], expected.values, **TOLERANCE)
@@ -75,7 +75,7 @@ def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batc
 def test_values_are_those_of_separate_passes(isolation: Isolation, strategy: Strategy) -> None:
     fast, slow, batch = grown(isolation, strategy)
     assert len(set(fast.table.blended.sum(axis=1))) >= 2, "the test means networks of different players"
-    for participation in (as_is(fast), committed(fast)):
+    for participation in (select_blended(fast), select_committed(fast)):
         for shares in (True, False):
             found = attribute_networks(fast, batch, rng(), participation, shared=shares)
             assert np.abs(found.values[LOSS]).max() > 1e-3
@@ -102,7 +102,7 @@ def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], str
     batch = draw(3, 40, 9)
     found = attribute_networks(fast, batch, rng())
     assert np.abs(found.values[LOSS][fast.table.owning]).min() > 1e-6
-    assert_as_by_hand(found, slow, batch, as_is(fast))
+    assert_as_by_hand(found, slow, batch, select_blended(fast))
 
 
 def draw(count: int, examples: int, seed: int) -> Batch:
@@ -204,7 +204,7 @@ def test_planted_seeds_are_ranked_rightly() -> None:
 
 def test_neighbours_do_not_matter() -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
-    everyone = as_is(fast)
+    everyone = select_blended(fast)
     whole = attribute_networks(fast, batch, rng())
     for network in range(fast.size):
         only = np.zeros_like(everyone.slots)
@@ -233,8 +233,8 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
     What a network is like follows from its place in `counts` from the end.
     """
     slots = tuple(f"layer{number}" for number in range(8))
-    shared = PopulationPlan(Deep(), slots, ("mlp",), torch.zeros(2, 4), dtype=torch.float64)
-    hosts = [Network(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
+    shared = PopulationConfig(Deep(), slots, ("mlp",), torch.zeros(2, 4), dtype=torch.float64)
+    hosts = [NetworkSpec(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     rows = [
         [action(Op.GERMINATE, 7 - seed, 0) if seed < count else wait(1)[0] for count in counts] for seed in range(8)
@@ -248,7 +248,7 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
             seed = slow.seeds[owner, slot].blueprint
             stirred(seed, 100 * counts[owner] + slot)
             with torch.no_grad():
-                bank.block.values[row] = bank.block.shape.row(seed)
+                bank.block.values[row] = bank.block.layout.row(seed)
     return fast, slow
 
 

@@ -17,7 +17,15 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
-from esper.training.gradients import EXPLODED, VANISHED, GradientNorms, HealthTable, SeedHealth, judged, row_norms
+from esper.training.gradients import (
+    EXPLODED,
+    VANISHED,
+    GradientNorms,
+    HealthTable,
+    SeedHealth,
+    assess_health,
+    row_norms,
+)
 from esper.training.learning import Batch, train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
@@ -32,7 +40,7 @@ SGD = OptimizerSettings(name="sgd", momentum=0.9)
 def of(seed: Sequence[float], incumbents: Sequence[float], parameters: tuple[int, int] = (4, 100)) -> SeedHealth:
     """The health of one seed whose gradient and that of its incumbents had these norms."""
     own, others = parameters
-    return judged(
+    return assess_health(
         GradientNorms(np.array(seed, float)[:, None], np.array([own])),
         GradientNorms(np.array(incumbents, float)[:, None], np.array([others])),
     ).at(0)

@@ -96,7 +96,7 @@ def test_a_neighbour_that_is_not_a_number_does_no_harm(isolation: Isolation) -> 
         if step != 3:
             return
         with torch.no_grad():
-            for block in population.blocks:
+            for block in population.flat.blocks:
                 block.values[block.owners == 2] = torch.nan
 
     ill = trajectory(everyone, everyone[2], isolation, disturb=explode)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.actions import Blend
 from esper.training.evaluation import evaluate, remember
-from esper.training.execution import Execution, Functional, can_merge, enable_merging, merged, separated
+from esper.training.execution import Execution, Functional, can_merge, enable_merging, merge_networks, split_networks
 from esper.training.learning import Batch, train
 from esper.training.parameters import SeedKind
-from esper.training.population import Network, Population, PopulationPlan
+from esper.training.population import NetworkSpec, Population, PopulationConfig
 from esper.training.reference import ReferencePopulation
 from open_rules import open_rules
 
@@ -156,7 +156,7 @@ def test_merged_hosts_equal_their_loop_in_values_and_gradients(name: str, networ
     call = Functional(host)
     weights = {key: drawn(networks, *own.shape).requires_grad_() for key, own in plain.named_parameters()}
     inputs = drawn(networks, EXAMPLES, *shape, seed=1)
-    together = separated(call(weights, {}, merged(inputs)), networks)
+    together = split_networks(call(weights, {}, merge_networks(inputs)), networks)
     rows = [{key: stacked[network] for key, stacked in weights.items()} for network in range(networks)]
     alone = torch.stack([functional_call(copy.deepcopy(plain), own, (x,)) for own, x in zip(rows, inputs, strict=True)])
     torch.testing.assert_close(together, alone, **TOLERANCE)
@@ -180,8 +180,8 @@ def test_hosts_that_cannot_merge_are_mapped_with_the_same_results() -> None:
     execution = Execution(host, ["0"], example)
     weights = {key: drawn(NETWORKS, *own.shape) for key, own in host.named_parameters()}
     inputs = drawn(NETWORKS, EXAMPLES, 3, seed=1)
-    mapped = execution.stacked(weights, {}, inputs, [None])
-    torch.testing.assert_close(mapped, execution.looped(weights, {}, inputs, [[None]] * NETWORKS), **TOLERANCE)
+    mapped = execution.run_stacked(weights, {}, inputs, [None])
+    torch.testing.assert_close(mapped, execution.run_looped(weights, {}, inputs, [[None]] * NETWORKS), **TOLERANCE)
 
 
 def images() -> nn.Module:
@@ -207,14 +207,14 @@ HOSTS = {"images": (images, (1, 5, 5)), "signals": (signals, (1, 8))}
 SPATIAL = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
 
 
-def population_of(name: str, strategy: str) -> tuple[PopulationPlan, list[Network]]:
+def population_of(name: str, strategy: str) -> tuple[PopulationConfig, list[NetworkSpec]]:
     build, shape = HOSTS[name]
     hosts: list[nn.Module] = [build() for _ in range(NETWORKS)]
     for seed, host in enumerate(hosts):
         with torch.no_grad():
             for parameter in host.parameters():
                 parameter.copy_(drawn(*parameter.shape, seed=seed) / 2)
-    shared = PopulationPlan(
+    shared = PopulationConfig(
         build(),
         ("0", "1"),
         SPATIAL,
@@ -223,7 +223,7 @@ def population_of(name: str, strategy: str) -> tuple[PopulationPlan, list[Networ
         strategy=strategy,
         dtype=torch.float64,
     )
-    return shared, [Network(host, (4, 4), 0.01 * (1 + seed), seed) for seed, host in enumerate(hosts)]
+    return shared, [NetworkSpec(host, (4, 4), 0.01 * (1 + seed), seed) for seed, host in enumerate(hosts)]
 
 
 def batch_of(name: str, seed: int) -> Batch:
@@ -232,7 +232,7 @@ def batch_of(name: str, seed: int) -> Batch:
 
 
 def host_rows(fast: Population, slow: ReferencePopulation) -> Sequence[Tensor]:
-    return fast.host.values.detach(), torch.stack([fast.host.shape.row(model.host) for model in slow.models])
+    return fast.host.values.detach(), torch.stack([fast.host.layout.row(model.host) for model in slow.models])
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -28,13 +28,13 @@ OPTIMIZERS = [
 
 def assert_equal_parameters(fast: Population, slow: ReferencePopulation) -> None:
     for network, model in enumerate(slow.models):
-        expected = fast.host.shape.row(model.host)
+        expected = fast.host.layout.row(model.host)
         torch.testing.assert_close(fast.host.values.detach()[network], expected, **TOLERANCE)
         for slot in range(len(SUITE.sites)):
             row, seed = seed_values(fast, network, slot), slow.seeds.get((network, slot))
             assert (row is None) == (seed is None)
             if row is not None and seed is not None:
-                shape = fast.banks[kind_of(fast, network, slot)].block.shape
+                shape = fast.banks[kind_of(fast, network, slot)].block.layout
                 torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
 
 

@@ -15,7 +15,7 @@ from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
 from esper.training.execution import stacked_call
 from esper.training.learning import train
-from esper.training.parameters import RowShape, SeedKind
+from esper.training.parameters import ParameterLayout, SeedKind
 from esper.training.population import Population
 from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, instances, networks, plan
@@ -44,7 +44,7 @@ def hosts_of(name: str, count: int) -> tuple[nn.Module, list[nn.Module], Tensor]
 def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     template, hosts, inputs = hosts_of(name, 5)
     assert isinstance(template, Stackable)
-    shape = RowShape.of(template)
+    shape = ParameterLayout.of(template)
     values = torch.stack([shape.row(host) for host in hosts]).requires_grad_()
     buffers = {key: torch.stack([host.get_buffer(key) for host in hosts]) for key, _ in template.named_buffers()}
     direct = stacked_call(template)(shape.unflatten(values), buffers, inputs)
@@ -78,7 +78,7 @@ def assert_alike(first: Population, second: Population, draws: Draws) -> None:
             train(population, batches)
         ours, theirs = (evaluate(population, held_back) for population in (first, second))
         np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-9)
-        torch.testing.assert_close(first.pool.values, second.pool.values, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(first.flat.values, second.flat.values, rtol=1e-9, atol=1e-9)
         grown |= first.banks.keys()
     assert len(grown) > 3, "the test means to grow seeds"
     assert {kind.blend for kind in grown} == {*Blend}

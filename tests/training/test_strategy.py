@@ -25,8 +25,10 @@ def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, mon
         tried.append(running.strategy)
         return 1.0 if running.strategy == faster else 2.0
 
-    monkeypatch.setattr(forward, "_timed", timed)
-    assert forward.fastest_strategy(population, torch.zeros(3, 4, *SUITE.input_shape, dtype=torch.float64)) == faster
+    monkeypatch.setattr(forward, "_time_pass", timed)
+    assert (
+        forward.find_fastest_strategy(population, torch.zeros(3, 4, *SUITE.input_shape, dtype=torch.float64)) == faster
+    )
     assert tried == list(STRATEGIES) * (1 + forward.ROUNDS)
     assert population.strategy == "stacked"
     assert torch.equal(population.host.values, before)

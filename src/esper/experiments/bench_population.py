@@ -67,7 +67,7 @@ def bench_population(task: BenchTask) -> BenchResult:
     """Measure one size of one suite's population."""
     episodes, fresh = _episodes(task), _episodes(task)
     fast = episodes.population
-    slow = ReferencePopulation(fast.plan, fast.roster.networks)
+    slow = ReferencePopulation(fast.config, fast.specs.networks)
     work = Work.drawn(episodes, LEAD + TURN * (1 + task.repeats), task.seed)
     for population in (fast, slow):
         for actions in work.script[:LEAD]:

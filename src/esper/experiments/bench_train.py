@@ -23,7 +23,7 @@ from esper.rl.episodes import Episodes
 from esper.rl.ledger import Ledger
 from esper.rl.ppo import Learner
 from esper.telemetry.store import as_rows
-from esper.training.evaluation import committed_networks, start_evaluation
+from esper.training.evaluation import evaluate_committed, start_evaluation
 from esper.training.learning import TrainingStream, start_training
 from esper.training.optimizers import clip_by_network, optimizer_step
 from esper.training.population import Population
@@ -31,7 +31,7 @@ from esper.training.population import Population
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "hosts and seeds": (start_training,),
     "optimizers": (optimizer_step, clip_by_network),
-    "validation and counterfactuals": (start_evaluation, committed_networks),
+    "validation and counterfactuals": (start_evaluation, evaluate_committed),
     "minibatches": (TrainingStream.take,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
     "rewards": (Ledger.record,),

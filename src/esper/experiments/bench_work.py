@@ -18,7 +18,7 @@ from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
 from esper.rl.episodes import Episodes
 from esper.training.evaluation import Evaluation, evaluate, remember
-from esper.training.learning import Batch, TrainingStream, shuffled_order, stacked, train
+from esper.training.learning import Batch, TrainingStream, shuffled_order, stack_data, train
 from esper.training.population import Population
 from esper.training.reference import ReferencePopulation
 
@@ -46,7 +46,7 @@ class Work:
         rng, count = np.random.default_rng(seed), suite.batches_per_step * suite.batch_size
         orders = [shuffled_order(len(part), count, rng) for part in training]
         stream = TrainingStream(training, orders, suite.batch_size, max(map(len, training)), device)
-        validation = stacked([suite.data(instance, "validation") for instance in episodes.instances], device)
+        validation = stack_data([suite.data(instance, "validation") for instance in episodes.instances], device)
         batches = list(stream.take(np.zeros(episodes.size, np.int64), suite.batches_per_step))
         return cls(_script(episodes, evidence, decisions, seed), batches, validation, evidence)
 
@@ -58,7 +58,7 @@ def _sound_evidence(shape: tuple[int, ...]) -> Evidence:
 
 def _script(episodes: Episodes, evidence: Evidence, decisions: int, seed: int) -> list[Actions]:
     population, controller = episodes.population, Uniform()
-    rules, compatible, observation = population.plan.rules, population.roster.compatible, episodes.observe()
+    rules, compatible, observation = population.config.rules, population.specs.compatible, episodes.observe()
     state, table = controller.start([seed + network for network in range(episodes.size)]), population.table
     script: list[Actions] = []
     for _ in range(decisions):

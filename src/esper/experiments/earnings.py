@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from esper.rl.episodes import Episodes
-from esper.training.forward import committed
+from esper.training.forward import select_committed
 from esper.training.shapley import ACCURACY, Attribution, attribute_networks
 
 _ORDERS = 0
@@ -53,7 +53,7 @@ def earnings(episodes: Episodes) -> list[Earnings]:
     """Of finished episodes, each on the validation data of its last phase: what is only reported needs no test data."""
     population = episodes.population
     rng = np.random.default_rng(_ORDERS)
-    found = attribute_networks(population, episodes.validation, rng, committed(population))
+    found = attribute_networks(population, episodes.validation, rng, select_committed(population))
     return [_earnings(episodes, found, row) for row in range(episodes.size)]
 
 

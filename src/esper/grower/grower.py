@@ -48,7 +48,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
-from esper.training.evaluation import Evaluation, remembered
+from esper.training.evaluation import Evaluation, update_evidence
 from esper.training.governor.model import Governor, Rollback, Verdict
 from esper.training.learning import TrainingReport
 
@@ -144,7 +144,7 @@ class Grower:
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
+        self.controller, self._timing, trained = chosen(controller, self.subject.specs, horizon, rules)
         self.rules = self._timing.rules
         require_loss(self.rules, loss)
         self.evidence = counterfactual(evidence, loss, optimizer)
@@ -168,7 +168,7 @@ class Grower:
         self._asked_for = metric
         self._rent, self._train_size = rent, train_size
         self._seed = seed
-        self._kinds = [kind.name for kind in self.subject.roster.kinds]
+        self._kinds = [kind.name for kind in self.subject.specs.kinds]
         self._history = History(
             1, len(model.slots), len(self._kinds), self.scores.chance_loss, self.scores.chance_score
         )
@@ -379,7 +379,7 @@ class Grower:
         )
         evaluation = self._history.completed(newest, subject.evidence)
         note(self.model, evaluation.accuracy_contribution)
-        subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
+        subject.evidence = update_evidence(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
         return training, evaluation
 
@@ -401,7 +401,7 @@ class Grower:
         affordable = subject.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
-        masks = legal_actions(subject.table, subject.evidence, rules, subject.roster.compatible, affordable)
+        masks = legal_actions(subject.table, subject.evidence, rules, subject.specs.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
             actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
@@ -435,7 +435,7 @@ class Grower:
         """What the lifecycle makes of these actions ``[1, 8]``."""
         subject = self.subject
         affordable = subject.affordable(self.rules.blends)
-        return step(subject.table, subject.evidence, actions, self.rules, subject.roster.compatible, affordable)
+        return step(subject.table, subject.evidence, actions, self.rules, subject.specs.compatible, affordable)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.

@@ -15,7 +15,7 @@ from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import with_fossils
-from esper.training.budget import Budget, Cost, Costs, affordable, budget_left
+from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
 
 BYTES_PER_VALUE = 4
 COPIES = 4
@@ -65,7 +65,7 @@ class ModelSubject:
     """A growing model with its lifecycle table: an `esper.control.subject.Subject`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
-        self.roster = Catalogue(model, optimizer)
+        self.specs = Catalogue(model, optimizer)
         self.budget = budget
         self.table = self._first_table(model)
         self.evidence = Evidence.none(1, len(model.slots))
@@ -76,23 +76,23 @@ class ModelSubject:
 
     def _first_table(self, model: GrowingModel) -> SeedTable:
         """Empty slots, and fossils where the model has some already."""
-        kinds = [kind.name for kind in self.roster.kinds]
+        kinds = [kind.name for kind in self.specs.kinds]
         shape = (1, len(model.slots))
         blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
         for place, slot in enumerate(model.slots.values()):
             if slot.seed is not None and slot.seed.fossilized:
                 blueprints[0, place], blends[0, place] = kinds.index(slot.seed.blueprint.name), slot.seed.blend
-        everything = np.ones(self.roster.compatible.shape, np.bool_)
+        everything = np.ones(self.specs.compatible.shape, np.bool_)
         return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, blends: Sequence[Blend]) -> NDArray[np.bool_]:
         """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
-        return affordable(self.budget, self.roster.costs, self.table, blends)
+        return affordable_blueprints(self.budget, self.specs.costs, self.table, blends)
 
     @property
     def budget_left(self) -> NDArray[np.float64]:
         """The share of the scarcest cap that is not spent yet."""
-        return budget_left(self.budget, self.roster.costs, self.table)
+        return budget_left(self.budget, self.specs.costs, self.table)
 
     def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
         """Whether the slot's features have this layout."""
@@ -100,4 +100,4 @@ class ModelSubject:
 
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Parameters of the seeds in the slots ``counted``."""
-        return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
+        return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)

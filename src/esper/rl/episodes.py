@@ -27,12 +27,19 @@ from esper.rl.rewards.settings import OUTCOME
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.deferred import Pending
-from esper.training.evaluation import Commitment, Evaluation, committed_networks, evaluate, remember, start_evaluation
-from esper.training.forward import fastest_strategy
-from esper.training.governor.population import Intervention, watching
-from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stacked, start_training
-from esper.training.population import Actions, Fossils, Network, Population, PopulationPlan, StrategyChoice
+from esper.training.deferred import Deferred
+from esper.training.evaluation import (
+    CommittedEvaluation,
+    Evaluation,
+    evaluate,
+    evaluate_committed,
+    remember,
+    start_evaluation,
+)
+from esper.training.forward import find_fastest_strategy
+from esper.training.governor.population import Intervention, make_governor
+from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
+from esper.training.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -109,7 +116,7 @@ class Episodes:
         self.size = len(instances)
         given = fossils or [()] * self.size
         networks = [_network(suite, *one) for one in zip(_checked(suite, instances), given, strict=True)]
-        plan = PopulationPlan(
+        plan = PopulationConfig(
             suite.template(),
             suite.sites,
             suite.blueprints,
@@ -122,7 +129,7 @@ class Episodes:
             budget=conduct.budget,
         )
         self.population = Population(plan, networks)
-        self.governor = watching(self.population, conduct.governor, suite.classes)
+        self.governor = make_governor(self.population, conduct.governor, suite.classes)
         self._scheme = Scheme(rewards or [OUTCOME] * self.size)
         self._ledger = Ledger(suite, self.population)
         self._ledger.restart(np.ones(self.size, np.bool_), self.instances)
@@ -142,10 +149,10 @@ class Episodes:
             capacity,
             device,
         )
-        self.validation = stacked([suite.data(instance, "validation") for instance in instances], device)
+        self.validation = stack_data([suite.data(instance, "validation") for instance in instances], device)
         """What every network is measured on now, ``[E, N, ...]``."""
         if strategy == "auto":
-            self.population.strategy = fastest_strategy(self.population, self.validation.inputs)
+            self.population.strategy = find_fastest_strategy(self.population, self.validation.inputs)
 
     def observe(self) -> Observation:
         """What the controllers see now, on the CPU."""
@@ -190,7 +197,7 @@ class Episodes:
         self.step_index = self.step_index + running
         ending = running & self._ended(intervention)
         self.finished = self.finished | ending
-        commitment = committed_networks(self.population, self.validation) if ending.any() else None
+        commitment = evaluate_committed(self.population, self.validation) if ending.any() else None
         self.potential = np.where(running, self._potential_now(evaluation, commitment), self.potential)
         facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
         terms = {**self._scheme.pay(facts), "rollback": np.where(intervention.rows, -self.governor.penalty, 0.0)}
@@ -211,12 +218,12 @@ class Episodes:
         )
 
     def _measure(
-        self, under_way: Pending[TrainingReport], running: Bools
+        self, under_way: Deferred[TrainingReport], running: Bools
     ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
-        (training, found), finite = under_way.beside(measured).beside(self.governor.finite()).fetch()
+        (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
         evaluation = self.history.completed(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
@@ -252,7 +259,7 @@ class Episodes:
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
-        accuracy = committed_networks(self.population, stacked(data, self.device)).accuracy
+        accuracy = evaluate_committed(self.population, stack_data(data, self.device)).accuracy
         added = self.population.parameters_in(self._fossils)
         return FinalScore(self._score(accuracy, added), accuracy, added)
 
@@ -260,7 +267,7 @@ class Episodes:
     def _fossils(self) -> Bools:
         return self.population.table.stage == Stage.FOSSILIZED
 
-    def _potential_now(self, evaluation: Evaluation, commitment: Commitment | None) -> Floats:
+    def _potential_now(self, evaluation: Evaluation, commitment: CommittedEvaluation | None) -> Floats:
         """J on validation data of the whole networks, and of the committed ones where the episode has ended."""
         now = self._score(evaluation.accuracy, self.population.parameters_in(self.population.table.blended))
         if commitment is None:
@@ -322,8 +329,8 @@ def _pruned(changes: Transitions, size: int) -> Bools:
     return rows
 
 
-def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> Network:
-    return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
+def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:
+    return NetworkSpec(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
 
 
 def _checked(suite: Suite, instances: Sequence[Instance]) -> Sequence[Instance]:

@@ -14,7 +14,7 @@ from esper.rl.rewards import Facts, Moment, Worth, rent_due
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.budget import Cost
-from esper.training.evaluation import Commitment, Evaluation
+from esper.training.evaluation import CommittedEvaluation, Evaluation
 from esper.training.population import Population
 
 Floats = NDArray[np.float64]
@@ -48,7 +48,7 @@ class Ledger:
         actions: NDArray[np.int64],
         decided_on: SeedTable,
         evaluation: Evaluation,
-        commitment: Commitment | None,
+        commitment: CommittedEvaluation | None,
         finished: Bools,
     ) -> Facts:
         """The facts of a step; the next one begins where it ended.
@@ -63,7 +63,7 @@ class Ledger:
         self._before = after
         return facts
 
-    def _moment(self, evaluation: Evaluation, commitment: Commitment | None, finished: Bools) -> Moment:
+    def _moment(self, evaluation: Evaluation, commitment: CommittedEvaluation | None, finished: Bools) -> Moment:
         table = self._population.table
         counted = np.where(finished[:, None], table.stage == Stage.FOSSILIZED, table.blended)
         chance = np.log(self._suite.classes)
@@ -76,8 +76,8 @@ class Ledger:
         return Moment(
             Worth(accuracy, np.where(counted, np.nan_to_num(evaluation.accuracy_contribution), 0.0)),
             Worth(1 - loss / chance, np.where(counted, np.nan_to_num(evaluation.loss_contribution) / chance, 0.0)),
-            self._rent_on(self._population.roster.costs.parameters, counted, self._population.host_parameters),
-            self._rent_on(self._population.roster.costs.flops, counted, self._host_flops),
+            self._rent_on(self._population.specs.costs.parameters, counted, self._population.host_parameters),
+            self._rent_on(self._population.specs.costs.flops, counted, self._host_flops),
             table.stage,
             np.where(table.blended, table.alpha, 0.0).astype(np.float64),
         )

@@ -73,7 +73,7 @@ class Costs:
     """Bytes."""
 
 
-def affordable(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
     """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps.
 
     That is with any of these ``blends``.

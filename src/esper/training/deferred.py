@@ -1,4 +1,8 @@
-"""Figures that a device may still be computing."""
+"""Results that a device may still be computing, and what they will mean on the CPU.
+
+To read a tensor, the CPU waits until its device has done all that was asked of it before. So whatever measures returns
+what it will say as `Deferred`, and who needs several results fetches them together, in one wait.
+"""
 
 from __future__ import annotations
 
@@ -17,38 +21,38 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True)
-class Pending(Generic[T]):
+class Deferred(Generic[T]):
     """A result that is known once its figures have come from their device."""
 
-    figures: Sequence[Tensor]
+    tensors: Sequence[Tensor]
     """Of one type, on one device."""
-    meaning: Callable[..., T]
+    convert: Callable[..., T]
     """Of the figures as float64 arrays on the CPU, in the same order."""
 
-    def beside(self, other: Pending[U]) -> Pending[tuple[T, U]]:
+    def combine(self, other: Deferred[U]) -> Deferred[tuple[T, U]]:
         """Both results, fetched together."""
-        own = len(self.figures)
+        own = len(self.tensors)
 
         def both(*arrays: Floats) -> tuple[T, U]:
-            return self.meaning(*arrays[:own]), other.meaning(*arrays[own:])
+            return self.convert(*arrays[:own]), other.convert(*arrays[own:])
 
-        return Pending([*self.figures, *other.figures], both)
+        return Deferred([*self.tensors, *other.tensors], both)
 
     def fetch(self) -> T:
         """The result, for which the CPU waits once for the device, and not at all without figures."""
-        return self.meaning(*(as_arrays(*self.figures) if self.figures else ()))
+        return self.convert(*(to_arrays(*self.tensors) if self.tensors else ()))
 
 
-def at_once(result: U) -> Pending[U]:
+def wrap_known(result: U) -> Deferred[U]:
     """What is known already."""
 
     def known(*_: Any) -> U:
         return result
 
-    return Pending((), known)
+    return Deferred((), known)
 
 
-def as_arrays(*tensors: Tensor) -> list[Floats]:
+def to_arrays(*tensors: Tensor) -> list[Floats]:
     """Tensors of one type as float64 arrays on the CPU, which waits for their device once."""
     packed = torch.cat([tensor.detach().flatten() for tensor in tensors]).to("cpu", torch.float64)
     parts: Sequence[Tensor] = torch.split_with_sizes(packed, [tensor.numel() for tensor in tensors])

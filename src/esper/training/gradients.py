@@ -1,4 +1,10 @@
-"""Gradients of seeds"""
+"""Whether gradients reach seeds in proportion: how they compare with those of what already counts, the incumbents.
+
+Gradients are compared as root mean squares per parameter, so neither the sizes of seed and network nor a factor of the
+loss matters. In a network that learns well, gradients have much the same scale everywhere (Glorot and Bengio 2010,
+section 4.2); they vanish or explode where they are orders of magnitude smaller or larger (Pascanu, Mikolov and Bengio
+2013, section 2).
+"""
 
 from __future__ import annotations
 
@@ -103,7 +109,7 @@ class GradientNorms:
         return self.values / np.sqrt(np.maximum(self.parameters, 1))
 
 
-def judged(seeds: GradientNorms, incumbents: GradientNorms) -> HealthTable:
+def assess_health(seeds: GradientNorms, incumbents: GradientNorms) -> HealthTable:
     """The health of seeds, ``[..., S]``, from norms ``[T, ..., S]`` and those of their incumbents, ``[T, ..., 1]``."""
     scale = incumbents.root_mean_squares
     known = np.isfinite(scale) & (scale > 0)
@@ -130,7 +136,7 @@ def row_norms(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([hosts.square().sum(1).sqrt(), *(bank.norm(dim=1) for bank in banks)])
 
 
-def by_slot(population: Population, rows: Floats) -> tuple[Floats, Floats]:
+def split_by_slot(population: Population, rows: Floats) -> tuple[Floats, Floats]:
     """Figures ``[T, R]`` of the population's rows as those of hosts ``[T, E]`` and of seeds ``[T, E, S]``.
 
     The latter are 0 in slots without a seed.
@@ -144,7 +150,9 @@ def by_slot(population: Population, rows: Floats) -> tuple[Floats, Floats]:
     return hosts, slots
 
 
-def seed_health(population: Population, hosts: Floats, seeds: Floats, learning: NDArray[np.bool_]) -> HealthTable:
+def measure_seed_health(
+    population: Population, hosts: Floats, seeds: Floats, learning: NDArray[np.bool_]
+) -> HealthTable:
     """The health ``[E, S]`` of the seeds that are ``learning``, bool ``[E, S]``, from norms ``[T, E]``, ``[T, E, S]``.
 
     The incumbents of a network are its host and its fossils; fossils themselves are compared with all of them.
@@ -155,7 +163,7 @@ def seed_health(population: Population, hosts: Floats, seeds: Floats, learning: 
         np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None],
         (population.host_parameters + population.parameters_in(fossils))[:, None],
     )
-    found = judged(GradientNorms(seeds, population.roster.costs.parameters.resident(table)), incumbents)
+    found = assess_health(GradientNorms(seeds, population.specs.costs.parameters.resident(table)), incumbents)
     return HealthTable.none(*table.stage.shape).updated(learning, found)
 
 
@@ -213,7 +221,7 @@ class GradientHealth:
     def _judged(self) -> HealthTable:
         norms = torch.stack(self._norms).to("cpu", torch.float64).numpy()
         sizes = np.array([sum(parameter.numel() for parameter in group) for group in self._groups])
-        return judged(GradientNorms(norms[:, 1:], sizes[1:]), GradientNorms(norms[:, :1], sizes[:1]))
+        return assess_health(GradientNorms(norms[:, 1:], sizes[1:]), GradientNorms(norms[:, :1], sizes[:1]))
 
 
 def _learning(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -1,4 +1,9 @@
-"""All parameters of a population with their optimizer state."""
+"""All parameters of a population with their optimizer state: one flat vector, seen as stacks of rows.
+
+`ParameterLayout` says how a module lies in a row, `StackedParameters` holds many modules of one architecture,
+`SeedBank` the seeds of one kind, and `PopulationParameters` all of them, whose rows are views of one `FlatParameters`.
+So a forward pass sees named tensors ``[R, *shape]``, and an optimizer step is a few operations on one vector.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,13 @@ from esper.training.execution import stacked_call
 
 
 @dataclass(frozen=True)
-class RowShape:
+class ParameterLayout:
     """How the named parameters of one module lie in a flat row of P values."""
 
     shapes: Mapping[str, torch.Size]
 
     @classmethod
-    def of(cls, module: nn.Module) -> RowShape:
+    def of(cls, module: nn.Module) -> ParameterLayout:
         """The shape of ``module``'s parameters, in their order of registration."""
         return cls({name: parameter.shape for name, parameter in module.named_parameters()})
 
@@ -72,16 +77,20 @@ def pad(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RowBlock:
-    """R rows of parameters and all that belongs to them.
+class StackedParameters:
+    """R modules of one architecture, hosts or seeds: one row of parameters each, and all that belongs to it.
 
-    A block's set of rows never changes: `extended` and `without` make a new block, so that whoever owns blocks commits
-    a change by one assignment or not at all. Optimizers update the tensors in place.
+    Which rows there are never changes: `with_rows`, `reset_rows` and `without` make new stacks, so that whoever owns
+    stacks commits a change by one assignment or not at all. Values and optimizer state are born and die in one call, so
+    a row can never lack its state nor leave any behind. Only optimizers, and forward passes that keep running
+    statistics, write into the tensors.
     """
 
-    shape: RowShape
+    layout: ParameterLayout
     values: Tensor
     """``[R, P]``."""
+    buffers: Mapping[str, Tensor]
+    """The modules' buffers by name, each ``[R, *shape]``."""
     moments: Mapping[str, Tensor]
     """Optimizer state by name, each ``[R, P]``."""
     steps: Tensor
@@ -92,16 +101,19 @@ class RowBlock:
     """Network index of each row, int64 ``[R]``; on the CPU, like every index that decides what is computed."""
 
     @classmethod
-    def empty(cls, shape: RowShape, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> RowBlock:
-        """A block without rows."""
-        flat = torch.zeros(0, shape.size, dtype=dtype, device=device)
-        per_row = flat.new_zeros(0)
+    def empty(
+        cls, module: nn.Module, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
+    ) -> StackedParameters:
+        """No rows yet, of the shapes of ``module``, which is of this type and on this device."""
+        layout = ParameterLayout.of(module)
+        flat = torch.zeros(0, layout.size, dtype=dtype, device=device)
         return cls(
-            shape,
+            layout,
             flat,
+            {name: buffer.new_zeros(0, *buffer.shape) for name, buffer in module.named_buffers()},
             {name: flat.clone() for name in moment_names},
-            per_row,
-            per_row.clone(),
+            flat.new_zeros(0),
+            flat.new_zeros(0),
             torch.zeros(0, dtype=torch.int64),
         )
 
@@ -114,44 +126,69 @@ class RowBlock:
 
         As leaves they cost a backward pass nothing; taken apart within the graph, they would cost it a tenth.
         """
-        return {name: view.requires_grad_() for name, view in self.shape.unflatten(self.values).items()}
+        return {name: view.requires_grad_() for name, view in self.layout.unflatten(self.values).items()}
 
-    def extended(self, values: Tensor, learning_rates: Tensor, owners: Tensor) -> RowBlock:
-        """This block and ``r`` new rows ``[r, P]`` that have zero moments and no steps taken."""
+    def stack(self, modules: Sequence[nn.Module]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Values ``[r, P]`` and buffers ``[r, *shape]`` of modules of this architecture.
+
+        Narrower ones are padded with zeros.
+
+        Raises:
+            ValueError: a module's parameters have other names, or exceed the shapes.
+        """
+        shapes = {name: buffer.shape[1:] for name, buffer in self.buffers.items()}
+        return torch.stack([self.layout.row(module) for module in modules]), {
+            name: torch.stack([pad(module.get_buffer(name), shape) for module in modules])
+            for name, shape in shapes.items()
+        }
+
+    def with_rows(
+        self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
+    ) -> StackedParameters:
+        """These rows and ``r`` new ones ``[r, P]`` that have zero moments and no steps taken."""
         count = values.shape[0]
-        if values.shape != (count, self.shape.size) or learning_rates.shape != (count,) or owners.shape != (count,):
+        if values.shape != (count, self.layout.size) or learning_rates.shape != (count,) or owners.shape != (count,):
             raise ValueError(
                 f"rows {tuple(values.shape)}, learning rates {tuple(learning_rates.shape)} and owners "
-                f"{tuple(owners.shape)} must be [r, {self.shape.size}], [r] and [r]"
+                f"{tuple(owners.shape)} must be [r, {self.layout.size}], [r] and [r]"
             )
-        fresh = self.values.new_zeros(count, self.shape.size)
-        return RowBlock(
-            self.shape,
+        fresh = self.values.new_zeros(count, self.layout.size)
+        return StackedParameters(
+            self.layout,
             torch.cat([self.values, values.to(fresh, non_blocking=True)]),
+            {name: torch.cat([own, buffers[name].to(own, non_blocking=True)]) for name, own in self.buffers.items()},
             {name: torch.cat([moment, fresh]) for name, moment in self.moments.items()},
             torch.cat([self.steps, fresh.new_zeros(count)]),
             torch.cat([self.learning_rates, learning_rates.to(fresh, non_blocking=True)]),
             torch.cat([self.owners, owners]),
         )
 
-    def renewed(self, rows: Tensor, values: Tensor, learning_rates: Tensor) -> RowBlock:
-        """This block with other parameters ``[r, P]`` at ``rows``, int64 ``[r]``, that have never been trained."""
-        return RowBlock(
-            self.shape,
-            self.values.index_copy(0, rows, values.to(self.values, non_blocking=True)),
-            {name: moment.index_fill(0, rows, 0) for name, moment in self.moments.items()},
-            self.steps.index_fill(0, rows, 0),
-            self.learning_rates.index_copy(0, rows, learning_rates.to(self.learning_rates, non_blocking=True)),
+    def reset_rows(
+        self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
+    ) -> StackedParameters:
+        """The same with other parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``, that were never trained."""
+        index = rows.to(self.values.device, non_blocking=True)
+        return StackedParameters(
+            self.layout,
+            self.values.index_copy(0, index, values.to(self.values, non_blocking=True)),
+            {
+                name: own.index_copy(0, index, buffers[name].to(own, non_blocking=True))
+                for name, own in self.buffers.items()
+            },
+            {name: moment.index_fill(0, index, 0) for name, moment in self.moments.items()},
+            self.steps.index_fill(0, index, 0),
+            self.learning_rates.index_copy(0, index, learning_rates.to(self.learning_rates, non_blocking=True)),
             self.owners,
         )
 
-    def without(self, owners: Tensor) -> RowBlock:
-        """This block less the rows of the networks in ``owners``, int64 ``[n]``."""
+    def without(self, owners: Tensor) -> StackedParameters:
+        """All but the rows of the networks in ``owners``, int64 ``[n]``."""
         index = torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1)
         on_device = index.to(self.values.device, non_blocking=True)
-        return RowBlock(
-            self.shape,
+        return StackedParameters(
+            self.layout,
             self.values[on_device],
+            {name: buffer[on_device] for name, buffer in self.buffers.items()},
             {name: moment[on_device] for name, moment in self.moments.items()},
             self.steps[on_device],
             self.learning_rates[on_device],
@@ -160,17 +197,17 @@ class RowBlock:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """R rows of several blocks, V values in all, in the order of ``blocks``."""
+class FlatParameters:
+    """The rows of several stacks in one flat vector: R rows, V values in all, in the order of ``blocks``."""
 
-    blocks: Sequence[RowBlock]
-    """Views of the pool: what changes here changes there."""
+    blocks: Sequence[StackedParameters]
+    """Views of this vector: what changes here changes there."""
     values: Tensor
     """``[V]``."""
     moments: Mapping[str, Tensor]
     """Optimizer state by name, each ``[V]``."""
     steps: Tensor
-    """``[R]``, as the other fields of `RowBlock`."""
+    """``[R]``, as the other fields of `StackedParameters`."""
     learning_rates: Tensor
     """``[R]``."""
     owners: Tensor
@@ -179,16 +216,16 @@ class Pool:
     """The row of each value, int64 ``[V]``."""
 
     @classmethod
-    def of(cls, blocks: Sequence[RowBlock]) -> Pool:
-        """A pool with copies of ``blocks``."""
-        values = flat([block.values for block in blocks])
-        moments = {name: flat([block.moments[name] for block in blocks]) for name in blocks[0].moments}
+    def of(cls, blocks: Sequence[StackedParameters]) -> FlatParameters:
+        """A vector of copies of ``blocks``."""
+        values = concatenate_flat([block.values for block in blocks])
+        moments = {name: concatenate_flat([block.moments[name] for block in blocks]) for name in blocks[0].moments}
         steps = torch.cat([block.steps for block in blocks])
         learning_rates = torch.cat([block.learning_rates for block in blocks])
         owners = torch.cat([block.owners for block in blocks])
-        widths = torch.cat([block.owners.new_full((len(block),), block.shape.size) for block in blocks])
+        widths = torch.cat([block.owners.new_full((len(block),), block.layout.size) for block in blocks])
         row_of_value = torch.arange(len(owners)).repeat_interleave(widths).to(values.device, non_blocking=True)
-        views = _views(blocks, values, moments, steps)
+        views = _view_rows(blocks, values, moments, steps)
         return cls(views, values, moments, steps, learning_rates, owners, row_of_value)
 
     def spread(self, by_row: Tensor) -> Tensor:
@@ -196,13 +233,15 @@ class Pool:
         return by_row.index_select(0, self.row_of_value)
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
+def concatenate_flat(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor ``[R, P]`` per block as a vector ``[V]``."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _views(blocks: Sequence[RowBlock], values: Tensor, moments: Mapping[str, Tensor], steps: Tensor) -> list[RowBlock]:
-    views: list[RowBlock] = []
+def _view_rows(
+    blocks: Sequence[StackedParameters], values: Tensor, moments: Mapping[str, Tensor], steps: Tensor
+) -> list[StackedParameters]:
+    views: list[StackedParameters] = []
     value, row = 0, 0
     for block in blocks:
         part, rows = slice(value, value + block.values.numel()), slice(row, row + len(block))
@@ -232,87 +271,61 @@ SeedModule: TypeAlias = Blueprint | Joined
 
 
 @dataclass(frozen=True)
-class Bank:
-    """R seeds of one blueprint and blend. Like its `RowBlock` it is replaced, never changed, when seeds come or go."""
+class SeedBank:
+    """All seeds of one kind across the population, computed as one grouped call.
+
+    Like its rows it is replaced, never changed, when seeds come or go.
+    """
 
     template: SeedModule
-    """A module of the bank's shapes."""
+    """A seed of this kind at the widest site."""
     call: Callable[..., Tensor]
     """What seeds add, at full weight, to their networks' features ``[r, N, ...]``, from their parameters and buffers,
     each ``[r, *shape]``, these features, and their networks' inputs ``[r, N, ...]``."""
-    block: RowBlock
-    buffers: Mapping[str, Tensor]
-    """The seeds' buffers by name, each ``[R, *shape]``."""
+    block: StackedParameters
+    """One row per seed."""
 
     @classmethod
-    def empty(cls, template: SeedModule, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Bank:
-        """A bank without seeds; ``template`` is built at the widest site."""
+    def empty(
+        cls, template: SeedModule, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
+    ) -> SeedBank:
+        """A bank without seeds."""
         template = template.to(device=device, dtype=dtype, non_blocking=True)
-        block = RowBlock.empty(RowShape.of(template), moment_names, dtype, device)
-        buffers = {name: buffer.new_zeros(0, *buffer.shape) for name, buffer in _buffers(template)}
-        return cls(template, stacked_call(template), block, buffers)
+        block = StackedParameters.empty(template, moment_names, dtype, device)
+        return cls(template, stacked_call(template), block)
 
     def __len__(self) -> int:
         return len(self.block)
 
-    def extended(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> Bank:
-        """This bank and new seeds, padded with zeros where they are narrower than the template."""
-        rows = torch.stack([self.block.shape.row(seed) for seed in seeds])
-        shapes = {name: buffer.shape for name, buffer in _buffers(self.template)}
-        added = [{name: pad(buffer, shapes[name]) for name, buffer in _buffers(seed)} for seed in seeds]
-        buffers = {
-            name: torch.cat([present, torch.stack([seed[name] for seed in added]).to(present, non_blocking=True)])
-            for name, present in self.buffers.items()
-        }
-        return replace(self, block=self.block.extended(rows, learning_rates, owners), buffers=buffers)
+    def with_seeds(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> SeedBank:
+        """This bank and new seeds, int64 ``owners [r]`` and ``learning_rates [r]``."""
+        return replace(self, block=self.block.with_rows(*self.block.stack(seeds), learning_rates, owners))
 
-    def without(self, owners: Tensor) -> Bank:
+    def without(self, owners: Tensor) -> SeedBank:
         """This bank less the seeds of the networks in ``owners``, int64 ``[n]``."""
-        kept = torch.isin(self.block.owners, owners, invert=True).nonzero().squeeze(1)
-        buffers = {name: buffer[kept.to(buffer.device, non_blocking=True)] for name, buffer in self.buffers.items()}
-        return replace(self, block=self.block.without(owners), buffers=buffers)
-
-
-def _buffers(seed: SeedModule) -> list[tuple[str, Tensor]]:
-    return list(seed.named_buffers())
+        return replace(self, block=self.block.without(owners))
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """The hosts' rows, the banks of seeds, and the pool that both are views of."""
+class PopulationParameters:
+    """The hosts' rows, the banks of seeds, and the flat vector that both are views of.
 
-    host: RowBlock
-    """One row per network."""
-    host_buffers: Mapping[str, Tensor]
-    """By name, each ``[E, *shape]``."""
-    banks: Mapping[SeedKind, Bank]
+    They are replaced, never changed, when rows come or go. So a population owns all its rows by one reference, which it
+    exchanges when a change has succeeded as a whole.
+    """
+
+    host: StackedParameters
+    """One row per network, in order."""
+    banks: Mapping[SeedKind, SeedBank]
     """None of them is empty."""
-    pool: Pool
-    """Of the blocks, in the order of `blocks`."""
+    flat: FlatParameters
+    """Of the hosts' rows, then the banks'."""
 
     @classmethod
-    def pooled(cls, host: RowBlock, host_buffers: Mapping[str, Tensor], banks: Mapping[SeedKind, Bank]) -> Holdings:
-        """Copies of all rows, moved into one pool; banks without seeds are dropped."""
-        kept = {key: bank for key, bank in banks.items() if len(bank)}
-        pool = Pool.of([host, *(bank.block for bank in kept.values())])
-        block, *blocks = pool.blocks
-        views = {key: replace(bank, block=own) for (key, bank), own in zip(kept.items(), blocks, strict=True)}
-        return cls(block, host_buffers, views, pool)
-
-    @property
-    def blocks(self) -> list[RowBlock]:
-        """Every row block: the hosts' first, then the banks'."""
-        return [self.host, *(bank.block for bank in self.banks.values())]
-
-    def renewed_hosts(
-        self, rows: Tensor, values: Tensor, learning_rates: Tensor, buffers: Mapping[str, Tensor]
-    ) -> tuple[RowBlock, dict[str, Tensor]]:
-        """The hosts' rows and buffers with those at ``rows``, int64 ``[r]``, replaced and never trained."""
-        index = rows.to(self.pool.values.device, non_blocking=True)
-        block = self.host.renewed(
-            index, values.to(index.device, non_blocking=True), learning_rates.to(index.device, non_blocking=True)
-        )
-        return block, {
-            name: present.index_copy(0, index, buffers[name].to(present, non_blocking=True))
-            for name, present in self.host_buffers.items()
-        }
+    def build(cls, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
+        """Copies of all rows, moved into one flat vector; banks without seeds are dropped."""
+        kept = {kind: bank for kind, bank in banks.items() if len(bank)}
+        flat = FlatParameters.of([host, *(bank.block for bank in kept.values())])
+        host, *blocks = flat.blocks
+        views = {kind: replace(bank, block=own) for (kind, bank), own in zip(kept.items(), blocks, strict=True)}
+        return cls(host, views, flat)

@@ -1,4 +1,9 @@
-"""A population: E networks of one architecture, their seeds, and the lifecycle table that says what is what."""
+"""A population: E networks of one architecture, their seeds, and the lifecycle table that says what is what.
+
+It owns every parameter. Whether a seed is born or dies is decided by the lifecycle's pure functions; this file only
+carries it out. All that changes is one immutable state, exchanged in one assignment once the new one is complete: a
+call that fails, for whatever reason, leaves everything as it was.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +28,23 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
 from esper.tasks.optimizer import OptimizerSettings
-from esper.training.budget import Budget, Cost, Costs, affordable, budget_left
+from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
 from esper.training.execution import Execution
 from esper.training.optimizers import MOMENT_NAMES
 from esper.training.parameters import (
-    Bank,
-    Holdings,
-    Pool,
-    RowBlock,
-    RowShape,
+    FlatParameters,
+    PopulationParameters,
+    SeedBank,
     SeedKind,
     SeedModule,
-    pad,
+    StackedParameters,
 )
 
 Fossils = tuple[SeedKind, ...]
 """Finished seeds of one network."""
 
 
-class Network(NamedTuple):
+class NetworkSpec(NamedTuple):
     """What one network of a population starts from."""
 
     host: nn.Module
@@ -56,30 +59,25 @@ class Network(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Roster:
+class NetworkSpecs:
     """E networks with K blueprints on offer at each of their S slots."""
 
-    networks: Sequence[Network]
+    networks: Sequence[NetworkSpec]
     sites: Sequence[Site]
     """At full width, one per slot."""
     kinds: Sequence[type[Blueprint]]
     bytes_per_parameter: int
     """Of a value, its gradient and its optimizer state."""
 
-    @property
+    @cached_property
     def widths(self) -> NDArray[np.int64]:
         """Live channels at each slot, ``[E, S]``."""
-        return self._given[0]
-
-    @property
-    def learning_rates(self) -> NDArray[np.float64]:
-        """``[E]``."""
-        return self._given[1]
+        return np.array([network.widths for network in self.networks])
 
     @cached_property
-    def _given(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        widths = np.array([network.widths for network in self.networks])
-        return widths, np.array([network.learning_rate for network in self.networks])
+    def learning_rates(self) -> NDArray[np.float64]:
+        """``[E]``."""
+        return np.array([network.learning_rate for network in self.networks])
 
     @cached_property
     def host_parameters(self) -> NDArray[np.int64]:
@@ -102,7 +100,7 @@ class Roster:
         # Slots of equal widths cost the same.
         distinct = sorted({place for own in places for place in own})
         number = {place: index for index, place in enumerate(distinct)}
-        known = [_prices(self.kinds, self.sites[slot].narrowed(width)) for slot, width in distinct]
+        known = [_price_slot(self.kinds, self.sites[slot].narrowed(width)) for slot, width in distinct]
         chosen = np.array([[number[place] for place in own] for own in places])  # [E, S]
         parameters, flops, serves, blend_parameters, blend_flops = (
             np.stack(column)[chosen] for column in zip(*known, strict=True)
@@ -110,8 +108,8 @@ class Roster:
         added = Cost(parameters, blend_parameters)
         return Costs(added, Cost(flops, blend_flops), added.scaled(self.bytes_per_parameter)), serves
 
-    def replaced(self, rows: Sequence[int], networks: Sequence[Network]) -> Roster:
-        """The roster with other networks at ``rows``."""
+    def with_networks(self, rows: Sequence[int], networks: Sequence[NetworkSpec]) -> NetworkSpecs:
+        """The specs with other networks at ``rows``."""
         changed = list(self.networks)
         for row, network in zip(rows, networks, strict=True):
             changed[row] = network
@@ -128,7 +126,7 @@ class Roster:
         return blending.joined(blueprint, site, kind.blend)
 
 
-class _Prices(NamedTuple):
+class _SlotPrices(NamedTuple):
     """What there is for one slot."""
 
     parameters: NDArray[np.int64]
@@ -140,9 +138,9 @@ class _Prices(NamedTuple):
     blend_flops: NDArray[np.int64]
 
 
-def _prices(kinds: Sequence[type[Blueprint]], site: Site) -> _Prices:
+def _price_slot(kinds: Sequence[type[Blueprint]], site: Site) -> _SlotPrices:
     serves = [kind.serves(site) for kind in kinds]
-    return _Prices(
+    return _SlotPrices(
         np.array([kind.parameters_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array([kind.flops_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array(serves, np.bool_),
@@ -165,7 +163,7 @@ STRATEGIES: tuple[Strategy, ...] = ("stacked", "looped")
 
 
 @dataclass(frozen=True)
-class PopulationPlan:
+class PopulationConfig:
     """The architecture of a population, what may grow on it, and how it is trained."""
 
     template: nn.Module
@@ -192,14 +190,14 @@ Actions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PopulationState:
-    """All of a population that changes. Optimizers write into the holdings; everything else is replaced."""
+    """All of a population that changes. Optimizers write into the parameters; everything else is replaced."""
 
-    roster: Roster
+    specs: NetworkSpecs
     table: SeedTable
     evidence: Evidence
     germinations: NDArray[np.int64]
     """Seeds that each slot has had, ``[E, S]``."""
-    holdings: Holdings
+    parameters: PopulationParameters
 
 
 class Population:
@@ -210,78 +208,75 @@ class Population:
         UnknownBlueprintError: a blueprint is not registered.
     """
 
-    def __init__(self, plan: PopulationPlan, networks: Sequence[Network]) -> None:
-        template = plan.template.to(device=plan.device, dtype=plan.dtype)
-        example = plan.example_input.to(device=plan.device, dtype=plan.dtype)
-        self.plan = plan
-        self.execution = Execution(template, plan.slots, example)
-        self.shares_prefixes = self.execution.shares_prefixes(example)
+    def __init__(self, config: PopulationConfig, networks: Sequence[NetworkSpec]) -> None:
+        template = config.template.to(device=config.device, dtype=config.dtype)
+        example = config.example_input.to(device=config.device, dtype=config.dtype)
+        self.config = config
+        self.execution = Execution(template, config.slots, example)
+        self.shares_prefixes = self.execution.can_share_prefixes(example)
         self.size = len(networks)
-        self.strategy: Strategy = plan.strategy
-        self._moment_names = MOMENT_NAMES[plan.optimizer.name]
-        self._host_shape = RowShape.of(template)
-        self._buffer_shapes = {name: buffer.shape for name, buffer in template.named_buffers()}
-        self._bank_templates: dict[SeedKind, Bank] = {}
-        self.state = self._unset(networks)
+        self.strategy: Strategy = config.strategy
+        self._moment_names = MOMENT_NAMES[config.optimizer.name]
+        self._empty_hosts = StackedParameters.empty(template, self._moment_names, config.dtype, config.device)
+        self._empty_banks: dict[SeedKind, SeedBank] = {}
+        self.state = self._blank_state(networks)
         self.replace(np.arange(self.size), networks)
 
-    def _unset(self, networks: Sequence[Network]) -> PopulationState:
+    def _blank_state(self, networks: Sequence[NetworkSpec]) -> PopulationState:
         """Rows of zeros for all networks."""
-        plan, shape = self.plan, (self.size, len(self.plan.slots))
-        kinds = [get(name) for name in plan.blueprints]
+        config, shape = self.config, (self.size, len(self.config.slots))
+        kinds = [get(name) for name in config.blueprints]
         # A value, its gradient and its moments.
-        bytes_per_parameter = plan.dtype.itemsize * (2 + len(self._moment_names))
-        block = RowBlock.empty(self._host_shape, self._moment_names, plan.dtype, plan.device)
-        zeros = torch.zeros(self.size, self._host_shape.size)
-        host = block.extended(zeros, torch.zeros(self.size), torch.arange(self.size))
-        buffers = {
-            name: torch.zeros(self.size, *shape, dtype=plan.dtype, device=plan.device)
-            for name, shape in self._buffer_shapes.items()
-        }
+        bytes_per_parameter = config.dtype.itemsize * (2 + len(self._moment_names))
+        none = self._empty_hosts
+        host = none.with_rows(
+            none.values.new_zeros(self.size, none.layout.size),
+            {name: buffer.new_zeros(self.size, *buffer.shape[1:]) for name, buffer in none.buffers.items()},
+            torch.zeros(self.size),
+            torch.arange(self.size),
+        )
         return PopulationState(
-            Roster(list(networks), self.execution.sites, kinds, bytes_per_parameter),
+            NetworkSpecs(list(networks), self.execution.sites, kinds, bytes_per_parameter),
             SeedTable.dormant(*shape),
             Evidence.none(*shape),
             np.zeros(shape, np.int64),
-            Holdings.pooled(host, buffers, {}),
+            PopulationParameters.build(host, {}),
         )
 
-    def replace(self, rows: NDArray[np.int64], networks: Sequence[Network]) -> None:
+    def replace(self, rows: NDArray[np.int64], networks: Sequence[NetworkSpec]) -> None:
         """Put new networks, with the fossils they start with, into ``rows``, int64 ``[r]``; all others go on untouched.
 
         Raises:
             IllegalActionError: a blueprint does not serve the slot where a network is to start with it.
         """
-        held, index = self.state.holdings, torch.from_numpy(rows)
-        values = torch.stack([self._host_shape.row(network.host) for network in networks])
+        held, index = self.state.parameters, torch.from_numpy(rows)
+        values, buffers = held.host.stack([network.host for network in networks])
         rates = torch.tensor([network.learning_rate for network in networks], dtype=torch.float64)
-        fresh = {
-            name: torch.stack([pad(network.host.get_buffer(name), shape) for network in networks])
-            for name, shape in self._buffer_shapes.items()
-        }
-        banks = {key: bank.without(index) for key, bank in held.banks.items()}
+        host = held.host.reset_rows(index, values, buffers, rates)
+        banks = {kind: bank.without(index) for kind, bank in held.banks.items()}
         germinations = self.germinations.copy()
         germinations[rows] = 0
-        roster = self.state.roster.replaced(rows.tolist(), networks)
+        specs = self.state.specs.with_networks(rows.tolist(), networks)
         blueprints = np.full(germinations.shape, NO_BLUEPRINT, np.int64)
         blends = np.zeros_like(blueprints)
         for row, network in zip(rows.tolist(), networks, strict=True):
             for slot, blueprint, blend in network.fossils:
                 blueprints[row, slot], blends[row, slot] = blueprint, blend
-        table, changes = with_fossils(self.table.reset(rows), blueprints, blends, roster.compatible)
-        host, buffers = held.renewed_hosts(index, values, rates, fresh)
-        banks = self._with_newborns(banks, changes, roster, host.learning_rates, germinations)
+        table, changes = with_fossils(self.table.reset(rows), blueprints, blends, specs.compatible)
+        banks = self._add_newborns(banks, changes, specs, host.learning_rates, germinations)
         self.state = PopulationState(
-            roster,
+            specs,
             table,
             self.evidence.without(np.isin(np.arange(self.size), rows)[:, None]),
-            _counted(germinations, changes),
-            Holdings.pooled(host, buffers, banks),
+            _count_births(germinations, changes),
+            PopulationParameters.build(host, banks),
         )
 
     def legal_actions(self) -> ActionMasks:
         """What each network's controller may do now."""
-        return legal_actions(self.table, self.evidence, self.plan.rules, self.state.roster.compatible, self._affordable)
+        return legal_actions(
+            self.table, self.evidence, self.config.rules, self.state.specs.compatible, self._affordable
+        )
 
     def decide(self, actions: Actions) -> Step:
         """Take one action per network, int64 ``[E, 8]``, and let all other slots go on with their lives.
@@ -292,26 +287,26 @@ class Population:
         Whatever else a blueprint or a lack of memory raises passes through; nothing has changed then.
         """
         state = self.state
-        result = step(state.table, state.evidence, actions, self.plan.rules, state.roster.compatible, self._affordable)
+        result = step(state.table, state.evidence, actions, self.config.rules, state.specs.compatible, self._affordable)
         changes = result.transitions
-        holdings = state.holdings
+        parameters = state.parameters
         if (changes.born | (changes.after == Stage.PRUNED)).any():
-            kept, rates = survivors(holdings.banks, changes), holdings.host.learning_rates
-            banks = self._with_newborns(kept, changes, state.roster, rates, state.germinations)
-            holdings = Holdings.pooled(holdings.host, holdings.host_buffers, banks)
-        germinations = _counted(state.germinations, changes)
-        evidence = forget(state.evidence, changes)
-        self.state = PopulationState(state.roster, result.table, evidence, germinations, holdings)
+            kept, rates = drop_pruned(parameters.banks, changes), parameters.host.learning_rates
+            banks = self._add_newborns(kept, changes, state.specs, rates, state.germinations)
+            parameters = PopulationParameters.build(parameters.host, banks)
+        germinations = _count_births(state.germinations, changes)
+        evidence = forget_changed(state.evidence, changes)
+        self.state = PopulationState(state.specs, result.table, evidence, germinations, parameters)
         return result
 
-    def _with_newborns(
+    def _add_newborns(
         self,
-        banks: Mapping[SeedKind, Bank],
+        banks: Mapping[SeedKind, SeedBank],
         changes: Transitions,
-        roster: Roster,
+        specs: NetworkSpecs,
         learning_rates: Tensor,
         germinations: NDArray[np.int64],
-    ) -> Mapping[SeedKind, Bank]:
+    ) -> Mapping[SeedKind, SeedBank]:
         """The banks with the seeds that came in ``changes``.
 
         ``learning_rates [E]`` are the networks'; ``germinations [E, S]`` counts the earlier seeds of each slot.
@@ -319,27 +314,29 @@ class Population:
         grown = dict(banks)
         for kind in _kinds(changes, changes.born):
             owners = changes.env[changes.born & _is_of(changes, kind)].astype(np.int64)
-            seeds = [roster.new_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
+            seeds = [specs.new_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
             rates = learning_rates[torch.from_numpy(owners).to(learning_rates.device, non_blocking=True)]
             bank = grown[kind] if kind in grown else self._empty_bank(kind)
-            grown[kind] = bank.extended(seeds, rates, torch.from_numpy(owners))
+            grown[kind] = bank.with_seeds(seeds, rates, torch.from_numpy(owners))
         return grown
 
-    def _empty_bank(self, key: SeedKind) -> Bank:
-        if key not in self._bank_templates:
-            kind, site = self.state.roster.kinds[key.blueprint], self.execution.sites[key.slot]
-            template = joined(kind(site, torch.Generator().manual_seed(0)), site, key.blend)
-            self._bank_templates[key] = Bank.empty(template, self._moment_names, self.plan.dtype, self.plan.device)
-        return self._bank_templates[key]
+    def _empty_bank(self, kind: SeedKind) -> SeedBank:
+        if kind not in self._empty_banks:
+            blueprint, site = self.state.specs.kinds[kind.blueprint], self.execution.sites[kind.slot]
+            template = joined(blueprint(site, torch.Generator().manual_seed(0)), site, kind.blend)
+            self._empty_banks[kind] = SeedBank.empty(
+                template, self._moment_names, self.config.dtype, self.config.device
+            )
+        return self._empty_banks[kind]
 
     @property
     def _affordable(self) -> NDArray[np.bool_]:
-        return affordable(self.plan.budget, self.state.roster.costs, self.table, self.plan.rules.blends)
+        return affordable_blueprints(self.config.budget, self.state.specs.costs, self.table, self.config.rules.blends)
 
     @property
-    def roster(self) -> Roster:
+    def specs(self) -> NetworkSpecs:
         """The networks as they were given, and what their widths imply."""
-        return self.state.roster
+        return self.state.specs
 
     @property
     def table(self) -> SeedTable:
@@ -361,39 +358,29 @@ class Population:
         return self.state.germinations
 
     @property
-    def host(self) -> RowBlock:
-        """The hosts' rows."""
-        return self.state.holdings.host
+    def host(self) -> StackedParameters:
+        """The hosts' rows; forward passes in training mode write into their buffers."""
+        return self.state.parameters.host
 
     @property
-    def host_buffers(self) -> Mapping[str, Tensor]:
-        """The hosts' buffers by name, each ``[E, *shape]``; forward passes in training mode write into them."""
-        return self.state.holdings.host_buffers
-
-    @property
-    def banks(self) -> Mapping[SeedKind, Bank]:
+    def banks(self) -> Mapping[SeedKind, SeedBank]:
         """All seeds, by kind."""
-        return self.state.holdings.banks
+        return self.state.parameters.banks
 
     @property
-    def pool(self) -> Pool:
-        """All rows in one flat vector, in the order of `blocks`."""
-        return self.state.holdings.pool
-
-    @property
-    def blocks(self) -> list[RowBlock]:
-        """Every row block: the hosts' first, then the banks'."""
-        return self.state.holdings.blocks
+    def flat(self) -> FlatParameters:
+        """All rows in one flat vector: the hosts', then the banks'."""
+        return self.state.parameters.flat
 
     @property
     def host_parameters(self) -> NDArray[np.int64]:
         """Parameters of each network before any growth, ``[E]``."""
-        return self.roster.host_parameters
+        return self.specs.host_parameters
 
     @property
     def budget_left(self) -> NDArray[np.float64]:
         """``[E]``: the share of the scarcest cap that is not spent yet."""
-        return budget_left(self.plan.budget, self.state.roster.costs, self.table)
+        return budget_left(self.config.budget, self.state.specs.costs, self.table)
 
     def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
         """Bool ``[E, S]``: whether the slot's features have this layout."""
@@ -401,17 +388,17 @@ class Population:
 
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """``[E]``: live parameters of the seeds in the slots ``counted``, bool ``[E, S]``."""
-        return (self.state.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
+        return (self.state.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
-def _counted(germinations: NDArray[np.int64], changes: Transitions) -> NDArray[np.int64]:
+def _count_births(germinations: NDArray[np.int64], changes: Transitions) -> NDArray[np.int64]:
     """Seeds that each slot has had, ``[E, S]``, those that came in ``changes`` included."""
     counted = germinations.copy()
     counted[changes.env[changes.born], changes.slot[changes.born]] += 1
     return counted
 
 
-def forget(evidence: Evidence, transitions: Transitions) -> Evidence:
+def forget_changed(evidence: Evidence, transitions: Transitions) -> Evidence:
     """Evidence without what was known of seeds that have just come or gone."""
     changed = transitions.born | (transitions.after == Stage.PRUNED)
     slots = np.zeros(evidence.probed.shape, np.bool_)
@@ -419,7 +406,7 @@ def forget(evidence: Evidence, transitions: Transitions) -> Evidence:
     return evidence.without(slots)
 
 
-def survivors(banks: Mapping[SeedKind, Bank], changes: Transitions) -> Mapping[SeedKind, Bank]:
+def drop_pruned(banks: Mapping[SeedKind, SeedBank], changes: Transitions) -> Mapping[SeedKind, SeedBank]:
     """The banks without the seeds that were pruned in ``changes``."""
     kept = dict(banks)
     died = changes.after == Stage.PRUNED

@@ -1,4 +1,10 @@
-"""Shapley values"""
+"""What seeds earn: Shapley values and pairwise interactions of the seeds of a network.
+
+First the cooperative game: what a coalition of players is worth together, and what each player earns by that. Worths are
+arrays whose last axis runs over all coalitions of n players, ``[..., 2**n]``, in the order of `every_coalition`; further
+axes hold so many games of the same players. A player who never changes a worth earns exactly 0. Then the seeds of a
+population's networks, from as few forward passes as there can be, and those of one model by its user's own measure.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +18,9 @@ from numpy.typing import NDArray
 
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
-from esper.training.deferred import as_arrays
-from esper.training.evaluation import EVALUATION_CHUNK, variant_measures
-from esper.training.forward import Participation, as_is
+from esper.training.deferred import to_arrays
+from esper.training.evaluation import EVALUATION_CHUNK, measure_variants
+from esper.training.forward import ActiveSeeds, select_blended
 from esper.training.learning import Batch
 from esper.training.population import Population
 from esper.training.prefix_sharing import Variants, forward_variants
@@ -27,7 +33,7 @@ Worth = Callable[[Bools], Floats]
 
 
 @dataclass(frozen=True)
-class Solution:
+class ShapleySolution:
     """What n players earn, in units of the worth."""
 
     values: Floats
@@ -49,11 +55,11 @@ def every_coalition(players: int) -> Bools:
     return (number[:, None] >> player & 1).astype(np.bool_)
 
 
-def solve_exactly(worth: Worth, players: int) -> Solution:
+def solve_exactly(worth: Worth, players: int) -> ShapleySolution:
     """The solution of a game from the worths of all its coalitions."""
     worths = worth(every_coalition(players))
     values = shapley_values(worths)
-    return Solution(values, np.zeros_like(values), shapley_interactions(worths), worths[..., 0], worths[..., -1])
+    return ShapleySolution(values, np.zeros_like(values), shapley_interactions(worths), worths[..., 0], worths[..., -1])
 
 
 def shapley_values(worths: Floats) -> Floats:
@@ -106,7 +112,7 @@ PAIRS = 32
 """Orders that are drawn beyond, each with its reverse."""
 
 
-def solve(worth: Worth, players: int, rng: np.random.Generator, pairs: int = PAIRS) -> Solution:
+def solve(worth: Worth, players: int, rng: np.random.Generator, pairs: int = PAIRS) -> ShapleySolution:
     """Exact for up to `MOST_EXACT` players, for which nothing is drawn; estimated beyond.
 
     Raises:
@@ -117,7 +123,7 @@ def solve(worth: Worth, players: int, rng: np.random.Generator, pairs: int = PAI
     return solve_exactly(worth, players) if players <= MOST_EXACT else solve_by_sampling(worth, players, rng, pairs)
 
 
-def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pairs: int) -> Solution:
+def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pairs: int) -> ShapleySolution:
     """Players join in random orders; each earns on average what the worth rises by when it joins.
 
     Every order is followed by its reverse, in which who came early comes late: antithetic sampling, which is exact
@@ -125,7 +131,7 @@ def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pair
     order by order. Standard errors are those of a mean over pairs of orders, which are independent.
     """
     orders = antithetic_orders(players, pairs, rng)
-    joining = _joining(orders)
+    joining = _growing_coalitions(orders)
     worths = worth(joining.reshape(-1, players))
     worths = worths.reshape(*worths.shape[:-1], *joining.shape[:-1])
     gains = np.diff(worths, axis=-1)
@@ -134,7 +140,7 @@ def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pair
     by_pair = by_player.reshape(*by_player.shape[:-2], pairs, 2, players).mean(axis=-2)
     values = by_pair.mean(axis=-2)
     errors = by_pair.std(axis=-2, ddof=1) / np.sqrt(pairs)
-    return Solution(values, errors, None, worths[..., 0, 0], worths[..., 0, -1])
+    return ShapleySolution(values, errors, None, worths[..., 0, 0], worths[..., 0, -1])
 
 
 def antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -143,7 +149,7 @@ def antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -> NDA
     return np.stack([forward, forward[:, ::-1]], axis=1).reshape(-1, players)
 
 
-def _joining(orders: NDArray[np.int64]) -> Bools:
+def _growing_coalitions(orders: NDArray[np.int64]) -> Bools:
     """The coalitions on the way from nobody to everyone, ``[orders, n + 1, n]``."""
     ranks = np.argsort(orders, axis=-1)
     return ranks[:, None, :] < np.arange(orders.shape[-1] + 1, dtype=np.int64)[:, None]
@@ -155,22 +161,20 @@ change no result."""
 
 
 @torch.inference_mode()
-def worths_without(
-    population: Population, participation: Participation, batch: Batch, off: Bools, *, shared: bool
-) -> Floats:
+def measure_worths(population: Population, active: ActiveSeeds, batch: Batch, off: Bools, *, shared: bool) -> Floats:
     """``[2, E, V]``: accuracy, and minus the mean loss in nats, of V variants of each network.
 
     ``off`` ``[V, E, S]`` says whose seeds are switched off in which variant; ``shared`` as in `forward_variants`.
     """
     population.execution.train(False)
-    off = off & participation.slots
+    off = off & active.slots
     variants, networks, slots = off.shape
     # Sorted from the first slot to the last, so that neighbours have the most in common.
     by_slot = off.transpose(0, 2, 1).reshape(variants, -1)
     distinct, place = np.unique(by_slot, axis=0, return_inverse=True)
     distinct = distinct.reshape(-1, slots, networks).transpose(0, 2, 1)
     groups = np.split(distinct, range(VARIANTS_AT_ONCE, len(distinct), VARIANTS_AT_ONCE))
-    measured = [_measured(population, participation, batch, group, shared=shared) for group in groups]
+    measured = [_measure_group(population, active, batch, group, shared=shared) for group in groups]
     found = np.concatenate(measured, axis=-1)[..., place.reshape(-1)]
     return np.stack([found[:, network, _first_alike(off[:, network])] for network in range(networks)], axis=1)
 
@@ -184,18 +188,16 @@ def _first_alike(off: Bools) -> NDArray[np.intp]:
     return first[place.reshape(-1)]
 
 
-def _measured(
-    population: Population, participation: Participation, batch: Batch, off: Bools, *, shared: bool
-) -> Floats:
+def _measure_group(population: Population, active: ActiveSeeds, batch: Batch, off: Bools, *, shared: bool) -> Floats:
     """``[2, E, V]`` of one group of different variants."""
-    variants = Variants(participation, np.zeros_like(participation.alpha), off)
+    variants = Variants(active, np.zeros_like(active.alpha), off)
     chunk = max(EVALUATION_CHUNK // len(off), 1)
     total = torch.zeros(2, population.size, len(off), dtype=torch.float64, device=batch.labels.device)
     for inputs, labels in zip(torch.split(batch.inputs, chunk, 1), torch.split(batch.labels, chunk, 1), strict=True):
         logits = forward_variants(population, variants, inputs, shared=shared)
-        losses, accuracies = variant_measures(logits, labels)
+        losses, accuracies = measure_variants(logits, labels)
         total += torch.stack([accuracies, -losses]).to(total) * labels.shape[1]
-    (means,) = as_arrays(total / batch.labels.shape[1])
+    (means,) = to_arrays(total / batch.labels.shape[1])
     return means
 
 
@@ -230,14 +232,14 @@ def attribute_networks(
     population: Population,
     batch: Batch,
     rng: np.random.Generator,
-    participation: Participation | None = None,
+    active: ActiveSeeds | None = None,
     *,
     pairs: int = PAIRS,
     shared: bool = True,
 ) -> Attribution:
     """Shapley values on ``batch`` of the seeds that take part in the forward pass, blended or fossilized.
 
-    Each counts with its present alpha against its absence. ``participation`` chooses others: `committed` the fossils.
+    Each counts with its present alpha against its absence. ``active`` chooses others: `select_committed` the fossils.
     Exact for up to `MOST_EXACT` seeds in a network, else estimated from ``pairs`` pairs of orders (`solve`). What a
     network's seeds earn follows from the network, its batch and ``rng`` alone, which draws the same orders for all.
     ``shared`` as in `forward_variants`.
@@ -245,20 +247,20 @@ def attribute_networks(
     Raises:
         ConfigError: fewer than two pairs.
     """
-    played = as_is(population) if participation is None else participation
+    played = select_blended(population) if active is None else active
     shared = shared and population.shares_prefixes
-    found = _blank(played.slots)
-    for networks, seats in _games(played.slots):
+    found = _empty_attribution(played.slots)
+    for networks, seats in _split_games(played.slots):
 
         def worth(coalitions: Bools, seats: Seats = seats) -> Floats:
-            off = _absent(coalitions, seats, played.slots.shape[1])
-            return worths_without(population, played, batch, off, shared=shared)
+            off = _absent_slots(coalitions, seats, played.slots.shape[1])
+            return measure_worths(population, played, batch, off, shared=shared)
 
-        _enter(found, networks, seats, solve(worth, seats.shape[1], rng, pairs))
+        _write_solution(found, networks, seats, solve(worth, seats.shape[1], rng, pairs))
     return found
 
 
-def _games(players: Bools) -> Iterator[tuple[Bools, Seats]]:
+def _split_games(players: Bools) -> Iterator[tuple[Bools, Seats]]:
     """The networks, bool ``[E]``, and seats of each game: one for all with few players, one for all others."""
     counts = players.sum(axis=1)
     few = counts <= MOST_EXACT
@@ -272,7 +274,7 @@ def _games(players: Bools) -> Iterator[tuple[Bools, Seats]]:
         yield ~few, np.where(players & ~few[:, None], slots, NOBODY)
 
 
-def _absent(coalitions: Bools, seats: Seats, slots: int) -> Bools:
+def _absent_slots(coalitions: Bools, seats: Seats, slots: int) -> Bools:
     """``[V, E, S]``: the slots of the players who are not in the coalitions ``[V, n]``."""
     off = np.zeros((len(coalitions), len(seats), slots), np.bool_)
     network, seat = (seats != NOBODY).nonzero()
@@ -280,7 +282,7 @@ def _absent(coalitions: Bools, seats: Seats, slots: int) -> Bools:
     return off
 
 
-def _blank(players: Bools) -> Attribution:
+def _empty_attribution(players: Bools) -> Attribution:
     shape, count = (2, *players.shape), players.shape[1]
     return Attribution(
         players,
@@ -292,7 +294,7 @@ def _blank(players: Bools) -> Attribution:
     )
 
 
-def _enter(found: Attribution, networks: Bools, seats: Seats, solution: Solution) -> None:
+def _write_solution(found: Attribution, networks: Bools, seats: Seats, solution: ShapleySolution) -> None:
     """Write down what the players of one game earned, each at its slot."""
     network, seat = (seats != NOBODY).nonzero()
     slot = seats[network, seat]

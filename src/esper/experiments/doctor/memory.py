@@ -15,10 +15,10 @@ from esper.rl.episodes import Episodes
 from esper.tasks.data import Data
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training.learning import Batch, stacked, train
+from esper.training.learning import Batch, stack_data, train
 from esper.training.parameters import SeedKind
 from esper.training.population import Fossils, Population
-from esper.training.prefix_sharing import forward_variants, toggling
+from esper.training.prefix_sharing import forward_variants, toggle_slots
 
 VALIDATION_TENSORS = 4
 """As large as the largest one, that validation holds at a time: torch's profiler saw 3.2 to 4.2 times as much at most,
@@ -85,7 +85,7 @@ def measured(suite: Suite, networks: int) -> Memory:
     instances = [instance] * networks
     fossils = [_largest_seeds(Episodes(suite, [instance], Rules()).population)] * networks
     episodes = Episodes(suite, instances, Rules(), fossils=fossils)
-    population, pool = episodes.population, episodes.population.pool
+    population, pool = episodes.population, episodes.population.flat
     data = suite.data(instance, "train")
     order = suite.steps * suite.batches_per_step * suite.batch_size * torch.int64.itemsize
     values = pool.values.nbytes
@@ -95,15 +95,15 @@ def measured(suite: Suite, networks: int) -> Memory:
         gradients=values,
         optimizer=_size(*pool.moments.values(), pool.row_of_value),
         snapshot=values,
-        activations=_activations(population, stacked([_first(data, suite.batch_size)] * networks, episodes.device)),
+        activations=_activations(population, stack_data([_first(data, suite.batch_size)] * networks, episodes.device)),
         validation=VALIDATION_TENSORS * _largest_in_validation(population, episodes.validation),
     )
 
 
 def _largest_seeds(population: Population) -> Fossils:
     """The compatible blueprint with the most parameters in each slot."""
-    roster = population.roster
-    (parameters,) = roster.costs.parameters.blueprints * roster.compatible
+    specs = population.specs
+    (parameters,) = specs.costs.parameters.blueprints * specs.compatible
     return tuple(SeedKind(slot, int(of_slot.argmax())) for slot, of_slot in enumerate(parameters))
 
 
@@ -116,7 +116,7 @@ def _activations(population: Population, batch: Batch) -> int:
     with torch.autograd.graph.saved_tensors_hooks(kept.keep, _as_it_is):
         train(population, [batch])
     # Parameters are kept by the population anyway.
-    return sum(kept.sizes.values()) - kept.sizes.get(_place(population.pool.values), 0)
+    return sum(kept.sizes.values()) - kept.sizes.get(_place(population.flat.values), 0)
 
 
 def _largest_in_validation(population: Population, batch: Batch) -> int:
@@ -124,7 +124,7 @@ def _largest_in_validation(population: Population, batch: Batch) -> int:
     population.execution.train(False)
     kept, slots = _Kept(), range(population.table.slots)
     with torch.autograd.graph.saved_tensors_hooks(kept.keep, _as_it_is):
-        forward_variants(population, toggling(population, slots), batch.inputs, shared=population.shares_prefixes)
+        forward_variants(population, toggle_slots(population, slots), batch.inputs, shared=population.shares_prefixes)
     return max(kept.sizes.values())
 
 

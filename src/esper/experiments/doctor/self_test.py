@@ -82,8 +82,8 @@ def largest_difference(left: Population, right: Population) -> float:
 
 
 def _population(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> Population:
-    plan = replace(episodes.population.plan, strategy=strategy, dtype=dtype)
-    return Population(plan, episodes.population.roster.networks)
+    plan = replace(episodes.population.config, strategy=strategy, dtype=dtype)
+    return Population(plan, episodes.population.specs.networks)
 
 
 def _trained(episodes: Episodes, work: Work, strategy: Strategy) -> Population:

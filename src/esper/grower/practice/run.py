@@ -43,7 +43,7 @@ class GrowRun:
             found = self._checkpoints.latest()
             restore(growth, found.tensors, found.state)
             self.done = found.iteration
-        blueprints = [kind.name for kind in growth.grower.subject.roster.kinds]
+        blueprints = [kind.name for kind in growth.grower.subject.specs.kinds]
         recording = Recording(store, growth.model, blueprints, growth.settings.rent)
         recording.begin(self.done, growth.settings.seed, described(growth.settings))
         growth.grower.recording = recording

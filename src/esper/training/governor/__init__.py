@@ -2,6 +2,6 @@
 
 from esper.training.governor.detectors import GovernorSettings, Trouble
 from esper.training.governor.model import Governor
-from esper.training.governor.population import RowGovernor
+from esper.training.governor.population import PopulationGovernor
 
-__all__ = ["Governor", "GovernorSettings", "RowGovernor", "Trouble"]
+__all__ = ["Governor", "GovernorSettings", "PopulationGovernor", "Trouble"]

@@ -81,7 +81,7 @@ class Vitals:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Assessment:
     """What a check says of E networks; all ``[E]``."""
 
     trouble: NDArray[np.int8]
@@ -144,7 +144,7 @@ class Monitor:
             "best_skill": self._best_skill,
         }
 
-    def judge(self, vitals: Vitals, hopeless: Bools | None = None) -> Judgement:
+    def judge(self, vitals: Vitals, hopeless: Bools | None = None) -> Assessment:
         """Look at all networks once; of those in trouble, what was usual is forgotten.
 
         ``hopeless``, bool ``[E]``, says whose loss is unusual whatever it was before; None: nobody's.
@@ -167,7 +167,7 @@ class Monitor:
         worse = vitals.loss > mean + settings.good_sigmas * deviation
         self._take_in(vitals, usual)
         self.restart(~sound)
-        return Judgement(trouble, usual, usual & ~worse)
+        return Assessment(trouble, usual, usual & ~worse)
 
     def _usual(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each network's window, ``[E]``; infinity and 0 where too little is known."""

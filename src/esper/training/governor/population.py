@@ -12,19 +12,19 @@ from torch import Tensor
 
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, revoke
-from esper.training.deferred import Floats, Pending, at_once
+from esper.training.deferred import Deferred, Floats, wrap_known
 from esper.training.evaluation import Evaluation
 from esper.training.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.training.learning import TrainingReport
-from esper.training.parameters import Bank, Holdings, SeedKind
-from esper.training.population import Population, forget, survivors
+from esper.training.parameters import PopulationParameters, SeedBank, SeedKind, StackedParameters
+from esper.training.population import Population, PopulationState, drop_pruned, forget_changed
 
-Counts = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class _Seeds:
-    """Copies of R seeds of one bank."""
+class _Copies:
+    """Copies of R rows: of hosts, or of the seeds of one bank."""
 
     owners: Tensor
     """int64 ``[R]``, on the CPU."""
@@ -33,133 +33,97 @@ class _Seeds:
     buffers: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, bank: Bank) -> _Seeds:
-        return cls(bank.block.owners, bank.block.values, bank.buffers)
+    def of(cls, block: StackedParameters, networks: Tensor) -> _Copies:
+        """Copies of the rows of the networks that are True in ``networks``, bool ``[E]``."""
+        return cls(block.owners, block.values.detach(), block.buffers).select(networks)
 
-    def where(self, networks: Tensor) -> _Seeds:
-        """Copies of the seeds of the networks that are True in ``networks``, bool ``[E]``."""
+    def select(self, networks: Tensor) -> _Copies:
+        """The rows of the networks that are True in ``networks``, bool ``[E]``."""
         index = networks[self.owners].nonzero().squeeze(1)
         on_device = index.to(self.values.device, non_blocking=True)
         buffers = {name: buffer.index_select(0, on_device) for name, buffer in self.buffers.items()}
-        return _Seeds(self.owners[index], self.values.index_select(0, on_device), buffers)
+        return _Copies(self.owners[index], self.values.index_select(0, on_device), buffers)
 
-    def joined(self, other: _Seeds) -> _Seeds:
+    def join(self, other: _Copies) -> _Copies:
+        """These rows, then the others."""
         buffers = {name: torch.cat([buffer, other.buffers[name]]) for name, buffer in self.buffers.items()}
-        return _Seeds(torch.cat([self.owners, other.owners]), torch.cat([self.values, other.values]), buffers)
+        return _Copies(torch.cat([self.owners, other.owners]), torch.cat([self.values, other.values]), buffers)
+
+    def write_to(self, block: StackedParameters, networks: Tensor) -> StackedParameters:
+        """The block with the rows of these networks, bool ``[E]``, as copied and with a fresh optimizer."""
+        places = networks[block.owners].nonzero().squeeze(1)
+        if not len(places):
+            return block
+        # A block has one row per network at most.
+        position = self.owners.new_full((len(networks),), -1)
+        position[self.owners] = torch.arange(len(self.owners))
+        source = position[block.owners[places]].to(self.values.device, non_blocking=True)
+        buffers = {name: buffer.index_select(0, source) for name, buffer in self.buffers.items()}
+        rates = block.learning_rates.index_select(0, places.to(source.device, non_blocking=True))
+        return block.reset_rows(places, self.values.index_select(0, source), buffers, rates)
 
 
 @dataclass(frozen=True)
 class Snapshots:
     """The last good state of each of E networks: host, buffers and every seed that it had. Never written into."""
 
-    host: Tensor
-    """``[E, P]``."""
-    host_buffers: Mapping[str, Tensor]
-    seeds: Mapping[SeedKind, _Seeds]
-    births: Counts
+    host: _Copies
+    seeds: Mapping[SeedKind, _Copies]
+    births: NDArray[np.int64]
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
 
     @classmethod
-    def of(cls, holdings: Holdings, germinations: Counts, owning: NDArray[np.bool_]) -> Snapshots:
-        """Copies of all networks as they are; ``germinations`` and ``owning`` are ``[E, S]``."""
-        everyone = torch.ones(len(germinations), dtype=torch.bool)
-        return cls(
-            holdings.host.values.clone(),
-            {name: buffer.clone() for name, buffer in holdings.host_buffers.items()},
-            {key: _Seeds.of(bank).where(everyone) for key, bank in holdings.banks.items()},
-            germinations * owning,
-        )
+    def of(cls, state: PopulationState) -> Snapshots:
+        """Copies of all networks as they are."""
+        everyone = torch.ones(len(state.germinations), dtype=torch.bool)
+        seeds = {kind: _Copies.of(bank.block, everyone) for kind, bank in state.parameters.banks.items()}
+        return cls(_Copies.of(state.parameters.host, everyone), seeds, state.germinations * state.table.owning)
 
-    def renewed(
-        self, rows: NDArray[np.bool_], holdings: Holdings, germinations: Counts, owning: NDArray[np.bool_]
-    ) -> Snapshots:
-        """These snapshots, taken again for the networks ``rows``, bool ``[E]``; other arguments as in `of`."""
+    def retake(self, rows: Bools, state: PopulationState) -> Snapshots:
+        """These snapshots, taken again for the networks ``rows``, bool ``[E]``."""
         if rows.all():
-            return Snapshots.of(holdings, germinations, owning)
+            return Snapshots.of(state)
         if not rows.any():
             return self
-        chosen = torch.from_numpy(rows)
-        on_device = chosen.to(self.host.device, non_blocking=True)
-        kept = {key: seeds.where(~chosen) for key, seeds in self.seeds.items()}
-        new = {key: _Seeds.of(bank).where(chosen) for key, bank in holdings.banks.items()}
-        joined = {key: kept[key].joined(seeds) if key in kept else seeds for key, seeds in new.items()}
+        chosen, parameters = torch.from_numpy(rows), state.parameters
+        kept = {kind: copies.select(~chosen) for kind, copies in self.seeds.items()}
+        new = {kind: _Copies.of(bank.block, chosen) for kind, bank in parameters.banks.items()}
+        joined = {kind: kept[kind].join(copies) if kind in kept else copies for kind, copies in new.items()}
         return Snapshots(
-            _where(on_device, holdings.host.values, self.host),
-            {
-                name: _where(on_device, buffer, self.host_buffers[name])
-                for name, buffer in holdings.host_buffers.items()
-            },
-            {key: seeds for key, seeds in (kept | joined).items() if len(seeds.owners)},
-            np.where(rows[:, None], germinations * owning, self.births),
+            self.host.select(~chosen).join(_Copies.of(parameters.host, chosen)),
+            {kind: copies for kind, copies in (kept | joined).items() if len(copies.owners)},
+            np.where(rows[:, None], state.germinations * state.table.owning, self.births),
         )
 
-    def knows(self, germinations: Counts) -> NDArray[np.bool_]:
+    def knows(self, germinations: NDArray[np.int64]) -> Bools:
         """``[E, S]``: whether the newest seed of a slot, of which ``germinations`` counts, is in the snapshot."""
         return (self.births == germinations) & (germinations > 0)
 
-    def restored(self, rows: Tensor, holdings: Holdings) -> Holdings:
-        """The holdings with the networks ``rows``, int64 ``[r]``, as in their snapshots and with a fresh optimizer.
+    def restore(self, rows: Bools, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
+        """Parameters with the networks ``rows``, bool ``[E]``, as in their snapshots and with a fresh optimizer.
 
-        Every seed that they still have must be known here.
+        Every seed that they still have in ``banks`` must be known here.
         """
-        index = rows.to(self.host.device, non_blocking=True)
-        hosts = holdings.renewed_hosts(
-            rows,
-            self.host.index_select(0, index),
-            holdings.host.learning_rates.index_select(0, index),
-            {name: buffer.index_select(0, index) for name, buffer in self.host_buffers.items()},
-        )
-        afflicted = torch.zeros(len(self.births), dtype=torch.bool)
-        afflicted[rows] = True
-        banks = {key: self._restored_bank(afflicted, key, bank) for key, bank in holdings.banks.items()}
-        return Holdings.pooled(*hosts, banks)
-
-    def _restored_bank(self, afflicted: Tensor, key: SeedKind, bank: Bank) -> Bank:
-        places = afflicted[bank.block.owners].nonzero().squeeze(1)
-        if not len(places):
-            return bank
-        saved = self.seeds[key]
-        sources = _positions(saved.owners, bank.block.owners[places], len(afflicted))
-        device = saved.values.device
-        index, source = places.to(device, non_blocking=True), sources.to(device, non_blocking=True)
-        rates = bank.block.learning_rates.index_select(0, index)
-        block = bank.block.renewed(index, saved.values.index_select(0, source), rates)
-        buffers = {
-            name: buffer.index_copy(0, index, saved.buffers[name].index_select(0, source))
-            for name, buffer in bank.buffers.items()
+        chosen = torch.from_numpy(rows)
+        restored = {
+            kind: replace(bank, block=self.seeds[kind].write_to(bank.block, chosen)) if kind in self.seeds else bank
+            for kind, bank in banks.items()
         }
-        return replace(bank, block=block, buffers=buffers)
+        return PopulationParameters.build(self.host.write_to(host, chosen), restored)
 
 
-def _where(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """``new`` in the rows that are True, ``old`` in the others; ``rows`` is bool ``[E]``."""
-    return torch.where(rows.view(-1, *[1] * (new.dim() - 1)), new, old)
-
-
-def _positions(owners: Tensor, wanted: Tensor, networks: int) -> Tensor:
-    """Where in ``owners`` each of ``wanted`` is; a bank has one seed per network at most."""
-    place = owners.new_full((networks,), -1)
-    place[owners] = torch.arange(len(owners))
-    return place[wanted]
-
-
-Bools = NDArray[np.bool_]
-
-
-def roll_back(population: Population, rows: NDArray[np.int64], snapshots: Snapshots) -> Transitions:
-    """Restore the networks ``rows``, int64 ``[r]``, as their snapshots have them; all others are left as they are.
+def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Transitions:
+    """Restore the networks ``rows``, bool ``[E]``, as their snapshots have them; all others are left as they are.
 
     Hosts, their buffers and fossils get back their values and start with a fresh optimizer; live seeds are pruned,
     and so is a fossil that germinated after the snapshot, of which no good values are known.
     """
     state = population.state
-    afflicted = np.zeros(population.size, np.bool_)
-    afflicted[rows] = True
     fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.knows(state.germinations)
-    table, changes = revoke(state.table, afflicted[:, None] & ~fossils)
-    banks = survivors(state.holdings.banks, changes)
-    holdings = snapshots.restored(torch.from_numpy(rows), replace(state.holdings, banks=banks))
-    population.state = replace(state, table=table, evidence=forget(state.evidence, changes), holdings=holdings)
+    table, changes = revoke(state.table, rows[:, None] & ~fossils)
+    parameters = snapshots.restore(rows, state.parameters.host, drop_pruned(state.parameters.banks, changes))
+    evidence = forget_changed(state.evidence, changes)
+    population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
     return changes
 
 
@@ -180,7 +144,7 @@ class Intervention:
         return self.trouble != Trouble.NONE
 
 
-class Unwatched:
+class NoGovernor:
     """The governor of networks that nobody watches over."""
 
     def __init__(self, size: int) -> None:
@@ -200,16 +164,16 @@ class Unwatched:
     def expect_change(self, rows: Bools) -> None:
         """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
 
-    def finite(self) -> Pending[Bools]:
+    def finite(self) -> Deferred[Bools]:
         """``[E]``: whether all parameters and moments of a network are finite now, as far as anybody looks."""
-        return at_once(np.ones(len(self.rollbacks), np.bool_))
+        return wrap_known(np.ones(len(self.rollbacks), np.bool_))
 
     def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
         """Look at the networks ``running``, bool ``[E]``, and restore those in trouble; ``finite`` as found above."""
         return self._idle
 
 
-class RowGovernor(Unwatched):
+class PopulationGovernor(NoGovernor):
     """Keeps a snapshot of every network of a population, and restores those in trouble from it."""
 
     def __init__(self, population: Population, settings: GovernorSettings, classes: int) -> None:
@@ -219,7 +183,7 @@ class RowGovernor(Unwatched):
         self._population = population
         self._classes = classes
         self._monitor = Monitor(settings, population.size)
-        self._snapshots = Snapshots.of(population.state.holdings, population.germinations, population.table.owning)
+        self._snapshots = Snapshots.of(population.state)
 
     @property
     def rollbacks_used(self) -> NDArray[np.float64]:
@@ -233,14 +197,14 @@ class RowGovernor(Unwatched):
     def expect_change(self, rows: Bools) -> None:
         self._monitor.restart(rows)
 
-    def finite(self) -> Pending[Bools]:
-        pool = self._population.pool
-        broken = ~pool.values.isfinite()
-        for moment in pool.moments.values():
+    def finite(self) -> Deferred[Bools]:
+        flat = self._population.flat
+        broken = ~flat.values.isfinite()
+        for moment in flat.moments.values():
             broken |= ~moment.isfinite()
-        owners = pool.owners.to(broken.device, non_blocking=True)[pool.row_of_value]
-        counts = pool.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(pool.steps))
-        return Pending((counts,), _all_finite)
+        owners = flat.owners.to(broken.device, non_blocking=True)[flat.row_of_value]
+        counts = flat.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(flat.steps))
+        return Deferred((counts,), _all_finite)
 
     def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
         judgement = self._monitor.judge(self._vitals(training, evaluation, finite))
@@ -249,7 +213,7 @@ class RowGovernor(Unwatched):
         rows = trouble != Trouble.NONE
         if not rows.any():
             return self._idle
-        transitions = roll_back(self._population, rows.nonzero()[0], self._snapshots)
+        transitions = roll_back(self._population, rows, self._snapshots)
         self.rollbacks = self.rollbacks + rows
         return Intervention(trouble, rows & (self.rollbacks > self._most), transitions)
 
@@ -259,16 +223,13 @@ class RowGovernor(Unwatched):
         return Vitals(training.loss, skill(evaluation.accuracy, self._classes), losses & gradients & finite)
 
     def _keep(self, rows: Bools) -> None:
-        population = self._population
-        self._snapshots = self._snapshots.renewed(
-            rows, population.state.holdings, population.germinations, population.table.owning
-        )
+        self._snapshots = self._snapshots.retake(rows, self._population.state)
 
 
 def _all_finite(broken_values: Floats) -> Bools:
     return broken_values == 0
 
 
-def watching(population: Population, settings: GovernorSettings | None, classes: int) -> Unwatched:
+def make_governor(population: Population, settings: GovernorSettings | None, classes: int) -> NoGovernor:
     """The governor of a population that these settings ask for."""
-    return Unwatched(population.size) if settings is None else RowGovernor(population, settings, classes)
+    return NoGovernor(population.size) if settings is None else PopulationGovernor(population, settings, classes)
