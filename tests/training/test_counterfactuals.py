@@ -123,7 +123,7 @@ def test_only_what_is_due_is_measured(isolation: Isolation) -> None:
     assert (found.fresh == due).all()
     assert whole.fresh.all()
     known = np.full(owning.shape, 7.0)
-    completed = found.completed(known, -known)
+    completed = found.fill_missing(known, -known)
     np.testing.assert_array_equal(completed.loss_contribution, np.where(due, found.loss_contribution, -7.0))
     np.testing.assert_array_equal(completed.accuracy_contribution, np.where(due, found.accuracy_contribution, 7.0))
 

@@ -71,7 +71,7 @@ class History:
             np.where(rows, fresh.accuracy, was.accuracy),
             np.where(rows, fresh.host_gradient, was.host_gradient),
             np.where(rows[:, None], fresh.seed_gradient, was.seed_gradient),
-            was.health.updated(rows[:, None], fresh.health),
+            was.health.replace_where(rows[:, None], fresh.health),
         )
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
@@ -109,7 +109,7 @@ class History:
     def completed(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
         """An evaluation with contributions that were not measured as last known of these seeds."""
         known = np.isfinite(evidence.contribution)
-        return evaluation.completed(
+        return evaluation.fill_missing(
             np.where(known, self.accuracy_contribution, np.nan), np.where(known, self.loss_contribution, np.nan)
         )
 

@@ -104,7 +104,7 @@ class Gradients:
         incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
         counted = np.array([[_size(self._model.host.parameters()) + int((sizes * fossils).sum())]])
         found = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
-        return HealthTable.none(*sizes.shape).updated(learning, found)
+        return HealthTable.none(*sizes.shape).replace_where(learning, found)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:

@@ -33,7 +33,7 @@ class Catalogue:
         """Every blueprint that is on offer in some slot, in the order of the slots."""
         parameters = self._cost(lambda kind, site: kind.parameters_at(site), blending.parameters_at)
         flops = self._cost(lambda kind, site: kind.flops_at(site), blending.flops_at)
-        self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
+        self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
         """Of blueprints that are not on offer in a slot: 0."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""

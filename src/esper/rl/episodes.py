@@ -230,7 +230,7 @@ class Episodes:
             return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
+        restored = evaluation.replace_rows(intervention.rows, self.history.completed(again, self.population.evidence))
         return training, restored, intervention, incidents(intervention, evaluation, restored)
 
     def _ended(self, intervention: Intervention) -> Bools:

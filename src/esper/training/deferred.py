@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Deferred(Generic[T]):
-    """A result that is known once its figures have come from their device."""
+    """A result that is known once its tensors have come from their device."""
 
     tensors: Sequence[Tensor]
-    """Of one type, on one device."""
+    """All of one type, on one device."""
     convert: Callable[..., T]
-    """Of the figures as float64 arrays on the CPU, in the same order."""
+    """What they mean: a function of them as float64 arrays on the CPU, in the same order."""
 
     def combine(self, other: Deferred[U]) -> Deferred[tuple[T, U]]:
         """Both results, fetched together."""
@@ -39,17 +39,8 @@ class Deferred(Generic[T]):
         return Deferred([*self.tensors, *other.tensors], both)
 
     def fetch(self) -> T:
-        """The result, for which the CPU waits once for the device, and not at all without figures."""
+        """The result, for which the CPU waits once for the device, and not at all without tensors."""
         return self.convert(*(to_arrays(*self.tensors) if self.tensors else ()))
-
-
-def wrap_known(result: U) -> Deferred[U]:
-    """What is known already."""
-
-    def known(*_: Any) -> U:
-        return result
-
-    return Deferred((), known)
 
 
 def to_arrays(*tensors: Tensor) -> list[Floats]:

@@ -39,7 +39,7 @@ class Evaluation:
     fresh: Bools
     """``[E, S]``: whether contributions are of now; elsewhere they are as last known."""
 
-    def updated(self, rows: Bools, newer: Evaluation) -> Evaluation:
+    def replace_rows(self, rows: Bools, newer: Evaluation) -> Evaluation:
         """This evaluation with the networks ``rows``, bool ``[E]``, as in a newer one."""
         return Evaluation(
             np.where(rows, newer.loss, self.loss),
@@ -49,7 +49,7 @@ class Evaluation:
             np.where(rows[:, None], newer.fresh, self.fresh),
         )
 
-    def completed(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
+    def fill_missing(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
         """This evaluation with contributions ``[E, S]`` that were known before where none are fresh."""
         return replace(
             self,

@@ -88,12 +88,12 @@ def stacked_call(module: nn.Module) -> Callable[..., Tensor]:
 
 # Merging: the examples of all networks as one batch, for hosts whose parameters are all in linear layers and
 # convolutions. Only those layers must know whose examples they see; whatever else such a host does with a batch, it
-# does example by example. So it runs once, as it is, at any number of networks, without the cost of vmap. A merged batch
-# [N * E, ...] holds the first example of every network, then the second of every network, and so on: in this order a
-# convolution's channels of all networks already lie side by side, and one grouped convolution serves all.
+# does example by example. So it runs once, as it is, at any number of networks, without the cost of vmap. A merged
+# batch [N * E, ...] holds the first example of every network, then the second of every network, and so on: in this
+# order a convolution's channels of all networks already lie side by side, and one grouped convolution serves all.
 
 _NETWORKS, _EXAMPLES = 2, 3
-"""Of the trial whether a host can merge."""
+"""How large the trial is whether a host can merge."""
 
 
 def merge_networks(stacked: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def _slice_bank(
 
 
 def build_program(population: Population, slot_op: MakeSlotOp, *, aside: bool = False) -> ForwardProgram:
-    """The forward pass with what ``slot_op`` has for the slots; ``aside``, what it does to the hosts' buffers is lost."""
+    """The forward pass with what ``slot_op`` has for the slots; ``aside``: hosts' buffers stay as they are."""
     size, limit = population.size, population.config.networks_per_pass or population.size
     return ForwardProgram(
         [

@@ -73,7 +73,7 @@ class HealthTable:
         zeros = np.zeros(shape)
         return cls(np.zeros(shape, np.int64), zeros, zeros.copy(), zeros.copy(), np.full(shape, np.nan))
 
-    def updated(self, places: NDArray[np.bool_], newer: HealthTable) -> HealthTable:
+    def replace_where(self, places: NDArray[np.bool_], newer: HealthTable) -> HealthTable:
         """This table with ``places``, a mask that fits ``[..., S]``, as in a newer one."""
         return HealthTable(
             np.where(places, newer.minibatches, self.minibatches),
@@ -164,7 +164,7 @@ def measure_seed_health(
         (population.host_parameters + population.parameters_in(fossils))[:, None],
     )
     found = assess_health(GradientNorms(seeds, population.specs.costs.parameters.resident(table)), incumbents)
-    return HealthTable.none(*table.stage.shape).updated(learning, found)
+    return HealthTable.none(*table.stage.shape).replace_where(learning, found)
 
 
 _CPU = torch.device("cpu")
@@ -204,7 +204,7 @@ class GradientHealth:
         self._groups = [_learning(incumbents), *learning.values()]
         """The incumbents' parameters and those of each seed."""
         self._norms: list[Tensor] = []
-        """Of the groups, ``[1 + S]`` per minibatch."""
+        """Norms by group, ``[1 + S]`` per minibatch."""
 
     @torch.no_grad()
     def observe(self) -> None:

@@ -117,7 +117,7 @@ class TrainingReport:
     seed_gradient: Floats
     """Norm of the seeds' gradients in the last minibatch, ``[E, S]``; 0 without a seed that learns."""
     health: HealthTable
-    """Of the seeds' gradients over all minibatches, ``[E, S]``; resting networks have no seed that learns."""
+    """The seeds' gradients over all minibatches, ``[E, S]``; resting networks have no seed that learns."""
 
 
 def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def start_training(
     population.execution.train(True)
     rest = _RestingNetworks(population, resting) if resting is not None and resting.any() else None
     flat = population.flat
-    started = _started(population)
+    started = _select_learning_rows(population)
     if rest is not None:
         started &= ~rest.rows
     objective = _Objective(population)
@@ -162,7 +162,7 @@ def start_training(
     norms: list[Tensor] = []
     for batch in batches:
         learned = objective(batch)
-        _step(population, flat, learned.gradients, started, rest)
+        _update(population, flat, learned.gradients, started, rest)
         losses.append(learned.losses)
         logits.append(learned.logits)
         labels.append(batch.labels)
@@ -170,7 +170,7 @@ def start_training(
     if rest is not None:
         rest.restore_buffers(population)
     accuracies = network_accuracies(torch.stack(logits), torch.stack(labels))
-    learning = _learning(population.table) & (True if resting is None else ~resting[:, None])
+    learning = _learning_seeds(population.table) & (True if resting is None else ~resting[:, None])
 
     def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
         hosts, seeds = split_by_slot(population, by_row)
@@ -187,7 +187,7 @@ class _RestingNetworks:
     def __init__(self, population: Population, resting: NDArray[np.bool_]) -> None:
         networks = torch.from_numpy(resting)
         self.rows = networks[population.flat.owners].to(population.config.device, non_blocking=True)
-        """Rows of the pool that belong to them, bool ``[R]``."""
+        """The rows that belong to them, bool ``[R]``."""
         self._networks = networks.to(population.config.device, non_blocking=True)
         self._buffers = {name: buffer[self._networks] for name, buffer in population.host.buffers.items()}
 
@@ -196,7 +196,7 @@ class _RestingNetworks:
             buffer[self._networks] = self._buffers[name]
 
 
-class _Gradients(NamedTuple):
+class _MinibatchResult(NamedTuple):
     """What a minibatch says of some networks."""
 
     losses: Tensor
@@ -204,7 +204,7 @@ class _Gradients(NamedTuple):
     logits: Tensor
     """``[e, B, classes]``."""
     gradients: list[Tensor]
-    """Of all rows, ``[R, P]`` per block; zero where nothing depends on them."""
+    """Those of all rows, ``[R, P]`` per block; zero where nothing depends on them."""
 
 
 class _Objective:
@@ -219,18 +219,18 @@ class _Objective:
         isolated = select_isolated(population)
         self._alone = [None] * len(self._whole) if isolated is None else prepare_forward(population, isolated).passes
 
-    def __call__(self, batch: Batch) -> _Gradients:
+    def __call__(self, batch: Batch) -> _MinibatchResult:
         found = [self._one(*passes, batch) for passes in zip(self._whole, self._alone, strict=True)]
         if len(found) == 1:
             return found[0]
         by_block = zip(*(one.gradients for one in found), strict=True)
-        return _Gradients(
+        return _MinibatchResult(
             torch.cat([one.losses for one in found]),
             torch.cat([one.logits for one in found]),
             [torch.stack(parts).sum(0) for parts in by_block],
         )
 
-    def _one(self, whole: ForwardPass, alone: ForwardPass | None, batch: Batch) -> _Gradients:
+    def _one(self, whole: ForwardPass, alone: ForwardPass | None, batch: Batch) -> _MinibatchResult:
         inputs, labels = batch.inputs[whole.networks], batch.labels[whole.networks]
         logits = whole.run(inputs, self._host)
         losses = network_losses(logits, labels)
@@ -239,23 +239,23 @@ class _Objective:
             total = total + network_losses(alone.run(inputs, self._frozen), labels).sum()
         found = iter(torch.autograd.grad(total, self._leaves, materialize_grads=True, allow_unused=True))
         gradients = [block.layout.flatten([next(found) for _ in block.parameters]) for block in self._blocks]
-        return _Gradients(losses.detach(), logits.detach(), gradients)
+        return _MinibatchResult(losses.detach(), logits.detach(), gradients)
 
 
-def _learning(table: SeedTable) -> NDArray[np.bool_]:
+def _learning_seeds(table: SeedTable) -> NDArray[np.bool_]:
     """``[E, S]``: where there is a seed that learns, as all do after their germination."""
     return table.owning & (table.stage != Stage.GERMINATED)
 
 
-def _started(population: Population) -> Tensor:
-    """Bool ``[R]``: which rows of the population's pool have begun to learn: hosts always, seeds after germination."""
-    seeds = _learning(population.table)
+def _select_learning_rows(population: Population) -> Tensor:
+    """Bool ``[R]``: which of the population's rows have begun to learn: hosts always, seeds after germination."""
+    seeds = _learning_seeds(population.table)
     banks = [seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
     rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
     return torch.from_numpy(rows).to(population.config.device, non_blocking=True)
 
 
-def _step(
+def _update(
     population: Population,
     flat: FlatParameters,
     gradients: Sequence[Tensor],

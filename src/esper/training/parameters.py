@@ -319,7 +319,7 @@ class PopulationParameters:
     banks: Mapping[SeedKind, SeedBank]
     """None of them is empty."""
     flat: FlatParameters
-    """Of the hosts' rows, then the banks'."""
+    """All rows: the hosts', then the banks'."""
 
     @classmethod
     def build(cls, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:

@@ -48,7 +48,7 @@ class NetworkSpec(NamedTuple):
     """What one network of a population starts from."""
 
     host: nn.Module
-    """Of the template's architecture, at most as wide, freshly initialised."""
+    """Its architecture is the template's; it is at most as wide, freshly initialised."""
     widths: tuple[int, ...]
     """Its live channels at each slot."""
     learning_rate: float
@@ -67,7 +67,7 @@ class NetworkSpecs:
     """At full width, one per slot."""
     kinds: Sequence[type[Blueprint]]
     bytes_per_parameter: int
-    """Of a value, its gradient and its optimizer state."""
+    """For a value, its gradient and its optimizer state."""
 
     @cached_property
     def widths(self) -> NDArray[np.int64]:
@@ -106,7 +106,7 @@ class NetworkSpecs:
             np.stack(column)[chosen] for column in zip(*known, strict=True)
         )
         added = Cost(parameters, blend_parameters)
-        return Costs(added, Cost(flops, blend_flops), added.scaled(self.bytes_per_parameter)), serves
+        return Costs(added, Cost(flops, blend_flops), added.scale(self.bytes_per_parameter)), serves
 
     def with_networks(self, rows: Sequence[int], networks: Sequence[NetworkSpec]) -> NetworkSpecs:
         """The specs with other networks at ``rows``."""
@@ -130,11 +130,11 @@ class _SlotPrices(NamedTuple):
     """What there is for one slot."""
 
     parameters: NDArray[np.int64]
-    """Of each blueprint, ``[K]``; 0 where it does not serve."""
+    """Each blueprint's, ``[K]``; 0 where it does not serve."""
     flops: NDArray[np.int64]
     serves: NDArray[np.bool_]
     blend_parameters: NDArray[np.int64]
-    """Of each `Blend`, ``[3]``."""
+    """Each `Blend`'s, ``[3]``."""
     blend_flops: NDArray[np.int64]
 
 

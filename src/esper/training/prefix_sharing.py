@@ -1,7 +1,7 @@
 """Several variants of every network in one pass, in which what they have in common is computed once.
 
-A variant is the same network with other alphas of its seeds. All variants enter the host as one block of the batch; at a
-slot where some begin to differ, copies of the block are appended to the batch. What lies before the slot is shared.
+A variant is the same network with other alphas of its seeds. All variants enter the host as one block of the batch;
+at a slot where some begin to differ, copies of the block are appended to the batch. What lies before it is shared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What seeds earn: Shapley values and pairwise interactions of the seeds of a network.
 
-First the cooperative game: what a coalition of players is worth together, and what each player earns by that. Worths are
-arrays whose last axis runs over all coalitions of n players, ``[..., 2**n]``, in the order of `every_coalition`; further
-axes hold so many games of the same players. A player who never changes a worth earns exactly 0. Then the seeds of a
-population's networks, from as few forward passes as there can be, and those of one model by its user's own measure.
+First the cooperative game: what a coalition of players is worth together, and what each player earns by that. Worths
+are arrays whose last axis runs over all coalitions of n players, ``[..., 2**n]``, in the order of `every_coalition`;
+further axes hold so many games of the same players. A player who never changes a worth earns exactly 0. Then the seeds
+of a population's networks, from as few forward passes as there can be, and those of one model by its user's measure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShapleySolution:
     errors: Floats
     """Their standard errors ``[..., n]``; 0 where they are exact."""
     interactions: Floats | None
-    """Of each pair, ``[..., n, n]``: what both together add beyond what each adds alone, on average over all
+    """For each pair, ``[..., n, n]``: what both together add beyond what each adds alone, on average over all
     coalitions of others; 0 of a player with itself. None where values are estimated."""
     nobody: Floats
     """Worth of the empty coalition, ``[...]``."""
@@ -221,7 +221,7 @@ class Attribution:
     errors: Floats
     """Their standard errors ``[2, E, S]``; 0 where they are exact."""
     interactions: Floats
-    """Of pairs of slots, ``[2, E, S, S]``; NaN in networks of more than `MOST_EXACT` players."""
+    """For pairs of slots, ``[2, E, S, S]``; NaN in networks of more than `MOST_EXACT` players."""
     host: Floats
     """Worth of the networks without these seeds, ``[2, E]``."""
     whole: Floats

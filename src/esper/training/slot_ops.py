@@ -92,9 +92,9 @@ class StraightThroughOp:
 
     seeds: SlotSeeds
     alpha: Tensor
-    """``[r]``; that of estranged seeds is not read."""
+    """``[r]``; that of straight-through seeds is not read."""
     straight_through: Tensor
-    """Bool ``[r]``: which are estranged."""
+    """Bool ``[r]``: which learn so."""
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
         nobody = features.new_zeros(len(features), dtype=torch.bool)
@@ -102,8 +102,8 @@ class StraightThroughOp:
         seen = torch.where(_broadcast_rows(own, features), features.detach(), features)
         contributions = self.seeds.contributions(seen, inputs)
         blended = _broadcast_rows(self.alpha, contributions) * contributions
-        estranged = contributions - contributions.detach()
-        added = torch.where(_broadcast_rows(self.straight_through, contributions), estranged, blended)
+        for_gradient = contributions - contributions.detach()
+        added = torch.where(_broadcast_rows(self.straight_through, contributions), for_gradient, blended)
         return scatter_add(features, self.seeds.environments, added)
 
 
@@ -119,7 +119,7 @@ class BranchingBlendOp:
     alphas: Tensor
     """``[r, P + A]``: what the seeds count with in the blocks that leave."""
     parents: Sequence[int]
-    """Of which block each of the A last ones is a copy, but for its alphas."""
+    """The block that each of the A last ones is a copy of, but for its alphas."""
     examples: int
     """N."""
 

@@ -83,7 +83,7 @@ def training_flops(
     network with them in it.
     """
     host = np.array([prices.host(instance) for instance in instances])
-    cost = Cost.together([prices.seeds(instance) for instance in instances]).of(slots.blueprint, slots.blend)
+    cost = Cost.concatenate([prices.seeds(instance) for instance in instances]).of(slots.blueprint, slots.blend)
     whole = host + (cost * _BLENDED[slots.stage]).sum(-1)
     isolated = slots.stage == Stage.TRAINING
     second = np.where(isolated.any(-1), whole + (cost * isolated).sum(-1), 0)

@@ -73,7 +73,7 @@ class Vitals:
     """What one check of E networks found; all ``[E]``."""
 
     loss: Floats
-    """Of training."""
+    """The training loss."""
     skill: Floats
     """0 for guessing, 1 for perfection; NaN where unknown."""
     finite: Bools

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, revoke
-from esper.training.deferred import Deferred, Floats, wrap_known
+from esper.training.deferred import Deferred, Floats
 from esper.training.evaluation import Evaluation
 from esper.training.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.training.learning import TrainingReport
@@ -166,7 +166,8 @@ class NoGovernor:
 
     def finite(self) -> Deferred[Bools]:
         """``[E]``: whether all parameters and moments of a network are finite now, as far as anybody looks."""
-        return wrap_known(np.ones(len(self.rollbacks), np.bool_))
+        known = np.ones(len(self.rollbacks), np.bool_)
+        return Deferred((), lambda: known)
 
     def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
         """Look at the networks ``running``, bool ``[E]``, and restore those in trouble; ``finite`` as found above."""

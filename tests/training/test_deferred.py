@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from esper.training.deferred import Deferred, Floats, wrap_known
+from esper.training.deferred import Deferred, Floats
 from rl.far_away import FAR, FarAway
 
 
@@ -38,7 +38,7 @@ def test_figures_are_double_precision() -> None:
 
 def test_together_they_wait_once_and_what_is_known_never() -> None:
     with FarAway() as far:
-        known = wrap_known("known")
+        known = Deferred((), lambda: "known")
         assert known.fetch() == "known"
         assert far.reads == []
         both = pending(1.0, device=FAR).combine(known).combine(pending(2.0, device=FAR))
