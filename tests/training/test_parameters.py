@@ -1,4 +1,4 @@
-"""Rows: values and optimizer state are born, kept and die together."""
+"""Rows: values, buffers and optimizer state are born, kept and die together."""
 
 from __future__ import annotations
 
