@@ -69,14 +69,22 @@ class NetworkSpecs:
     bytes_per_parameter: int
     """For a value, its gradient and its optimizer state."""
 
-    @cached_property
+    @property
     def widths(self) -> NDArray[np.int64]:
         """Live channels at each slot, ``[E, S]``."""
+        return self._widths
+
+    @property
+    def learning_rates(self) -> NDArray[np.float64]:
+        """``[E]``."""
+        return self._learning_rates
+
+    @cached_property
+    def _widths(self) -> NDArray[np.int64]:
         return np.array([network.widths for network in self.networks])
 
     @cached_property
-    def learning_rates(self) -> NDArray[np.float64]:
-        """``[E]``."""
+    def _learning_rates(self) -> NDArray[np.float64]:
         return np.array([network.learning_rate for network in self.networks])
 
     @cached_property

@@ -139,5 +139,6 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
 def _alphas(variants: Variants, branches: SlotBranches, seeds: SlotSeeds, slot: int) -> Floats:
     """``[r, P + A]``: what each seed counts with in each block that leaves the slot."""
     owners = seeds.owners
-    usual, other = variants.active.alpha[owners, slot], variants.toggled_alpha[owners, slot]
-    return np.where(branches.toggled[:, owners].T, other[:, None], usual[:, None])
+    usual: Floats = variants.active.alpha[owners, slot, None]
+    other: Floats = variants.toggled_alpha[owners, slot, None]
+    return np.where(branches.toggled[:, owners].T, other, usual)

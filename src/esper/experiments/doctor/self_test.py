@@ -77,7 +77,7 @@ def self_test(device: torch.device) -> SelfTest:
 
 def largest_difference(left: Population, right: Population) -> float:
     """Of two populations' parameters, hosts and seeds; they had the same actions."""
-    pairs = zip(left.blocks, right.blocks, strict=True)
+    pairs = zip(left.flat.blocks, right.flat.blocks, strict=True)
     return torch.stack([(one.values - other.values).abs().amax() for one, other in pairs]).amax().item()
 
 
