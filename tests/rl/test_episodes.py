@@ -32,7 +32,7 @@ def committed(running: Episodes, row: int) -> GrowingModel:
     """The network that remains, rebuilt from its own narrow host and seeds."""
     population, instance = running.population, running.instances[row]
     model = GrowingModel(SUITE.host(instance), SUITE.sites, torch.zeros(2, *SUITE.input_shape))
-    _fill(model.host, population.host.shape, population.host.values.detach()[row])
+    _fill(model.host, population.host.layout, population.host.values.detach()[row])
     for (slot, blueprint, blend), bank in population.banks.items():
         for place in (bank.block.owners == row).nonzero().flatten().tolist():
             if population.table.stage[row, slot] != Stage.FOSSILIZED:
