@@ -21,8 +21,7 @@ from torch.func import functional_call
 from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.registry import get
 from esper.tasks.registry import get_suite
-from esper.training.execution import Execution
-from esper.training.functional import stacked_call
+from esper.training.execution import Execution, stacked_call
 
 SUITE = get_suite("tokens")
 CALLS = 50

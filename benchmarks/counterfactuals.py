@@ -22,7 +22,7 @@ from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate
-from esper.training.roster import SeedKind
+from esper.training.parameters import SeedKind
 
 SUITE = get_suite("tokens")
 

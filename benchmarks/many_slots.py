@@ -41,8 +41,8 @@ from esper.tasks.datasets.suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
 from esper.training.evaluation import evaluate
+from esper.training.forward import forward, select_blended
 from esper.training.learning import Batch, train
-from esper.training.passes import as_is, forward
 from esper.training.population import Population
 from open_rules import OPEN_RULES
 
@@ -201,7 +201,7 @@ def attending(policy: Policy, slots: int) -> Callable[[], object]:
 def plain_validation(population: Population, batch: Batch) -> Tensor:
     """The networks as they are."""
     population.execution.train(False)
-    return forward(population, as_is(population), batch.inputs)
+    return forward(population, select_blended(population), batch.inputs)
 
 
 def deep_model(slots: int) -> nn.Module:

@@ -32,12 +32,10 @@ from esper.lifecycle.transitions import step
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import Evaluation, evaluate, remember
-from esper.training.learning import Batch, train
-from esper.training.plan import STRATEGIES, StrategyChoice
-from esper.training.population import Population
-from esper.training.reference import ReferencePopulation
-from esper.training.streams import TrainingStream, shuffled_order, stacked
+from esper.training.learning import Batch, TrainingStream, shuffled_order, stack_data, train
+from esper.training.population import STRATEGIES, Population, StrategyChoice
 from open_rules import OPEN_RULES
+from training.reference import ReferencePopulation
 
 LEAD = 6
 """Decisions taken without training before anything is timed, so that seeds are there."""
@@ -68,13 +66,13 @@ class Work:
         orders = [shuffled_order(len(part), count, rng) for part in training]
         stream = TrainingStream(training, orders, suite.batch_size, max(map(len, training)), device)
         batches = list(stream.take(np.zeros(episodes.size, np.int64), suite.batches_per_step))
-        validation = stacked([suite.data(instance, "validation") for instance in episodes.instances], device)
+        validation = stack_data([suite.data(instance, "validation") for instance in episodes.instances], device)
         return cls(draw_script(episodes, evidence, decisions), batches, validation, evidence)
 
 
 def draw_script(episodes: Episodes, evidence: Evidence, decisions: int) -> list[Actions]:
     population, controller = episodes.population, Uniform()
-    rules, compatible, observation = population.plan.rules, population.roster.compatible, episodes.observe()
+    rules, compatible, observation = population.config.rules, population.specs.compatible, episodes.observe()
     state, table = controller.start(range(episodes.size)), population.table
     script: list[Actions] = []
     for _ in range(decisions):
@@ -145,7 +143,7 @@ def compare(name: str, networks: int, repeats: int, strategy: StrategyChoice, de
     instances = suite.sample(networks, "train", np.random.default_rng(0))
     episodes = Episodes(suite, instances, OPEN_RULES, strategy=strategy, device=device)
     fast = episodes.population
-    slow = ReferencePopulation(fast.plan, fast.roster.networks)
+    slow = ReferencePopulation(fast.config, fast.specs.networks)
     work = Work.drawn(episodes, LEAD + TURN * (1 + repeats))
     for actions in work.script[:LEAD]:
         for population in (fast, slow):

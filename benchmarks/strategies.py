@@ -28,9 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.experiments.process_pool import prepare_process
 from esper.tasks.practice.hosts.transformer import TransformerBlock
 from esper.training.learning import Batch, train
-from esper.training.plan import STRATEGIES, PopulationPlan, Strategy
-from esper.training.population import Population
-from esper.training.roster import Network
+from esper.training.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
 
 BATCH = 32
 CLASSES = 10
@@ -148,8 +146,8 @@ class Contest:
     def __init__(self, name: str, networks: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
         model, shape = HOSTS[name]()
-        everyone = [Network(model, (1,), 1e-3, seed) for seed in range(networks)]
-        plan = PopulationPlan(model, ("body",), ("norm",), torch.zeros(2, *shape), device=device)
+        everyone = [NetworkSpec(model, (1,), 1e-3, seed) for seed in range(networks)]
+        plan = PopulationConfig(model, ("body",), ("norm",), torch.zeros(2, *shape), device=device)
         self.population = Population(plan, everyone)
         self._device = device
         self._batch = Batch(

@@ -8,10 +8,10 @@ import torch
 from benchmarks.population import Work, advance, advance_loop, compare, evaluate_separately
 from esper.rl.episodes import Episodes
 from esper.training.evaluation import evaluate
-from esper.training.plan import STRATEGIES
-from esper.training.reference import ReferencePopulation
+from esper.training.population import STRATEGIES
 from open_rules import OPEN_RULES
 from rl.short import SUITE, instances
+from training.reference import ReferencePopulation
 
 DECISIONS = 7
 
@@ -19,7 +19,7 @@ DECISIONS = 7
 def test_both_sides_do_the_same_work() -> None:
     episodes = Episodes(SUITE, instances(5), OPEN_RULES)
     fast = episodes.population
-    slow = ReferencePopulation(fast.plan, fast.roster.networks)
+    slow = ReferencePopulation(fast.config, fast.specs.networks)
     work = Work.drawn(episodes, DECISIONS)
     assert len(work.script) == DECISIONS
     assert len(work.batches) == SUITE.batches_per_step

@@ -20,9 +20,7 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.registry import get_suite
-from esper.training.plan import PopulationPlan
-from esper.training.population import Population
-from esper.training.roster import Network
+from esper.training.population import NetworkSpec, Population, PopulationConfig
 from open_rules import open_rules
 
 SUITE = get_suite("tokens")
@@ -39,9 +37,9 @@ def population(environments: int = 1, rules: Rules = open_rules()) -> Population
     """Untrained networks with slots of different widths."""
     drawn = SUITE.sample(1, "train", np.random.default_rng(0))[0]
     instances = [replace(drawn, widths=WIDTHS, seed=seed, learning_rate=0.02) for seed in range(environments)]
-    networks = [Network(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in instances]
+    networks = [NetworkSpec(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in instances]
     example = torch.zeros(2, *SUITE.input_shape)
-    return Population(PopulationPlan(SUITE.template(), SUITE.sites, SUITE.blueprints, example, rules=rules), networks)
+    return Population(PopulationConfig(SUITE.template(), SUITE.sites, SUITE.blueprints, example, rules=rules), networks)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 from open_rules import open_rules
 from rl.short import episodes, instances

@@ -11,7 +11,7 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 
 E, S, K, CLASSES = 2, 3, 4, 4

@@ -21,7 +21,7 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.arrays import Bools, Int64s
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.budget import Cost, Costs
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
 from lifecycle.support import DEFAULT, random_compatibility, random_evidence
@@ -44,7 +44,7 @@ class Offered:
 class Held:
     """Networks, given by their arrays."""
 
-    roster: Offered
+    specs: Offered
     table: SeedTable
     evidence: Evidence
     host_parameters: Int64s
@@ -56,7 +56,7 @@ class Held:
         return self.layouts == layout.value
 
     def parameters_in(self, counted: Bools) -> Int64s:
-        return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
+        return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
 def alone(array: Array) -> Array:

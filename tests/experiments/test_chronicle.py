@@ -34,7 +34,7 @@ from esper.telemetry.events import (
     decode,
 )
 from esper.telemetry.store import EventRow
-from esper.training.roster import SeedKind
+from esper.training.parameters import SeedKind
 from experiments.runs import tiny
 from experiments.short_suite import short_suite
 from experiments.test_rollbacks import WildSuite

@@ -30,8 +30,8 @@ from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.training.commitment import committed_networks
-from esper.training.streams import stacked
+from esper.training.evaluation import evaluate_committed
+from esper.training.learning import stack_data
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import short_suite
 
@@ -73,8 +73,8 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
     suite, table = episodes.suite, episodes.population.table
     fossils = table.stage == Stage.FOSSILIZED
     last = [suite.data(one, "validation", int(one.drift_step is not None)) for one in episodes.instances]
-    batch, count = stacked(last, episodes.device), suite.validation_size
-    whole = committed_networks(episodes.population, batch).accuracy
+    batch, count = stack_data(last, episodes.device), suite.validation_size
+    whole = evaluate_committed(episodes.population, batch).accuracy
     for row, one in enumerate(attribute_kept_seeds(episodes)):
         instance, kept = episodes.instances[row], np.flatnonzero(fossils[row])
         assert (one.instance, one.family) == (instance.name, instance.family)

@@ -53,7 +53,7 @@ def germinated(*seeds: tuple[int, int, int]) -> Transitions:
 def health(ratios: Sequence[Sequence[float | None]], vanished: float = 0.0, exploded: float = 0.0) -> HealthTable:
     """Of seeds with these ratios, ``[E, S]``; None where no seed learns."""
     learning = np.array([[ratio is not None for ratio in row] for row in ratios])
-    return HealthTable.none(*learning.shape).updated(
+    return HealthTable.none(*learning.shape).replace_where(
         learning,
         HealthTable(
             np.full(learning.shape, 8),

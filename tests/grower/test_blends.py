@@ -37,7 +37,7 @@ def assert_counted(loop: Loop) -> None:
     real, summary = parameters_of(loop.model), loop.model.summary()
     assert subject.parameters_in(everything).tolist() == [real]
     assert subject.budget_left.tolist() == [1 - real / CAP]
-    assert subject.roster.costs.flops.resident(subject.table).sum() == summary.flops
+    assert subject.specs.costs.flops.resident(subject.table).sum() == summary.flops
     assert summary.parameters == real
 
 

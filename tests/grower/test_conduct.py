@@ -21,12 +21,10 @@ from esper.rl.episode_config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.training.budget import Budget
 from esper.training.evaluation import Evaluation
-from esper.training.governor import GovernorSettings, RowGovernor
+from esper.training.governor import GovernorSettings, PopulationGovernor
 from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
-from esper.training.plan import PopulationPlan
-from esper.training.population import Population
-from esper.training.roster import Network
+from esper.training.population import NetworkSpec, Population, PopulationConfig
 from grower.training_loop import Loop, growing, validate
 
 SUITE = get_suite("tokens")
@@ -68,7 +66,7 @@ def test_every_setting_is_looked_at_here() -> None:
 def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
     """After each check, at which step the network that is there now was made; "over" once its rollbacks are used up."""
     instance = SUITE.sample(1, "train", np.random.default_rng(5))[0]
-    plan = PopulationPlan(
+    plan = PopulationConfig(
         SUITE.template(),
         SUITE.sites,
         SUITE.blueprints,
@@ -78,9 +76,9 @@ def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
         "stacked",
     )
     population = Population(
-        plan, [Network(SUITE.host(instance), instance.widths, instance.learning_rate, instance.seed, ())]
+        plan, [NetworkSpec(SUITE.host(instance), instance.widths, instance.learning_rate, instance.seed, ())]
     )
-    governor, found = RowGovernor(population, settings, CLASSES), list[Any]()
+    governor, found = PopulationGovernor(population, settings, CLASSES), list[Any]()
     one, slots = np.ones(1, np.bool_), len(SUITE.sites)
     for step, (loss, accuracy) in enumerate(course, start=1):
         with torch.no_grad():

@@ -27,7 +27,7 @@ from esper.grower.structure import regrow, structure
 from esper.lifecycle.actions import Op
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
 
 DECISIONS = 8

@@ -14,7 +14,7 @@ from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
 from esper.rl.episode_config import EpisodeConfig
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
 from grower.training_loop import Loop
 from growth.broken import Broken
 from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score

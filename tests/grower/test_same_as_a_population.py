@@ -201,7 +201,7 @@ def compare(
         for part in Observation._fields:
             difference = (getattr(ours, part) - getattr(theirs, part)).abs().max()
             assert difference < 5e-4, (step, part)
-    expected = running.population.host.shape.unflatten(running.population.host.values.detach())
+    expected = running.population.host.layout.unflatten(running.population.host.values.detach())
     narrow = dict(model.host.named_parameters())
     for name, values in expected.items():
         own = narrow[name].detach()

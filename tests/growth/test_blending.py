@@ -16,8 +16,8 @@ from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import Seed
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
-from esper.training.functional import stacked_call
-from esper.training.rows import RowShape
+from esper.training.execution import stacked_call
+from esper.training.parameters import ParameterLayout
 from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded, shape_of
 
 every_blend = pytest.mark.parametrize("blend", Blend)
@@ -92,7 +92,7 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
     sites = [site, narrow if kind.serves(narrow) else site, site]
     seeds = [trained(kind, one, blend, number) for number, one in enumerate(sites)]
     template = joined(newborn(kind, site), site, blend).double()
-    shape = RowShape.of(template)
+    shape = ParameterLayout.of(template)
     values = torch.stack([shape.row(held(seed)) for seed in seeds]).requires_grad_()
     buffers = {
         name: torch.stack([padded(held(seed).get_buffer(name), buffer.shape) for seed in seeds])

@@ -14,7 +14,7 @@ from esper.stacking import Stackable
 from esper.tasks.datasets.suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
-from esper.training.roster import SeedKind
+from esper.training.parameters import SeedKind
 from rl.short import QUICK
 
 SLOTS, SEEDS = 100, 50

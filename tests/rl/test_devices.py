@@ -13,12 +13,12 @@ from esper.control.rules.simple import Uniform
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training import pending
-from esper.training.plan import Strategy
-from esper.training.reference import ReferencePopulation
-from esper.training.snapshots import Snapshots
+from esper.training import deferred
+from esper.training.governor.population import Snapshots, roll_back
+from esper.training.population import Strategy
 from rl.far_away import FAR, FarAway
 from rl.short import QUICK, ShortSuite, play
+from training.reference import ReferencePopulation
 
 READS = 1
 """Per decision, besides the policy's one, and what a rollback or the end of an episode adds: what training and
@@ -45,9 +45,9 @@ def test_everything_happens_on_the_networks_device(suite: Suite, strategy: Strat
         play(running, steps=4)
         population = running.population
         assert population.table.owning.any()
-        snapshots = Snapshots.of(population.state.holdings, population.germinations, population.table.owning)
+        snapshots = Snapshots.of(population.state)
         play(running, steps=1)
-        population.roll_back(np.array([1, 3]), snapshots)
+        roll_back(population, np.isin(np.arange(population.size), [1, 3]), snapshots)
         running.restart(np.array([0, 2]), running.instances[2:4])
         play(running, steps=1)
         running.final_score()
@@ -58,7 +58,7 @@ def test_the_loop_over_separate_modules_runs_there_too() -> None:
     with FarAway() as far:
         running = episodes(minibatches(1, ShortSuite()), FAR)
         work = Work.drawn(running, 4)
-        loop = ReferencePopulation(running.population.plan, running.population.roster.networks)
+        loop = ReferencePopulation(running.population.config, running.population.specs.networks)
         for actions in work.script:
             loop.evidence = work.evidence
             loop.decide(actions)
@@ -101,17 +101,17 @@ def test_far_away_notices_what_would_wait() -> None:
 def test_nothing_but_fetching_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), pending.as_arrays, list[int]()
+    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), deferred.to_arrays, list[int]()
     play(running, steps=6)  # chooses kernels
 
-    def fetching(*tensors: torch.Tensor) -> list[pending.Floats]:
+    def fetching(*tensors: torch.Tensor) -> list[deferred.Floats]:
         torch.cuda.set_sync_debug_mode("default")
         figures = real(*tensors)
         torch.cuda.set_sync_debug_mode("error")
         fetched.append(len(tensors))
         return figures
 
-    monkeypatch.setattr(pending, "as_arrays", fetching)
+    monkeypatch.setattr(deferred, "to_arrays", fetching)
     torch.cuda.set_sync_debug_mode("error")
     try:
         play(running, steps=3)

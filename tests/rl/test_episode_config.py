@@ -22,7 +22,7 @@ from esper.tasks.instance import Instance
 from esper.training.budget import Budget
 from esper.training.evaluation import evaluate
 from esper.training.governor import GovernorSettings
-from esper.training.roster import SeedKind
+from esper.training.parameters import SeedKind
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play
 

@@ -20,7 +20,7 @@ from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
-from esper.training.rows import RowShape
+from esper.training.parameters import ParameterLayout
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
 from training.scenes import parameters_of
@@ -32,7 +32,7 @@ def committed(running: Episodes, row: int) -> GrowingModel:
     """The network that remains, rebuilt from its own narrow host and seeds."""
     population, instance = running.population, running.instances[row]
     model = GrowingModel(SUITE.host(instance), SUITE.sites, torch.zeros(2, *SUITE.input_shape))
-    _fill(model.host, population.host.shape, population.host.values.detach()[row])
+    _fill(model.host, population.host.layout, population.host.values.detach()[row])
     for (slot, blueprint, blend), bank in population.banks.items():
         for place in (bank.block.owners == row).nonzero().flatten().tolist():
             if population.table.stage[row, slot] != Stage.FOSSILIZED:
@@ -40,12 +40,12 @@ def committed(running: Episodes, row: int) -> GrowingModel:
             where = model.slots[SUITE.sites[slot]]
             seed = where.germinate(SUITE.blueprints[blueprint], torch.Generator(), blend=blend)
             seed.alpha.fill_(float(population.table.alpha[row, slot]))
-            _fill(parameters_of(seed), bank.block.shape, bank.block.values.detach()[place])
+            _fill(parameters_of(seed), bank.block.layout, bank.block.values.detach()[place])
             where.fossilize()
     return model.eval()
 
 
-def _fill(module: torch.nn.Module, shape: RowShape, values: torch.Tensor) -> None:
+def _fill(module: torch.nn.Module, shape: ParameterLayout, values: torch.Tensor) -> None:
     """Give a narrow module the live part of a padded row."""
     named = shape.unflatten(values.unsqueeze(0))
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_the_final_score_is_on_test_data_and_of_fossils_only(blend: Blend) -> No
     assert (stages[:, 2] == Stage.HOLDING).all()
     final = running.final_score()
     np.testing.assert_allclose(final.score, objective(running, "test"), atol=1e-6)
-    costs = running.population.roster.costs.parameters
+    costs = running.population.specs.costs.parameters
     expected = costs.blueprints[:, 0, MLP] + costs.blends[:, 0, blend]
     assert final.added_parameters.tolist() == expected.tolist()
     rent = np.array([one.rent for one in running.instances])

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Op, action, wait
-from esper.training.learning import Batch, train
+from esper.training.learning import Batch, stack_data, train
 from esper.training.population import Actions, Population
-from esper.training.streams import stacked
 from open_rules import open_rules
 from training.scenes import SUITE, good_evidence, networks, plan
 
@@ -41,7 +40,7 @@ def planted_seeds() -> Planted:
     chosen = [one for one in drawn if one.variant == "near_10_10_10" and one.train_size == 768][:3]
     population = Population(plan(open_rules(), dtype=torch.float32), networks(chosen))
     useful, useless, harmful = np.stack([np.roll([0, 1, 2], network) for network in range(3)], axis=1)
-    data = stacked([SUITE.data(one, "train") for one in chosen], CPU)
+    data = stack_data([SUITE.data(one, "train") for one in chosen], CPU)
     generator = torch.Generator().manual_seed(0)
 
     def decide(actions: Actions) -> None:
@@ -65,7 +64,7 @@ def planted_seeds() -> Planted:
         for row in np.flatnonzero(harmful[bank.block.owners.numpy()] == kind.slot):
             with torch.no_grad():
                 bank.block.values[row].normal_(std=1.0, generator=generator)
-    validation = stacked([SUITE.data(one, "validation") for one in chosen], CPU)
+    validation = stack_data([SUITE.data(one, "validation") for one in chosen], CPU)
     return Planted(population, validation, useful, useless, harmful)
 
 

@@ -21,12 +21,10 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import Batch, train
-from esper.training.plan import PopulationPlan, Strategy
-from esper.training.population import Actions, Population
-from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network, SeedKind
-from esper.training.rows import RowBlock
+from esper.training.parameters import SeedKind, StackedParameters
+from esper.training.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
 from open_rules import open_rules
+from training.reference import ReferencePopulation
 
 SUITE = get_suite("tokens")
 BATCH = 6
@@ -37,8 +35,8 @@ def instances(count: int) -> list[Instance]:
     return SUITE.sample(count, "train", np.random.default_rng(5))
 
 
-def networks(chosen: Sequence[Instance]) -> list[Network]:
-    return [Network(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
+def networks(chosen: Sequence[Instance]) -> list[NetworkSpec]:
+    return [NetworkSpec(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
 
 
 def plan(
@@ -46,8 +44,8 @@ def plan(
     optimizer: OptimizerSettings | None = None,
     strategy: str = "stacked",
     dtype: torch.dtype = torch.float64,
-) -> PopulationPlan:
-    return PopulationPlan(
+) -> PopulationConfig:
+    return PopulationConfig(
         SUITE.template(),
         SUITE.sites,
         SUITE.blueprints,
@@ -101,7 +99,7 @@ def seed_values(population: Population, network: int, slot: int) -> torch.Tensor
     return None
 
 
-def both(chosen: Sequence[Instance], shared: PopulationPlan) -> tuple[Population, ReferencePopulation]:
+def both(chosen: Sequence[Instance], shared: PopulationConfig) -> tuple[Population, ReferencePopulation]:
     return Population(shared, networks(chosen)), ReferencePopulation(shared, networks(chosen))
 
 
@@ -135,7 +133,7 @@ def assert_aligned(fast: Population) -> None:
         rows = len(bank.block.owners)
         assert rows > 0, "an empty bank is kept"
         stacked = [bank.block.values, bank.block.steps, bank.block.learning_rates, *bank.block.moments.values()]
-        assert all(len(tensor) == rows for tensor in [*stacked, *bank.buffers.values()])
+        assert all(len(tensor) == rows for tensor in [*stacked, *bank.block.buffers.values()])
         seeds += [(owner, *kind) for owner in bank.block.owners.tolist()]
     owned: list[list[int]] = np.argwhere(fast.table.owning).tolist()
     assert sorted(seeds) == sorted((network, *kind_of(fast, network, slot)) for network, slot in owned)
@@ -149,11 +147,14 @@ State = dict[str, torch.Tensor]
 def state_of(population: Population, network: int) -> State:
     """All there is of one network: parameters, optimizer state, table, evidence."""
     state = {f"host.{name}": tensor for name, tensor in _row(population.host, network).items()}
-    for name, buffer in population.host_buffers.items():
+    for name, buffer in population.host.buffers.items():
         state[f"buffer.{name}"] = buffer[network].clone()
     for kind, bank in population.banks.items():
         for row in (bank.block.owners == network).nonzero().flatten().tolist():
-            seed = {**_row(bank.block, row), **{name: buffer[row].clone() for name, buffer in bank.buffers.items()}}
+            seed = {
+                **_row(bank.block, row),
+                **{name: buffer[row].clone() for name, buffer in bank.block.buffers.items()},
+            }
             state |= {f"seed.{kind.slot}.{kind.blueprint}.{name}": tensor for name, tensor in seed.items()}
     for kind, record in ((SeedTable, population.table), (Evidence, population.evidence)):
         for field in fields(kind):
@@ -162,7 +163,7 @@ def state_of(population: Population, network: int) -> State:
     return state
 
 
-def _row(block: RowBlock, row: int) -> State:
+def _row(block: StackedParameters, row: int) -> State:
     named = {"values": block.values.detach(), "steps": block.steps, "rate": block.learning_rates, **block.moments}
     return {name: tensor[row].clone() for name, tensor in named.items()}
 

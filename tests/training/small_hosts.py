@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.training.plan import PopulationPlan
-from esper.training.roster import Network
+from esper.training.population import NetworkSpec, PopulationConfig
 
 
 class Layer(nn.Module):
@@ -44,7 +43,7 @@ class InputSkip(Chain):
         return self.head(self.second(self.first(inputs)) * inputs)
 
 
-def small(kind: type[Chain], count: int) -> tuple[PopulationPlan, list[Network]]:
+def small(kind: type[Chain], count: int) -> tuple[PopulationConfig, list[NetworkSpec]]:
     torch_seed = torch.Generator().manual_seed(0)
 
     def host() -> nn.Module:
@@ -54,7 +53,7 @@ def small(kind: type[Chain], count: int) -> tuple[PopulationPlan, list[Network]]
                 parameter.normal_(generator=torch_seed)
         return model
 
-    shared = PopulationPlan(
+    shared = PopulationConfig(
         kind(), ("first", "second"), ("mlp", "gate", "input_skip"), torch.zeros(2, 4), dtype=torch.float64
     )
-    return shared, [Network(host(), (4, 4), 0.05, seed) for seed in range(count)]
+    return shared, [NetworkSpec(host(), (4, 4), 0.05, seed) for seed in range(count)]

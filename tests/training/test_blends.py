@@ -17,9 +17,8 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.training.budget import Budget
 from esper.training.evaluation import evaluate
 from esper.training.learning import train
-from esper.training.plan import STRATEGIES, Strategy
-from esper.training.population import Population
-from esper.training.roster import SeedKind, seed_generator
+from esper.training.parameters import SeedKind
+from esper.training.population import STRATEGIES, Population, Strategy, seed_generator
 from training.scenes import (
     SUITE,
     VALIDATION,
@@ -93,7 +92,7 @@ def test_a_new_alpha_leaves_a_seed_its_blend_and_all_it_has_learned() -> None:
 def test_seeds_cost_what_they_are_made_of(isolation: Isolation, strategy: Strategy) -> None:
     """By the modules that the same seeds are in separate models."""
     fast, slow, _ = grown(isolation, strategy)
-    costs = fast.roster.costs
+    costs = fast.specs.costs
     parameters, flops, memory = (cost.resident(fast.table) for cost in (costs.parameters, costs.flops, costs.memory))
     for network, slot in np.ndindex(*fast.table.stage.shape):
         seed = slow.seeds.get((network, slot))
@@ -109,7 +108,7 @@ def test_seeds_cost_what_they_are_made_of(isolation: Isolation, strategy: Strate
 @pytest.mark.parametrize("blend", Blend)
 def test_budgets_have_room_for_what_the_dearest_blend_needs(blend: Blend, what: str) -> None:
     free = with_seeds(blend)
-    price = int(getattr(free.roster.costs, what).resident(free.table)[0, SLOT])
+    price = int(getattr(free.specs.costs, what).resident(free.table)[0, SLOT])
     for cap, fits in ((price, True), (price - 1, False)):
         allowed = rules().model_copy(update={"blends": (Blend.ADD, blend)})
         capped = replace(plan(allowed), budget=Budget(**{what: cap}))
@@ -131,7 +130,7 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap_with_any_blend() -> Non
         spent = np.zeros(len(chosen), np.int64)
         for kind, bank in population.banks.items():
             for owner in bank.block.owners.tolist():
-                site = population.execution.sites[kind.slot].narrowed(int(population.roster.widths[owner, kind.slot]))
+                site = population.execution.sites[kind.slot].narrowed(int(population.specs.widths[owner, kind.slot]))
                 blueprint = get(SUITE.blueprints[kind.blueprint])(site, seed_generator(0, 0, 0))
                 spent[owner] += sum(one.numel() for one in Seed(blueprint, site, kind.blend).parameters())
         most = max(most, int(spent.max()))

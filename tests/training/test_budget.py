@@ -24,7 +24,7 @@ def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | No
 
 
 def cost(held: Population, kind: str, slot: int, what: str) -> int:
-    site = held.execution.sites[slot].narrowed(int(held.roster.widths[0, slot]))
+    site = held.execution.sites[slot].narrowed(int(held.specs.widths[0, slot]))
     return int(getattr(get(kind), f"{what}_at")(site))
 
 
@@ -49,7 +49,7 @@ def test_what_would_exceed_a_cap_is_masked(what: str) -> None:
 def test_memory_is_that_of_values_gradients_and_moments(name: str, moments: int) -> None:
     held = population(Budget(), optimizer=OptimizerSettings(name=name))
     expected = cost(held, "mlp", 0, "parameters") * 8 * (2 + moments)  # float64
-    assert held.roster.costs.memory.blueprints[0, 0, MLP] == expected
+    assert held.specs.costs.memory.blueprints[0, 0, MLP] == expected
     for cap in (expected - 1, expected):
         capped = population(Budget(memory=cap), optimizer=OptimizerSettings(name=name))
         assert capped.legal_actions().blueprint[0, 0, MLP] == (cap == expected)
@@ -104,7 +104,7 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap() -> None:
             spent = np.zeros(len(chosen), np.int64)
             for kind, bank in held.banks.items():
                 for owner in bank.block.owners.tolist():
-                    spent[owner] += getattr(held.roster.costs, what).blueprints[owner, kind.slot, kind.blueprint]
+                    spent[owner] += getattr(held.specs.costs, what).blueprints[owner, kind.slot, kind.blueprint]
             most[what] = max(most[what], int(spent.max()))
     assert all(0 < most[what] <= cap for what, cap in caps.items())
     assert refused > 0

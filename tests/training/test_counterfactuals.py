@@ -15,13 +15,11 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.tasks.tokens.host import TokenLayer
-from esper.training.commitment import committed_networks
-from esper.training.evaluation import Evaluation, evaluate, remember
-from esper.training.grafts import branched
+from esper.training.evaluation import Evaluation, evaluate, evaluate_committed, remember
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.plan import Strategy
-from esper.training.population import Population
-from esper.training.reference import ReferencePopulation
+from esper.training.population import Population, Strategy
+from esper.training.slot_ops import append_branches
+from training.reference import ReferencePopulation
 from training.scenes import good_evidence, grown
 from training.small_hosts import Chain, InputSkip, Residual, small
 
@@ -72,17 +70,17 @@ def test_committed_networks_have_fossils_only() -> None:
     assert (fast.table.blended & ~fossils).any()
     off = {where: 0.0 for where in slow.seeds if not fossils[where]}
     expected = network_accuracies(slow.logits(batch.inputs, off), batch.labels)
-    np.testing.assert_allclose(committed_networks(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
+    np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
 
 
 def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
-    whole = committed_networks(fast, batch).accuracy
-    monkeypatch.setattr("esper.training.commitment.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
-    np.testing.assert_allclose(committed_networks(fast, batch).accuracy, whole, **TOLERANCE)
+    whole = evaluate_committed(fast, batch).accuracy
+    monkeypatch.setattr("esper.training.evaluation.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
+    np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, whole, **TOLERANCE)
 
 
-@pytest.mark.parametrize("measure", [evaluate, committed_networks])
+@pytest.mark.parametrize("measure", [evaluate, evaluate_committed])
 def test_evaluating_keeps_nothing_for_gradients(
     measure: Callable[[Population, Batch], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,8 +90,7 @@ def test_evaluating_keeps_nothing_for_gradients(
         kept.append(not logits.is_inference())
         return network_losses(logits, labels)
 
-    for room in ("evaluation", "commitment"):
-        monkeypatch.setattr(f"esper.training.{room}.network_losses", watched)
+    monkeypatch.setattr("esper.training.evaluation.network_losses", watched)
     fast, _, batch = grown(Isolation.NONE, "stacked")
     kept.clear()
     measure(fast, batch)
@@ -102,10 +99,12 @@ def test_evaluating_keeps_nothing_for_gradients(
 
 def test_evaluating_changes_nothing() -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
-    before = [block.values.detach().clone() for block in fast.blocks]
+    before = [block.values.detach().clone() for block in fast.flat.blocks]
     first = evaluate(fast, batch)
     assert_same(evaluate(fast, batch), first)
-    assert all(torch.equal(block.values.detach(), values) for block, values in zip(fast.blocks, before, strict=True))
+    assert all(
+        torch.equal(block.values.detach(), values) for block, values in zip(fast.flat.blocks, before, strict=True)
+    )
 
 
 @pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
@@ -124,7 +123,7 @@ def test_only_what_is_due_is_measured(isolation: Isolation) -> None:
     assert (found.fresh == due).all()
     assert whole.fresh.all()
     known = np.full(owning.shape, 7.0)
-    completed = found.completed(known, -known)
+    completed = found.fill_missing(known, -known)
     np.testing.assert_array_equal(completed.loss_contribution, np.where(due, found.loss_contribution, -7.0))
     np.testing.assert_array_equal(completed.accuracy_contribution, np.where(due, found.accuracy_contribution, 7.0))
 
@@ -161,7 +160,7 @@ def test_branches_are_copies_laid_out_as_what_they_branch_from(
     shape = np.array((2, 6, 5))[list(order)].tolist()
     batch = torch.arange(60.0).reshape(shape).permute(order)
     before = batch.clone()
-    found = branched(batch, parents, 2)
+    found = append_branches(batch, parents, 2)
     assert torch.equal(found, torch.cat([batch, *(batch[:, 2 * one : 2 * one + 2] for one in parents)], dim=1))
     assert sorted(range(3), key=lambda axis: -found.stride(axis)) == list(order)
     found.zero_()

@@ -14,8 +14,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.instance import Instance
 from esper.tasks.optimizer import OptimizerSettings
-from esper.training.plan import Strategy
-from esper.training.population import Actions, Population
+from esper.training.population import Actions, Population, Strategy
 from open_rules import open_rules
 from training.scenes import Draws, State, advance, assert_same_state, instances, networks, plan, state_of
 
@@ -97,7 +96,7 @@ def test_a_neighbour_that_is_not_a_number_does_no_harm(isolation: Isolation) -> 
         if step != 3:
             return
         with torch.no_grad():
-            for block in population.blocks:
+            for block in population.flat.blocks:
                 block.values[block.owners == 2] = torch.nan
 
     ill = trajectory(everyone, everyone[2], isolation, disturb=explode)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from esper.control.rules.simple import Never
 from esper.rl.episodes import Episodes
-from esper.training.attribution import worths
-from esper.training.attribution.networks import ACCURACY, LOSS, attribute_networks
+from esper.training import shapley
 from esper.training.evaluation import evaluate
 from esper.training.population import Population
-from esper.training.variants import Variants, forward_variants
+from esper.training.prefix_sharing import Variants, forward_variants
+from esper.training.shapley import ACCURACY, LOSS, attribute_networks
 from rl.many_slots import SEEDS, SUITE, episodes
 from rl.short import play
 
@@ -45,7 +45,7 @@ def test_estimated_values_add_up_and_cost_no_more_than_their_orders(
         computed.append(len(variants.toggled) * inputs.shape[1])
         return forward_variants(population, variants, inputs, shared=shared)
 
-    monkeypatch.setattr(worths, "forward_variants", counted)
+    monkeypatch.setattr(shapley, "forward_variants", counted)
     found = attribute_networks(learned.population, learned.validation, np.random.default_rng(0), pairs=PAIRS)
     for worth in (ACCURACY, LOSS):
         earned = found.values[worth].sum(1)

@@ -13,11 +13,10 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
 from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.tokens.host import TokenHost
-from esper.training.attribution.networks import attribute_networks
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
-from esper.training.plan import STRATEGIES, Strategy
-from esper.training.population import Population
+from esper.training.population import STRATEGIES, Population, Strategy
+from esper.training.shapley import attribute_networks
 from open_rules import open_rules
 from training.scenes import VALIDATION, Draws, assert_same_state, instances, networks, plan, state_of
 

@@ -18,12 +18,11 @@ from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
 from esper.training.evaluation import evaluate
-from esper.training.governor.rows import RowGovernor
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
+from esper.training.governor.population import PopulationGovernor
 from esper.training.learning import train
-from esper.training.plan import Strategy
-from esper.training.population import Population
-from esper.training.roster import Fossils, Network, SeedKind, seed_generator
+from esper.training.parameters import SeedKind
+from esper.training.population import Fossils, NetworkSpec, Population, Strategy, seed_generator
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -56,7 +55,7 @@ SHAPES: Sequence[Fossils] = [
 ]
 
 
-def given(shapes: Sequence[Fossils] = SHAPES) -> list[Network]:
+def given(shapes: Sequence[Fossils] = SHAPES) -> list[NetworkSpec]:
     starts = networks(instances(len(shapes)))
     return [start._replace(fossils=shape) for start, shape in zip(starts, shapes, strict=True)]
 
@@ -64,7 +63,7 @@ def given(shapes: Sequence[Fossils] = SHAPES) -> list[Network]:
 class Plain(nn.Module):
     """The host with its seeds for good, by hooks and nothing else."""
 
-    def __init__(self, network: Network, sites: Sequence[Site]) -> None:
+    def __init__(self, network: NetworkSpec, sites: Sequence[Site]) -> None:
         super().__init__()
         self.host = copy.deepcopy(network.host).double()
         self.seeds = nn.ModuleDict()
@@ -104,13 +103,13 @@ def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
                 optimizer.step()
     for network, model in enumerate(models):
         torch.testing.assert_close(
-            population.host.values.detach()[network], population.host.shape.row(model.host), **TOLERANCE
+            population.host.values.detach()[network], population.host.layout.row(model.host), **TOLERANCE
         )
         for kind in starts[network].fossils:
             row, seed = seed_values(population, network, kind.slot), model.seeds[str(kind.slot)]
             assert row is not None
             assert isinstance(seed, Seed)
-            shape = population.banks[kind].block.shape
+            shape = population.banks[kind].block.layout
             torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
 
 
@@ -158,7 +157,7 @@ def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
 def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     """Trouble in the very first step: the good state to return to is the start itself."""
     population = Population(plan(open_rules()), given())
-    governor = RowGovernor(population, GovernorSettings(), SUITE.classes)
+    governor = PopulationGovernor(population, GovernorSettings(), SUITE.classes)
     start = state_of(population, 0)
     draws = Draws(instances(len(SHAPES)))
     population.decide(wait(len(SHAPES)))

@@ -15,8 +15,8 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.training import learning
+from esper.training.parameters import SeedKind
 from esper.training.population import Population
-from esper.training.roster import SeedKind
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -140,10 +140,10 @@ def test_replace_puts_new_networks_in_and_leaves_the_others_untouched() -> None:
     fresh = Population(plan(QUICK), networks(newcomers))
     for place, network in enumerate((3, 1)):
         assert_same_state(state_of(fast, network), state_of(fresh, place))
-        assert fast.roster.widths[network].tolist() == list(newcomers[place].widths)
-        assert fast.roster.learning_rates[network] == newcomers[place].learning_rate
+        assert fast.specs.widths[network].tolist() == list(newcomers[place].widths)
+        assert fast.specs.learning_rates[network] == newcomers[place].learning_rate
         assert fast.host_parameters[network] == SUITE.parameters(newcomers[place])
-        costs, expected = fast.roster.costs.parameters, fresh.roster.costs.parameters
+        costs, expected = fast.specs.costs.parameters, fresh.specs.costs.parameters
         assert (costs.blueprints[network] == expected.blueprints[place]).all()
         assert (costs.blends[network] == expected.blends[place]).all()
     assert_aligned(fast)
@@ -182,8 +182,8 @@ def test_a_decision_prepares_its_program_once_however_many_minibatches(
         prepared.append(fast)
         return original(fast, *more)
 
-    original = learning.prepared
-    monkeypatch.setattr(learning, "prepared", counted)
+    original = learning.prepare_forward
+    monkeypatch.setattr(learning, "prepare_forward", counted)
     chosen = instances(3)
     fast, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
     learning.train(fast, [draws.batch() for _ in range(minibatches)])

@@ -13,8 +13,8 @@ from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
 from esper.training.population import Population
-from esper.training.reference import ReferencePopulation
 from open_rules import open_rules
+from training.reference import ReferencePopulation
 from training.scenes import SUITE, VALIDATION, Draws, both, instances, kind_of, parameters_of, plan, seed_values
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -28,13 +28,13 @@ OPTIMIZERS = [
 
 def assert_equal_parameters(fast: Population, slow: ReferencePopulation) -> None:
     for network, model in enumerate(slow.models):
-        expected = fast.host.shape.row(model.host)
+        expected = fast.host.layout.row(model.host)
         torch.testing.assert_close(fast.host.values.detach()[network], expected, **TOLERANCE)
         for slot in range(len(SUITE.sites)):
             row, seed = seed_values(fast, network, slot), slow.seeds.get((network, slot))
             assert (row is None) == (seed is None)
             if row is not None and seed is not None:
-                shape = fast.banks[kind_of(fast, network, slot)].block.shape
+                shape = fast.banks[kind_of(fast, network, slot)].block.layout
                 torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
 
 

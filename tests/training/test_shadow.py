@@ -1,4 +1,4 @@
-"""Isolation `shadow`: a seed in TRAINING learns, and nobody else notices."""
+"""Isolation `select_isolated`: a seed in TRAINING learns, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
+from esper.training.forward import forward, select_blended
 from esper.training.learning import train
-from esper.training.passes import as_is, forward
+from esper.training.parameters import SeedKind
 from esper.training.population import Population
-from esper.training.roster import SeedKind
 from open_rules import open_rules
 from training.scenes import SUITE, Draws, assert_same_state, good_evidence, instances, networks, plan, state_of
 
@@ -49,7 +49,7 @@ def test_only_the_isolated_seed_learns_more(optimizer: OptimizerSettings) -> Non
     outputs, batches = [], [Draws(instances(COUNT)).batch() for _ in range(3)]
     for population in (shadowed, plain):
         report = train(population, batches)
-        outputs.append((report.loss, forward(population, as_is(population), batches[0].inputs).detach()))
+        outputs.append((report.loss, forward(population, select_blended(population), batches[0].inputs).detach()))
     assert (outputs[0][0] == outputs[1][0]).all()
     assert torch.equal(outputs[0][1], outputs[1][1])
     for network in range(COUNT):
@@ -66,7 +66,7 @@ def test_the_output_is_bit_identical_while_a_seed_trains() -> None:
     inputs = Draws(instances(COUNT)).batch().inputs
     with torch.no_grad():
         shadowed.banks[SeedKind(0, MLP)].block.values.normal_(generator=torch.Generator().manual_seed(0))
-        outputs = [forward(population, as_is(population), inputs) for population in (shadowed, plain)]
+        outputs = [forward(population, select_blended(population), inputs) for population in (shadowed, plain)]
     assert torch.equal(outputs[0], outputs[1])
 
 
@@ -91,10 +91,10 @@ def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
     full.stage[:, 0], full.alpha[:, 0] = Stage.HOLDING, 1.0
     state = shadowed.state
     shadowed.state = replace(state, table=full)
-    logits = forward(shadowed, as_is(shadowed), batch.inputs)
+    logits = forward(shadowed, select_blended(shadowed), batch.inputs)
     shadowed.state = state
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
     gradients = torch.autograd.grad(loss / batch.labels.shape[1], list(block.parameters.values()))
-    expected = block.values - block.learning_rates.unsqueeze(1) * block.shape.flatten(gradients)
+    expected = block.values - block.learning_rates.unsqueeze(1) * block.layout.flatten(gradients)
     train(shadowed, [batch])
     torch.testing.assert_close(block.values, expected, rtol=1e-12, atol=1e-12)

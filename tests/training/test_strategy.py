@@ -9,9 +9,8 @@ import torch
 from esper.lifecycle.actions import wait
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
-from esper.training import strategy
-from esper.training.plan import STRATEGIES, Strategy
-from esper.training.population import Population
+from esper.training import forward
+from esper.training.population import STRATEGIES, Population, Strategy
 from open_rules import open_rules
 from training.scenes import SUITE, both, instances, plan
 
@@ -26,9 +25,11 @@ def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, mon
         tried.append(running.strategy)
         return 1.0 if running.strategy == faster else 2.0
 
-    monkeypatch.setattr(strategy, "_timed", timed)
-    assert strategy.fastest_strategy(population, torch.zeros(3, 4, *SUITE.input_shape, dtype=torch.float64)) == faster
-    assert tried == list(STRATEGIES) * (1 + strategy.ROUNDS)
+    monkeypatch.setattr(forward, "_time_pass", timed)
+    assert (
+        forward.find_fastest_strategy(population, torch.zeros(3, 4, *SUITE.input_shape, dtype=torch.float64)) == faster
+    )
+    assert tried == list(STRATEGIES) * (1 + forward.ROUNDS)
     assert population.strategy == "stacked"
     assert torch.equal(population.host.values, before)
 

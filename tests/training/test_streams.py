@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.tasks.data import Data
-from esper.training.streams import TrainingStream, shuffled_order, stacked
+from esper.training.learning import TrainingStream, shuffled_order, stack_data
 
 CPU = torch.device("cpu")
 BATCH = 4
@@ -97,6 +97,6 @@ def test_new_data_in_the_old_order() -> None:
 
 
 def test_stacked_data_keeps_its_order() -> None:
-    batch = stacked([data(0, 6), data(1, 6)], CPU)
+    batch = stack_data([data(0, 6), data(1, 6)], CPU)
     assert batch.inputs.shape == (2, 6, 2)
     assert batch.labels.tolist() == [list(range(6)), list(range(1000, 1006))]

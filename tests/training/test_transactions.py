@@ -19,8 +19,8 @@ from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
+from esper.training.governor.population import Snapshots, roll_back
 from esper.training.population import Population
-from esper.training.snapshots import Snapshots
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -62,18 +62,18 @@ Everything = dict[str, Any]
 def everything(population: Population) -> Everything:
     """Copies of all that a population has."""
     state = population.state
-    held = {"pool": state.holdings.pool.values, "steps": state.holdings.pool.steps, **state.holdings.pool.moments}
-    held |= {f"buffer.{name}": buffer for name, buffer in state.holdings.host_buffers.items()}
-    for key, bank in state.holdings.banks.items():
+    held = {"pool": state.parameters.flat.values, "steps": state.parameters.flat.steps, **state.parameters.flat.moments}
+    held |= {f"buffer.{name}": buffer for name, buffer in state.parameters.host.buffers.items()}
+    for key, bank in state.parameters.banks.items():
         held |= {f"{key}.owners": bank.block.owners, f"{key}.values": bank.block.values.detach()}
-        held |= {f"{key}.buffer.{name}": buffer for name, buffer in bank.buffers.items()}
+        held |= {f"{key}.buffer.{name}": buffer for name, buffer in bank.block.buffers.items()}
     tensors = {name: tensor.clone() for name, tensor in held.items()}
     for record in (state.table, state.evidence):
         tensors |= {one.name: torch.from_numpy(getattr(record, one.name).copy()) for one in fields(record)}
     return {
         **tensors,
         "germinations": torch.from_numpy(state.germinations.copy()),
-        "networks": list(state.roster.networks),
+        "networks": list(state.specs.networks),
     }
 
 
@@ -119,9 +119,7 @@ CALLS: dict[str, Call] = {
         np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP, blend=Blend.GATE)])
     ),
     "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
-    "roll back": lambda held: held.roll_back(
-        np.array([2, 0]), Snapshots.of(held.state.holdings, held.germinations, held.table.owning)
-    ),
+    "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.of(held.state)),
 }
 
 
@@ -148,10 +146,10 @@ def test_memory_that_runs_out_at_any_point_changes_nothing(name: str, count_figu
 
 def test_a_decision_without_births_and_deaths_needs_no_memory() -> None:
     population, _ = grown()
-    held = population.state.holdings
+    held = population.state.parameters
     with OutOfMemory(1):
         population.decide(np.stack([action(Op.FOSSILIZE, 2)] * 3))
-    assert population.state.holdings is held
+    assert population.state.parameters is held
     assert_aligned(population)
 
 
@@ -196,7 +194,7 @@ class RandomCalls:
         fault = int(self._rng.integers(1, 120)) if self._rng.random() < FAULT_SHARE else 0
         with OutOfMemory(fault):
             if kind < 0.1:
-                return self.population.roll_back(rows.nonzero()[0], self._snapshots)
+                return roll_back(self.population, rows, self._snapshots)
             if kind < 0.15 and rows.any():
                 self.population.replace(rows.nonzero()[0], [self._newcomers[row] for row in rows.nonzero()[0]])
                 self._replaced = rows
@@ -208,8 +206,8 @@ class RandomCalls:
         self._keep((self._rng.random(self._size) < 0.05) | self._replaced, self._snapshots)
 
     def _keep(self, rows: NDArray[np.bool_], before: Snapshots | None) -> None:
-        held = (self.population.state.holdings, self.population.germinations, self.population.table.owning)
-        self._snapshots = Snapshots.of(*held) if before is None else before.renewed(rows, *held)
+        state = self.population.state
+        self._snapshots = Snapshots.of(state) if before is None else before.retake(rows, state)
         self._replaced = np.zeros(self._size, np.bool_)
 
 

@@ -97,7 +97,7 @@ def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
 
 def _log_learning_rate(view: View) -> Floats:
     """Schedules may end at zero."""
-    return np.log(np.maximum(view.subject.roster.learning_rates / 0.01, TINY))
+    return np.log(np.maximum(view.subject.specs.learning_rates / 0.01, TINY))
 
 
 GLOBAL_FEATURES: tuple[Feature, ...] = (
@@ -158,12 +158,12 @@ def _gradient_ratio(view: View) -> Floats:
 
 def _relative_cost(view: View) -> Floats:
     """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
-    return np.log1p(view.subject.roster.costs.parameters.blueprints / view.subject.host_parameters[:, None, None])
+    return np.log1p(view.subject.specs.costs.parameters.blueprints / view.subject.host_parameters[:, None, None])
 
 
 def _resident_cost(view: View) -> Floats:
     """``[E, S]``: log1p of the seed's parameters, those of its blend included, over the host's."""
-    parameters = view.subject.roster.costs.parameters.resident(view.subject.table)
+    parameters = view.subject.specs.costs.parameters.resident(view.subject.table)
     return np.log1p(parameters / view.subject.host_parameters[:, None])
 
 
@@ -195,7 +195,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
     Feature("gradient_healthy", 0, 1, lambda v: v.subject.evidence.gradient_healthy),
     Feature("depth", 0, 1, _depth),
-    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.roster.widths / 10)),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.specs.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
     Feature("resident_cost", 0, 3, _resident_cost),
     *(
@@ -211,14 +211,14 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 
 
 def _of_family(view: View, family: Family) -> Floats:
-    members = np.array([kind.family is family for kind in view.subject.roster.kinds], float)
-    return np.broadcast_to(members, view.subject.roster.compatible.shape)
+    members = np.array([kind.family is family for kind in view.subject.specs.kinds], float)
+    return np.broadcast_to(members, view.subject.specs.compatible.shape)
 
 
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (
     Feature("cost", 0, 3, _relative_cost),
     Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
-    Feature("compatible", 0, 1, lambda v: v.subject.roster.compatible),
+    Feature("compatible", 0, 1, lambda v: v.subject.specs.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
     Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _outcome(v, v.history.outcomes)),
     *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),

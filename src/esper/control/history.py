@@ -11,7 +11,7 @@ from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.state import from_plain, to_plain
 from esper.training.evaluation import Evaluation
-from esper.training.gradients.health import HealthTable
+from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ class History:
             np.where(rows, fresh.accuracy, was.accuracy),
             np.where(rows, fresh.host_gradient, was.host_gradient),
             np.where(rows[:, None], fresh.seed_gradient, was.seed_gradient),
-            was.health.updated(rows[:, None], fresh.health),
+            was.health.replace_where(rows[:, None], fresh.health),
         )
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
@@ -117,7 +117,7 @@ class History:
     def completed(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
         """An evaluation with contributions that were not measured as last known of these seeds."""
         known = np.isfinite(evidence.contribution)
-        return evaluation.completed(
+        return evaluation.fill_missing(
             np.where(known, self.accuracy_contribution, np.nan), np.where(known, self.loss_contribution, np.nan)
         )
 

@@ -49,7 +49,7 @@ class Subject(Protocol):
     """E networks that grow."""
 
     @property
-    def roster(self) -> Offers:
+    def specs(self) -> Offers:
         """Who they are."""
         ...
 

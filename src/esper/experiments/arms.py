@@ -40,7 +40,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.telemetry.reader import RunReader
-from esper.training.roster import Fossils
+from esper.training.population import Fossils
 
 _STREAM = 22
 FINALISTS = 2

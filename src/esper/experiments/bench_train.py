@@ -23,17 +23,15 @@ from esper.rl.ppo import Learner
 from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate
 from esper.telemetry.store import as_rows
-from esper.training.commitment import committed_networks
-from esper.training.evaluation import start_evaluation
-from esper.training.learning import start_training
+from esper.training.evaluation import evaluate_committed, start_evaluation
+from esper.training.learning import TrainingStream, start_training
 from esper.training.optimizers import clip_by_network, optimizer_step
 from esper.training.population import Population
-from esper.training.streams import TrainingStream
 
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "hosts and seeds": (start_training,),
     "optimizers": (optimizer_step, clip_by_network),
-    "validation and counterfactuals": (start_evaluation, committed_networks),
+    "validation and counterfactuals": (start_evaluation, evaluate_committed),
     "minibatches": (TrainingStream.take,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
     "rewards": (RewardTracker.record,),

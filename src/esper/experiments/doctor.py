@@ -37,12 +37,10 @@ from esper.tasks.source import Source
 from esper.tasks.suite import Suite
 from esper.telemetry.file_system import file_system_of, wal_safe
 from esper.training.evaluation import evaluate
-from esper.training.learning import Batch, train
-from esper.training.plan import STRATEGIES, Strategy
-from esper.training.population import Population
-from esper.training.roster import Fossils, SeedKind
-from esper.training.streams import stacked
-from esper.training.variants import forward_variants, toggling
+from esper.training.learning import Batch, stack_data, train
+from esper.training.parameters import SeedKind
+from esper.training.population import STRATEGIES, Fossils, Population, Strategy
+from esper.training.prefix_sharing import forward_variants, toggle_slots
 
 MEMINFO = Path("/proc/meminfo")
 _SEED = 0
@@ -251,8 +249,8 @@ def self_test(device: torch.device) -> SelfTest:
 
 def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[Population, float]:
     """The episodes' networks after some decisions of a random controller, and the seconds that the last ones took."""
-    plan = replace(episodes.population.plan, strategy=strategy, dtype=dtype)
-    population = Population(plan, episodes.population.roster.networks)
+    plan = replace(episodes.population.config, strategy=strategy, dtype=dtype)
+    population = Population(plan, episodes.population.specs.networks)
     minibatches = [_cast(_minibatch(episodes), dtype)] * episodes.suite.batches_per_step
     validation = _cast(episodes.validation, dtype)
     controller, observation = Uniform(), episodes.observe()
@@ -266,7 +264,7 @@ def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[P
         if decision == WARM_UP:
             began = _now(plan.device)
         population.evidence = evidence
-        masks = legal_actions(population.table, evidence, plan.rules, population.roster.compatible)
+        masks = legal_actions(population.table, evidence, plan.rules, population.specs.compatible)
         actions, streams = controller.act(observation, masks, streams)
         population.decide(actions)
         train(population, minibatches)
@@ -276,7 +274,7 @@ def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[P
 
 def _minibatch(episodes: Episodes) -> Batch:
     """The first examples of every network's training data."""
-    return stacked([_first_examples(episodes.suite, one) for one in episodes.instances], episodes.device)
+    return stack_data([_first_examples(episodes.suite, one) for one in episodes.instances], episodes.device)
 
 
 def _first_examples(suite: Suite, instance: Instance) -> Data:
@@ -364,7 +362,7 @@ def population_memory(suite: Suite, networks: int) -> Memory:
     instance = max(suite.sample(_SAMPLED, "train", np.random.default_rng(_SEED)), key=lambda one: one.train_size)
     fossils = _largest_seeds(Episodes(suite, [instance], Rules()).population)
     episodes = Episodes(suite, [instance] * networks, Rules(), fossils=[fossils] * networks)
-    population, pool, data = episodes.population, episodes.population.pool, suite.data(instance, "train")
+    population, pool, data = episodes.population, episodes.population.flat, suite.data(instance, "train")
     order = suite.steps * suite.batches_per_step * suite.batch_size * torch.int64.itemsize
     values = pool.values.nbytes
     # With gradients, whose needs tell how large the tensors of validation are, though it keeps none of them.
@@ -372,7 +370,7 @@ def population_memory(suite: Suite, networks: int) -> Memory:
     with training.listening():
         train(population, [_minibatch(episodes)])
     population.execution.train(False)
-    variants = toggling(population, range(population.table.slots))
+    variants = toggle_slots(population, range(population.table.slots))
     with validation.listening():
         forward_variants(population, variants, episodes.validation.inputs, shared=population.shares_prefixes)
     return Memory(
@@ -388,7 +386,7 @@ def population_memory(suite: Suite, networks: int) -> Memory:
 
 def _largest_seeds(population: Population) -> Fossils:
     """The compatible blueprint with the most parameters in each slot."""
-    roster = population.roster
+    roster = population.specs
     (parameters,) = roster.costs.parameters.blueprints * roster.compatible
     return tuple(SeedKind(slot, int(of_slot.argmax())) for slot, of_slot in enumerate(parameters))
 

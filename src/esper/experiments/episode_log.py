@@ -19,7 +19,7 @@ from esper.lifecycle.transitions import Cause, Transitions
 from esper.rl.episodes import Episodes, Incident, StepResult
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.gradients.health import HealthTable, SeedHealth
+from esper.training.gradients import HealthTable, SeedHealth
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training.plan import Strategy
-from esper.training.roster import Fossils
+from esper.training.population import Fossils, Strategy
 
 COHORT = 64
 """Networks played side by side."""

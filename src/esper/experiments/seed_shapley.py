@@ -11,8 +11,8 @@ import numpy as np
 
 from esper.experiments.analysis import Interval, mean_interval
 from esper.rl.episodes import Episodes
-from esper.training.attribution.networks import ACCURACY, Attribution, attribute_networks
-from esper.training.passes import committed
+from esper.training.forward import select_committed
+from esper.training.shapley import ACCURACY, Attribution, attribute_networks
 
 _ORDERS = 0
 """Seed of the orders that are drawn where a network has kept too many seeds for all coalitions."""
@@ -56,7 +56,7 @@ def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
     """Of finished episodes, each on the validation data of its last phase: what is only reported needs no test data."""
     population = episodes.population
     rng = np.random.default_rng(_ORDERS)
-    found = attribute_networks(population, episodes.validation, rng, committed(population))
+    found = attribute_networks(population, episodes.validation, rng, select_committed(population))
     return [_earnings(episodes, found, row) for row in range(episodes.size)]
 
 

@@ -17,7 +17,7 @@ from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
-from esper.training.plan import Strategy
+from esper.training.population import Strategy
 
 
 class TelemetrySettings(Settings):

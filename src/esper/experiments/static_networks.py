@@ -29,7 +29,8 @@ from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.training.budget import Cost
 from esper.training.execution import Execution
-from esper.training.roster import Fossils, SeedKind
+from esper.training.parameters import SeedKind
+from esper.training.population import Fossils
 
 _OWNING = membership(OWNING)
 _ROLLBACK = Cause.ROLLBACK.name.lower()
@@ -172,7 +173,7 @@ def training_flops(
     network with them in it.
     """
     host = np.array([prices.host(instance) for instance in instances])
-    cost = Cost.together([prices.seeds(instance) for instance in instances]).of(slots.blueprint, slots.blend)
+    cost = Cost.concatenate([prices.seeds(instance) for instance in instances]).of(slots.blueprint, slots.blend)
     whole = host + (cost * _BLENDED[slots.stage]).sum(-1)
     isolated = slots.stage == Stage.TRAINING
     second = np.where(isolated.any(-1), whole + (cost * isolated).sum(-1), 0)

@@ -28,7 +28,7 @@ from esper.grower.counterfactual import Counterfactual
 from esper.grower.figures import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, figures, number
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
-from esper.training.governor.settings import GovernorSettings
+from esper.training.governor.detectors import GovernorSettings
 
 OPTIONS: Final = {
     "evaluate": callable_(f"give a function that takes the model and returns {EXPECTED}"),

@@ -15,7 +15,7 @@ from esper.grower.refit import Refit
 from esper.grower.scores import Scores
 from esper.grower.subject import ModelSubject
 from esper.growth.model import GrowingModel
-from esper.training.evaluation import Evaluation, remembered
+from esper.training.evaluation import Evaluation, update_evidence
 from esper.training.learning import TrainingReport
 
 
@@ -44,7 +44,7 @@ class Examiner:
     ) -> None:
         self._model, self._subject, self._scores, self._evaluate = model, subject, scores, evaluate
         self._passes, self._refit, self._gradients = passes, refit, gradients
-        shape = 1, len(model.slots), len(subject.roster.kinds)
+        shape = 1, len(model.slots), len(subject.specs.kinds)
         self.history = History(*shape, scores.chance_loss, scores.chance_score)
         """What controllers see of the past."""
 
@@ -67,7 +67,7 @@ class Examiner:
         )
         evaluation = self.history.completed(newest, subject.evidence)
         note(self._model, evaluation.accuracy_contribution)
-        subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
+        subject.evidence = update_evidence(subject.table, subject.evidence, training, evaluation)
         progress = scores.progress(found.usual)
         improved = None if progress is None else np.array([progress])
         self.history.record(actions, subject.table, training, evaluation, improved)

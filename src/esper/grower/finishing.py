@@ -14,7 +14,7 @@ from esper.grower.decision import Change, changed
 from esper.grower.subject import ModelSubject
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, joined
-from esper.training.pending import Floats
+from esper.training.deferred import Floats
 
 Bools = NDArray[np.bool_]
 
@@ -79,12 +79,12 @@ def resolved(
             least.flat[worth.argmin()] = True
             parts.append(resolve(nothing, least))
     contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
-    kinds = [kind.name for kind in subject.roster.kinds]
+    kinds = [kind.name for kind in subject.specs.kinds]
     return Ending(changed(slots, kinds, joined(parts)), contributions)
 
 
 def _rents(subject: ModelSubject, rent: float) -> Floats:
     """What each seed adds to the model's rent, ``[1, S]``."""
     host, table = subject.host_parameters, subject.table
-    cost = subject.roster.costs.parameters.resident(table) / host[:, None]
+    cost = subject.specs.costs.parameters.resident(table) / host[:, None]
     return marginal_rent(np.array([rent]), cost, subject.parameters_in(table.blended) / host)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
 from esper.state import to_plain
-from esper.training.gradients import HealthTable
-from esper.training.gradients.health import GradientNorms, judged
+from esper.training.gradients import GradientNorms, HealthTable, assess_health
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -104,8 +103,8 @@ class Gradients:
         learning = np.array([[seed is not None and any(p.requires_grad for p in seed.parameters()) for seed in owners]])
         incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
         counted = np.array([[_size(self._model.host.parameters()) + int((sizes * fossils).sum())]])
-        found = judged(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
-        return HealthTable.none(*sizes.shape).updated(learning, found)
+        found = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
+        return HealthTable.none(*sizes.shape).replace_where(learning, found)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:

@@ -145,7 +145,7 @@ class Grower:
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
+        self.controller, self._timing, trained = chosen(controller, self.subject.specs, horizon, rules)
         warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()
@@ -195,7 +195,7 @@ class Grower:
         """Nothing is decided yet."""
         self.decisions = 0
         """Decisions taken."""
-        self._kinds = [kind.name for kind in self.subject.roster.kinds]
+        self._kinds = [kind.name for kind in self.subject.specs.kinds]
         self._state: Any = self.controller.start([self.terms.seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: NDArray[np.int64] = wait(1)
@@ -377,7 +377,7 @@ class Grower:
         affordable = subject.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
-        masks = legal_actions(subject.table, subject.evidence, rules, subject.roster.compatible, affordable)
+        masks = legal_actions(subject.table, subject.evidence, rules, subject.specs.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
             actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
@@ -410,7 +410,7 @@ class Grower:
         """What the lifecycle makes of these actions ``[1, 8]``."""
         subject = self.subject
         affordable = subject.affordable(self.rules.blends)
-        return step(subject.table, subject.evidence, actions, self.rules, subject.roster.compatible, affordable)
+        return step(subject.table, subject.evidence, actions, self.rules, subject.specs.compatible, affordable)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.

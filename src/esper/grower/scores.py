@@ -19,7 +19,7 @@ from esper.errors import ConfigError
 from esper.grower.figures import Figures
 from esper.state import from_plain
 from esper.telemetry.metric import ACCURACY, LOSS, Metric
-from esper.training.governor.vitals import skill
+from esper.training.governor.detectors import skill
 
 UNKNOWN = math.nan
 

@@ -17,7 +17,7 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import with_fossils
 from esper.state import from_plain, to_plain
-from esper.training.budget import Budget, Cost, Costs, affordable, budget_left
+from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
 
 BYTES_PER_VALUE = 4
 COPIES = 4
@@ -35,7 +35,7 @@ class Catalogue:
         """Every blueprint that is on offer in some slot, in the order of the slots."""
         parameters = self._cost(lambda kind, site: kind.parameters_at(site), blending.parameters_at)
         flops = self._cost(lambda kind, site: kind.flops_at(site), blending.flops_at)
-        self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
+        self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
         """Of blueprints that are not on offer in a slot: 0."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
@@ -67,7 +67,7 @@ class ModelSubject:
     """A growing model with its lifecycle table: an `esper.control.subject.Subject`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
-        self.roster = Catalogue(model, optimizer)
+        self.specs = Catalogue(model, optimizer)
         self.budget = budget
         self.table = self._first_table(model)
         self.evidence = Evidence.none(1, len(model.slots))
@@ -78,23 +78,23 @@ class ModelSubject:
 
     def _first_table(self, model: GrowingModel) -> SeedTable:
         """Empty slots, and fossils where the model has some already."""
-        kinds = [kind.name for kind in self.roster.kinds]
+        kinds = [kind.name for kind in self.specs.kinds]
         shape = (1, len(model.slots))
         blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
         for place, slot in enumerate(model.slots.values()):
             if slot.seed is not None and slot.seed.fossilized:
                 blueprints[0, place], blends[0, place] = kinds.index(slot.seed.blueprint.name), slot.seed.blend
-        everything = np.ones(self.roster.compatible.shape, np.bool_)
+        everything = np.ones(self.specs.compatible.shape, np.bool_)
         return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, blends: Sequence[Blend]) -> NDArray[np.bool_]:
         """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
-        return affordable(self.budget, self.roster.costs, self.table, blends)
+        return affordable_blueprints(self.budget, self.specs.costs, self.table, blends)
 
     @property
     def budget_left(self) -> NDArray[np.float64]:
         """The share of the scarcest cap that is not spent yet."""
-        return budget_left(self.budget, self.roster.costs, self.table)
+        return budget_left(self.budget, self.specs.costs, self.table)
 
     def state_dict(self) -> dict[str, Any]:
         """The table and what belongs to it."""
@@ -119,4 +119,4 @@ class ModelSubject:
 
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Parameters of the seeds in the slots ``counted``."""
-        return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
+        return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)

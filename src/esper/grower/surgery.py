@@ -12,7 +12,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Transitions
-from esper.training.roster import seed_generator
+from esper.training.population import seed_generator
 
 
 def carry_out(
@@ -25,7 +25,7 @@ def carry_out(
     slots = model.slots.values()
     for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
         generator = seed_generator(seed, place, int(subject.germinations[place]))
-        kind = subject.roster.kinds[int(actions[0, Head.BLUEPRINT])]
+        kind = subject.specs.kinds[int(actions[0, Head.BLUEPRINT])]
         slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
         subject.germinations[place] += 1
     for place in changes.slot[changes.after == Stage.PRUNED].tolist():

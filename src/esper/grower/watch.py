@@ -13,8 +13,8 @@ from esper.grower.figures import LOSS, Figures
 from esper.grower.scores import Scores
 from esper.lifecycle.actions import Op
 from esper.state import from_plain, to_plain
+from esper.training.governor.detectors import GovernorSettings
 from esper.training.governor.model import Governor, Verdict
-from esper.training.governor.settings import GovernorSettings
 
 CHECKS_AT_CHANCE = 8
 """A network that does no better than chance in so many checks in a row hardly will: its owner is told."""

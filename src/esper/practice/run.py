@@ -64,7 +64,7 @@ class GrowRun:
             found = self._checkpoints.latest()
             restore(training, found.tensors, found.state)
             self.done = found.iteration
-        blueprints = [kind.name for kind in training.grower.subject.roster.kinds]
+        blueprints = [kind.name for kind in training.grower.subject.specs.kinds]
         settings = training.settings
         recording = Recording(store, training.model, blueprints, settings.rent)
         facts = {

@@ -35,17 +35,19 @@ from esper.rl.rewards import (
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.commitment import committed_networks
-from esper.training.evaluation import Evaluation, evaluate, remember, start_evaluation
+from esper.training.deferred import Deferred
+from esper.training.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluate_committed,
+    remember,
+    start_evaluation,
+)
+from esper.training.forward import find_fastest_strategy
 from esper.training.governor import Trouble
-from esper.training.governor.rows import Intervention, watching
-from esper.training.learning import Batch, TrainingReport, start_training
-from esper.training.pending import Pending
-from esper.training.plan import PopulationPlan, StrategyChoice
-from esper.training.population import Actions, Population
-from esper.training.roster import Fossils, Network
-from esper.training.strategy import fastest_strategy
-from esper.training.streams import TrainingStream, shuffled_order, stacked
+from esper.training.governor.population import Intervention, make_governor
+from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
+from esper.training.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -140,7 +142,7 @@ class Episodes:
         _require_known(suite, instances)
         given = fossils or [()] * self.size
         networks = [_network(suite, *one) for one in zip(instances, given, strict=True)]
-        plan = PopulationPlan(
+        plan = PopulationConfig(
             suite.template(),
             suite.sites,
             suite.blueprints,
@@ -153,7 +155,7 @@ class Episodes:
             budget=conduct.budget,
         )
         self.population = Population(plan, networks)
-        self.governor = watching(self.population, conduct.governor, suite.classes)
+        self.governor = make_governor(self.population, conduct.governor, suite.classes)
         self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes
@@ -172,10 +174,10 @@ class Episodes:
             capacity,
             device,
         )
-        self.validation = stacked([suite.data(instance, "validation") for instance in instances], device)
+        self.validation = stack_data([suite.data(instance, "validation") for instance in instances], device)
         """What every network is measured on now, ``[E, N, ...]``."""
         if strategy == "auto":
-            self.population.strategy = fastest_strategy(self.population, self.validation.inputs)
+            self.population.strategy = find_fastest_strategy(self.population, self.validation.inputs)
 
     def observe(self) -> Observation:
         """What the controllers see now, on the CPU."""
@@ -225,7 +227,7 @@ class Episodes:
         self.step_index = self.step_index + running
         ending = running & self._reached_end(intervention)
         self.finished = self.finished | ending
-        commitment = committed_networks(self.population, self.validation) if ending.any() else None
+        commitment = evaluate_committed(self.population, self.validation) if ending.any() else None
 
         # Everything that a reward depends on is known now.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
@@ -247,19 +249,19 @@ class Episodes:
         )
 
     def _measure(
-        self, under_way: Pending[TrainingReport], running: Bools
+        self, under_way: Deferred[TrainingReport], running: Bools
     ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
-        (training, found), finite = under_way.beside(measured).beside(self.governor.finite()).fetch()
+        (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
         evaluation = self.history.completed(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
             return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
+        restored = evaluation.replace_rows(intervention.rows, self.history.completed(again, self.population.evidence))
         return training, restored, intervention, _incidents(intervention, evaluation, restored)
 
     def _reached_end(self, intervention: Intervention) -> Bools:
@@ -288,7 +290,7 @@ class Episodes:
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
-        accuracy = committed_networks(self.population, stacked(data, self.device)).accuracy
+        accuracy = evaluate_committed(self.population, stack_data(data, self.device)).accuracy
         added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
         rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
         return FinalScore(accuracy - rent, accuracy, added)
@@ -360,8 +362,8 @@ def _lost_a_seed(changes: Transitions, size: int) -> Bools:
     return rows
 
 
-def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> Network:
-    return Network(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
+def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:
+    return NetworkSpec(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
 
 
 def _require_known(suite: Suite, instances: Sequence[Instance]) -> None:

@@ -27,8 +27,7 @@ from esper.rl.structs import map_arrays
 from esper.settings import Settings
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.commitment import Commitment
-from esper.training.evaluation import Evaluation
+from esper.training.evaluation import CommittedEvaluation, Evaluation
 from esper.training.population import Population
 
 Floats = NDArray[np.float64]
@@ -118,7 +117,7 @@ class RewardTracker:
         actions: NDArray[np.int64],
         decided_on: SeedTable,
         evaluation: Evaluation,
-        commitment: Commitment | None,
+        commitment: CommittedEvaluation | None,
         finished: Bools,
     ) -> RewardInputs:
         """The inputs of a step's rewards; the next step begins where this one ended.
@@ -132,9 +131,9 @@ class RewardTracker:
         self._before = after
         return RewardInputs(before, after, finished, op != Op.WAIT, np.where(op == Op.PRUNE, ages, -1))
 
-    def _measure(self, evaluation: Evaluation, commitment: Commitment | None, finished: Bools) -> RewardState:
+    def _measure(self, evaluation: Evaluation, commitment: CommittedEvaluation | None, finished: Bools) -> RewardState:
         population, table = self._population, self._population.table
-        costs, hosts = population.roster.costs, population.host_parameters
+        costs, hosts = population.specs.costs, population.host_parameters
         counted = np.where(finished[:, None], table.stage == Stage.FOSSILIZED, table.blended)
         chance = np.log(self._suite.classes)
         accuracy, loss = evaluation.accuracy, evaluation.loss

@@ -36,30 +36,30 @@ class Cost:
     """What seeds would cost in each slot, in one currency: their blueprint's cost and their blend's."""
 
     blueprints: Ints
-    """Of each blueprint, ``[E, S, K]``; 0 where it does not fit."""
+    """Each blueprint's, ``[E, S, K]``; 0 where it does not fit."""
     blends: Ints
     """What each `Blend` adds to that, ``[E, S, 3]``."""
 
     @classmethod
-    def together(cls, parts: Sequence[Cost]) -> Cost:
-        """Of several populations, one after the other."""
+    def concatenate(cls, parts: Sequence[Cost]) -> Cost:
+        """The cost in several populations, one after the other."""
         return cls(np.concatenate([one.blueprints for one in parts]), np.concatenate([one.blends for one in parts]))
 
     def of(self, blueprint: NDArray[np.integer], blend: NDArray[np.integer]) -> Ints:
-        """Of the seeds with these blueprints and blends, both ``[..., E, S]``; where there is none (-1), of any."""
+        """The cost of seeds of these blueprints and blends, ``[..., E, S]``; where there is none (-1), of any."""
         network, slot = np.ogrid[: self.blends.shape[0], : self.blends.shape[1]]
         return self.blueprints[network, slot, np.maximum(blueprint, 0)] + self.blends[network, slot, blend]
 
     def resident(self, table: SeedTable) -> Ints:
-        """Of each slot's seed, ``[E, S]``; 0 in slots without a seed."""
+        """The cost of each slot's seed, ``[E, S]``; 0 in slots without a seed."""
         return self.of(table.blueprint, table.blend) * table.owning
 
     def highest(self, blends: Sequence[Blend]) -> Ints:
-        """Of each blueprint with the dearest of these blends, ``[E, S, K]``."""
+        """The cost of each blueprint with the dearest of these blends, ``[E, S, K]``."""
         return self.blueprints + self.blends[..., list(blends)].max(axis=-1, keepdims=True)
 
-    def scaled(self, factor: int) -> Cost:
-        """In a currency of which ``factor`` make one."""
+    def scale(self, factor: int) -> Cost:
+        """The cost in a currency of which ``factor`` make one."""
         return Cost(self.blueprints * factor, self.blends * factor)
 
 
@@ -73,7 +73,7 @@ class Costs:
     """Bytes."""
 
 
-def affordable(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
     """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps.
 
     That is with any of these ``blends``.

@@ -1,4 +1,4 @@
-"""Measure every network on held-back data: as it is, and with each of its seeds toggled."""
+"""Measure every network on held-back data: as it is, with each of its seeds toggled, and without unfinished seeds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.training.deferred import Deferred, Floats, to_arrays
+from esper.training.forward import forward, select_committed
 from esper.training.learning import Batch, TrainingReport, network_accuracies, network_losses
-from esper.training.pending import Floats, Pending
 from esper.training.population import Population
-from esper.training.variants import forward_variants, toggling
+from esper.training.prefix_sharing import forward_variants, toggle_slots
 
 Bools = NDArray[np.bool_]
 
@@ -38,7 +39,7 @@ class Evaluation:
     fresh: Bools
     """``[E, S]``: whether contributions are of now; elsewhere they are as last known."""
 
-    def updated(self, rows: Bools, newer: Evaluation) -> Evaluation:
+    def replace_rows(self, rows: Bools, newer: Evaluation) -> Evaluation:
         """This evaluation with the networks ``rows``, bool ``[E]``, as in a newer one."""
         return Evaluation(
             np.where(rows, newer.loss, self.loss),
@@ -48,7 +49,7 @@ class Evaluation:
             np.where(rows[:, None], newer.fresh, self.fresh),
         )
 
-    def completed(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
+    def fill_missing(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
         """This evaluation with contributions ``[E, S]`` that were known before where none are fresh."""
         return replace(
             self,
@@ -65,7 +66,7 @@ def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, 
 @torch.inference_mode()
 def start_evaluation(
     population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True
-) -> Pending[Evaluation]:
+) -> Deferred[Evaluation]:
     """Evaluate all networks and, in the same pass, the leave-one-out counterfactuals of their seeds.
 
     A blended seed is compared with its absence, an isolated one is put in at full alpha and compared with the network
@@ -76,19 +77,19 @@ def start_evaluation(
     due = np.ones(population.table.stage.shape, np.bool_) if due is None else due
     slots = np.flatnonzero((population.table.owning & due).any(axis=0)).tolist()
     logits = forward_variants(
-        population, toggling(population, slots), batch.inputs, shared=shared and population.shares_prefixes
+        population, toggle_slots(population, slots), batch.inputs, shared=shared and population.shares_prefixes
     )
-    return Pending(variant_measures(logits, batch.labels), partial(_evaluation, population.table, slots, due))
+    return Deferred(measure_variants(logits, batch.labels), partial(_compare_variants, population.table, slots, due))
 
 
-def variant_measures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def measure_variants(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Losses in nats and accuracies, each ``[E, V]``, from logits ``[E, V, N, classes]`` and labels ``[E, N]``."""
     shape = logits.shape[:2]
     each, answers = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
     return network_losses(each, answers).view(shape), network_accuracies(each, answers).view(shape)
 
 
-def _evaluation(table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
+def _compare_variants(table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
     """From losses and accuracies ``[E, V]`` of the variants."""
     by_accuracy = np.full(table.stage.shape, np.nan)
     by_loss = np.full(table.stage.shape, np.nan)
@@ -103,10 +104,10 @@ def _evaluation(table: SeedTable, slots: list[int], due: Bools, losses: Floats, 
 
 def remember(population: Population, training: TrainingReport, evaluation: Evaluation) -> None:
     """Make what was measured the evidence of the next decision."""
-    population.evidence = remembered(population.table, population.evidence, training, evaluation)
+    population.evidence = update_evidence(population.table, population.evidence, training, evaluation)
 
 
-def remembered(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
+def update_evidence(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
     """The evidence of the next decision: what was known ``before``, and what was measured now."""
     norms = training.seed_gradient
     known = np.isfinite(evaluation.loss_contribution)
@@ -121,3 +122,29 @@ def remembered(table: SeedTable, before: Evidence, training: TrainingReport, eva
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
         contribution_age=np.where(stale, before.contribution_age + np.int16(1), np.int16(0)),
     )
+
+
+@dataclass(frozen=True)
+class CommittedEvaluation:
+    """How the committed networks do; both ``[E]``."""
+
+    accuracy: Floats
+    loss: Floats
+    """In nats."""
+
+
+@torch.inference_mode()
+def evaluate_committed(population: Population, batch: Batch) -> CommittedEvaluation:
+    """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
+    population.execution.train(False)
+    inputs = torch.split(batch.inputs, EVALUATION_CHUNK, 1)
+    labels = torch.split(batch.labels, EVALUATION_CHUNK, 1)
+    accuracies: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []
+    for some, answers in zip(inputs, labels, strict=True):
+        logits = forward(population, select_committed(population), some)
+        accuracies.append(network_accuracies(logits, answers) * answers.shape[1])
+        losses.append(network_losses(logits, answers) * answers.shape[1])
+    count = batch.labels.shape[1]
+    accuracy, loss = torch.stack(accuracies).sum(0) / count, torch.stack(losses).sum(0) / count
+    return CommittedEvaluation(*to_arrays(accuracy, loss))

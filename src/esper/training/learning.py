@@ -1,8 +1,8 @@
-"""Train every network of a population for one minibatch."""
+"""Train every network of a population: each on its own data in its own order, one optimizer step per minibatch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,13 +14,85 @@ from torch.nn import functional as F
 
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.training.gradients.health import HealthTable
-from esper.training.gradients.rows import by_slot, row_norms, seed_health
+from esper.tasks.data import Data
+from esper.training.deferred import Deferred, Floats
+from esper.training.forward import ForwardPass, prepare_forward, select_isolated, select_training
+from esper.training.gradients import HealthTable, measure_seed_health, row_norms, split_by_slot
 from esper.training.optimizers import clip_by_network, optimizer_step
-from esper.training.passes import Pass, as_trained, prepared, shadow
-from esper.training.pending import Floats, Pending
-from esper.training.pool import Pool, flat
+from esper.training.parameters import FlatParameters, concatenate_flat
 from esper.training.population import Population
+
+
+def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
+    epochs = -(-count // examples)
+    return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
+
+
+class TrainingStream:
+    """Minibatches ``[E, B, ...]`` for E networks, one after the other.
+
+    Networks may have different numbers of examples; each passes through its own set in its own shuffled epochs. Room is
+    kept for ``capacity`` examples per network, and more when it is needed.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Data],
+        orders: Sequence[NDArray[np.int64]],
+        batch_size: int,
+        capacity: int,
+        device: torch.device,
+    ) -> None:
+        longest = capacity
+        self._inputs: Tensor = torch.stack([_pad_to(part.inputs, longest) for part in data]).to(device)
+        self._labels: Tensor = torch.stack([_pad_to(part.labels, longest) for part in data]).to(device)
+        offsets = np.arange(len(data))[:, None] * longest
+        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
+        self._batch_size = batch_size
+
+    def replace(self, network: int, data: Data, order: NDArray[np.int64] | None = None) -> None:
+        """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
+        self._make_room(len(data))
+        longest = self._inputs.shape[1]
+        self._inputs[network] = _pad_to(data.inputs, longest).to(self._inputs, non_blocking=True)
+        self._labels[network] = _pad_to(data.labels, longest).to(self._labels, non_blocking=True)
+        if order is not None:
+            self._order[network] = torch.from_numpy(order + network * longest).to(self._order, non_blocking=True)
+
+    def _make_room(self, examples: int) -> None:
+        """Let every network have that many examples."""
+        networks, longest = self._labels.shape
+        extra = examples - longest
+        if extra <= 0:
+            return
+        self._inputs = torch.cat([self._inputs, self._inputs.new_zeros(networks, extra, *self._inputs.shape[2:])], 1)
+        self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
+        self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
+
+    def take(self, first: NDArray[np.int64], count: int) -> Iterator[Batch]:
+        """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
+        start = torch.from_numpy(first * self._batch_size).to(self._order, non_blocking=True)
+        places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
+        for number in range(count):
+            yield self._gather(self._order.gather(1, places + number * self._batch_size))
+
+    def _gather(self, index: Tensor) -> Batch:
+        flat = index.flatten()
+        inputs = self._inputs.flatten(0, 1).index_select(0, flat).view(*index.shape, *self._inputs.shape[2:])
+        return Batch(inputs, self._labels.flatten().index_select(0, flat).view_as(index))
+
+
+def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
+    """All examples of E data sets of one size, ``[E, N, ...]``."""
+    return Batch(
+        torch.stack([part.inputs for part in data]).to(device), torch.stack([part.labels for part in data]).to(device)
+    )
+
+
+def _pad_to(tensor: Tensor, length: int) -> Tensor:
+    filler = tensor.new_zeros(length - len(tensor), *tensor.shape[1:])
+    return torch.cat([tensor, filler])
 
 
 class Batch(NamedTuple):
@@ -45,7 +117,7 @@ class TrainingReport:
     seed_gradient: Floats
     """Norm of the seeds' gradients in the last minibatch, ``[E, S]``; 0 without a seed that learns."""
     health: HealthTable
-    """Of the seeds' gradients over all minibatches, ``[E, S]``; resting networks have no seed that learns."""
+    """The seeds' gradients over all minibatches, ``[E, S]``; resting networks have no seed that learns."""
 
 
 def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -69,7 +141,7 @@ def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.
 
 def start_training(
     population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None
-) -> Pending[TrainingReport]:
+) -> Deferred[TrainingReport]:
     """Take one optimizer step per minibatch in every network; hosts and blended seeds learn together.
 
     Isolated seeds (stage TRAINING) learn from a second pass in which they count fully and all else is frozen. The
@@ -78,9 +150,9 @@ def start_training(
     seeds come or go.
     """
     population.execution.train(True)
-    rest = _Rest(population, resting) if resting is not None and resting.any() else None
-    pool = population.pool
-    started = _started(population)
+    rest = _RestingNetworks(population, resting) if resting is not None and resting.any() else None
+    flat = population.flat
+    started = _select_learning_rows(population)
     if rest is not None:
         started &= ~rest.rows
     objective = _Objective(population)
@@ -90,7 +162,7 @@ def start_training(
     norms: list[Tensor] = []
     for batch in batches:
         learned = objective(batch)
-        _step(population, pool, learned.gradients, started, rest)
+        _update(population, flat, learned.gradients, started, rest)
         losses.append(learned.losses)
         logits.append(learned.logits)
         labels.append(batch.labels)
@@ -98,31 +170,33 @@ def start_training(
     if rest is not None:
         rest.restore_buffers(population)
     accuracies = network_accuracies(torch.stack(logits), torch.stack(labels))
-    learning = _learning(population.table) & (True if resting is None else ~resting[:, None])
+    learning = _learning_seeds(population.table) & (True if resting is None else ~resting[:, None])
 
     def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
-        hosts, seeds = by_slot(population, by_row)
-        return TrainingReport(loss, accuracy, hosts[-1], seeds[-1], seed_health(population, hosts, seeds, learning))
+        hosts, seeds = split_by_slot(population, by_row)
+        return TrainingReport(
+            loss, accuracy, hosts[-1], seeds[-1], measure_seed_health(population, hosts, seeds, learning)
+        )
 
-    return Pending((torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms)), report)
+    return Deferred((torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms)), report)
 
 
-class _Rest:
+class _RestingNetworks:
     """Networks that must not change while the others learn."""
 
     def __init__(self, population: Population, resting: NDArray[np.bool_]) -> None:
         networks = torch.from_numpy(resting)
-        self.rows = networks[population.pool.owners].to(population.plan.device, non_blocking=True)
-        """Rows of the pool that belong to them, bool ``[R]``."""
-        self._networks = networks.to(population.plan.device, non_blocking=True)
-        self._buffers = {name: buffer[self._networks] for name, buffer in population.host_buffers.items()}
+        self.rows = networks[population.flat.owners].to(population.config.device, non_blocking=True)
+        """The rows that belong to them, bool ``[R]``."""
+        self._networks = networks.to(population.config.device, non_blocking=True)
+        self._buffers = {name: buffer[self._networks] for name, buffer in population.host.buffers.items()}
 
     def restore_buffers(self, population: Population) -> None:
-        for name, buffer in population.host_buffers.items():
+        for name, buffer in population.host.buffers.items():
             buffer[self._networks] = self._buffers[name]
 
 
-class _Learned(NamedTuple):
+class _MinibatchResult(NamedTuple):
     """What a minibatch says of some networks."""
 
     losses: Tensor
@@ -130,33 +204,33 @@ class _Learned(NamedTuple):
     logits: Tensor
     """``[e, B, classes]``."""
     gradients: list[Tensor]
-    """Of all rows, ``[R, P]`` per block; zero where nothing depends on them."""
+    """Those of all rows, ``[R, P]`` per block; zero where nothing depends on them."""
 
 
 class _Objective:
     """Differentiates the sum of the networks' losses, pass by pass, so that only one pass's graph is held at a time."""
 
     def __init__(self, population: Population) -> None:
-        self._blocks = population.blocks
+        self._blocks = population.flat.blocks
         self._leaves = [leaf for block in self._blocks for leaf in block.parameters.values()]
         self._host = population.host.parameters
         self._frozen = {name: stacked.detach() for name, stacked in self._host.items()}
-        self._whole = prepared(population, as_trained(population)).passes
-        isolated = shadow(population)
-        self._alone = [None] * len(self._whole) if isolated is None else prepared(population, isolated).passes
+        self._whole = prepare_forward(population, select_training(population)).passes
+        isolated = select_isolated(population)
+        self._alone = [None] * len(self._whole) if isolated is None else prepare_forward(population, isolated).passes
 
-    def __call__(self, batch: Batch) -> _Learned:
+    def __call__(self, batch: Batch) -> _MinibatchResult:
         found = [self._one(*passes, batch) for passes in zip(self._whole, self._alone, strict=True)]
         if len(found) == 1:
             return found[0]
         by_block = zip(*(one.gradients for one in found), strict=True)
-        return _Learned(
+        return _MinibatchResult(
             torch.cat([one.losses for one in found]),
             torch.cat([one.logits for one in found]),
             [torch.stack(parts).sum(0) for parts in by_block],
         )
 
-    def _one(self, whole: Pass, alone: Pass | None, batch: Batch) -> _Learned:
+    def _one(self, whole: ForwardPass, alone: ForwardPass | None, batch: Batch) -> _MinibatchResult:
         inputs, labels = batch.inputs[whole.networks], batch.labels[whole.networks]
         logits = whole.run(inputs, self._host)
         losses = network_losses(logits, labels)
@@ -164,29 +238,35 @@ class _Objective:
         if alone is not None:
             total = total + network_losses(alone.run(inputs, self._frozen), labels).sum()
         found = iter(torch.autograd.grad(total, self._leaves, materialize_grads=True, allow_unused=True))
-        gradients = [block.shape.flatten([next(found) for _ in block.parameters]) for block in self._blocks]
-        return _Learned(losses.detach(), logits.detach(), gradients)
+        gradients = [block.layout.flatten([next(found) for _ in block.parameters]) for block in self._blocks]
+        return _MinibatchResult(losses.detach(), logits.detach(), gradients)
 
 
-def _learning(table: SeedTable) -> NDArray[np.bool_]:
+def _learning_seeds(table: SeedTable) -> NDArray[np.bool_]:
     """``[E, S]``: where there is a seed that learns, as all do after their germination."""
     return table.owning & (table.stage != Stage.GERMINATED)
 
 
-def _started(population: Population) -> Tensor:
-    """Bool ``[R]``: which rows of the population's pool have begun to learn: hosts always, seeds after germination."""
-    seeds = _learning(population.table)
+def _select_learning_rows(population: Population) -> Tensor:
+    """Bool ``[R]``: which of the population's rows have begun to learn: hosts always, seeds after germination."""
+    seeds = _learning_seeds(population.table)
     banks = [seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
     rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
-    return torch.from_numpy(rows).to(population.plan.device, non_blocking=True)
+    return torch.from_numpy(rows).to(population.config.device, non_blocking=True)
 
 
-def _step(population: Population, pool: Pool, gradients: Sequence[Tensor], started: Tensor, rest: _Rest | None) -> None:
-    settings = population.plan.optimizer
-    gradient = flat(gradients)
+def _update(
+    population: Population,
+    flat: FlatParameters,
+    gradients: Sequence[Tensor],
+    started: Tensor,
+    rest: _RestingNetworks | None,
+) -> None:
+    settings = population.config.optimizer
+    gradient = concatenate_flat(gradients)
     if rest is not None:
         # Not by multiplication: a resting network's gradient need not be finite.
-        gradient = gradient.masked_fill(pool.spread(rest.rows), 0.0)
+        gradient = gradient.masked_fill(flat.spread(rest.rows), 0.0)
     if settings.clip_norm is not None:
-        gradient = clip_by_network(pool, gradient, population.size, settings.clip_norm)
-    optimizer_step(pool, gradient, started, settings)
+        gradient = clip_by_network(flat, gradient, population.size, settings.clip_norm)
+    optimizer_step(flat, gradient, started, settings)

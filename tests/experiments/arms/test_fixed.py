@@ -23,7 +23,8 @@ from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Blend
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.training.roster import Fossils, SeedKind
+from esper.training.parameters import SeedKind
+from esper.training.population import Fossils
 from experiments.arms.planting import TERMS, instances
 
 SHAPE: Fossils = (SeedKind(0, 3), SeedKind(1, 1, Blend.GATE))

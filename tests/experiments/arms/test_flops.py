@@ -12,7 +12,7 @@ from esper.experiments.static_networks import TRAINING_PASSES, Occupancy, Prices
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
-from esper.training.roster import SeedKind
+from esper.training.parameters import SeedKind
 from experiments.arms.planting import instances, planted
 
 MIX, SKIP = 3, 6

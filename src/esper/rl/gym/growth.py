@@ -27,7 +27,7 @@ from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.settings import Settings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.training.plan import StrategyChoice
+from esper.training.population import StrategyChoice
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

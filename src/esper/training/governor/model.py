@@ -16,8 +16,7 @@ from esper.growth.aside import global_generators
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.state import from_plain, to_plain
-from esper.training.governor.settings import GovernorSettings
-from esper.training.governor.vitals import Monitor, Trouble, Vitals, skill
+from esper.training.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 
 SKILLS = 2
 """Measures of how well a network does; each is watched like a network of its own."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from esper.experiments.behaviour import Behaviour, Usage
 from esper.experiments.episode_log import BlueprintGradients
-from esper.training.gradients.health import EXPLODED, VANISHED
+from esper.training.gradients import EXPLODED, VANISHED
 from esper.ui.figures.record import Files
 from esper.ui.formats import EN_DASH, percent
 from esper.ui.report.layout import figure, section, table, upright

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
-from esper.training.attribution.models import attribute_model
+from esper.training.shapley import attribute_model
 from training.small_hosts import Chain, Layer
 
 

@@ -12,18 +12,24 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.tasks.tokens.host import TokenLayer
-from esper.training.attribution.game import Bools, Floats, Worth, solve_exactly
-from esper.training.attribution.networks import ACCURACY, LOSS, Attribution, attribute_networks
-from esper.training.attribution.sampling import solve_by_sampling
 from esper.training.evaluation import evaluate
-from esper.training.forks import replicated, shared
+from esper.training.forward import ActiveSeeds, select_blended, select_committed
 from esper.training.learning import Batch, network_accuracies, network_losses, train
-from esper.training.passes import Participation, as_is, committed
-from esper.training.plan import PopulationPlan, Strategy
-from esper.training.population import Population
-from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network
+from esper.training.population import NetworkSpec, Population, PopulationConfig, Strategy
+from esper.training.prefix_sharing import replicate, share_prefixes
+from esper.training.shapley import (
+    ACCURACY,
+    LOSS,
+    Attribution,
+    Bools,
+    Floats,
+    Worth,
+    attribute_networks,
+    solve_by_sampling,
+    solve_exactly,
+)
 from training.planted_seeds import planted_seeds
+from training.reference import ReferencePopulation
 from training.scenes import good_evidence, grown
 from training.small_hosts import Chain, InputSkip, Layer, Residual, small
 
@@ -51,7 +57,7 @@ def by_hand(slow: ReferencePopulation, batch: Batch, network: int, players: Bool
     return worth
 
 
-def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batch, participation: Participation):
+def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batch, participation: ActiveSeeds):
     for network, players in enumerate(participation.slots):
         expected = solve_exactly(by_hand(slow, batch, network, players), players.sum())
         np.testing.assert_allclose(found.values[:, network, players], expected.values, **TOLERANCE)
@@ -69,7 +75,7 @@ def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batc
 def test_values_are_those_of_separate_passes(isolation: Isolation, strategy: Strategy) -> None:
     fast, slow, batch = grown(isolation, strategy)
     assert len(set(fast.table.blended.sum(axis=1))) >= 2, "the test means networks of different players"
-    for participation in (as_is(fast), committed(fast)):
+    for participation in (select_blended(fast), select_committed(fast)):
         for shares in (True, False):
             found = attribute_networks(fast, batch, rng(), participation, shared=shares)
             assert np.abs(found.values[LOSS]).max() > 1e-3
@@ -96,7 +102,7 @@ def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], str
     batch = draw(3, 40, 9)
     found = attribute_networks(fast, batch, rng())
     assert np.abs(found.values[LOSS][fast.table.owning]).min() > 1e-6
-    assert_as_by_hand(found, slow, batch, as_is(fast))
+    assert_as_by_hand(found, slow, batch, select_blended(fast))
 
 
 def draw(count: int, examples: int, seed: int) -> Batch:
@@ -126,8 +132,8 @@ def test_a_single_seed_earns_its_leave_one_out_contribution() -> None:
 def test_memory_is_bounded_without_a_change(monkeypatch: pytest.MonkeyPatch, chunk: int, at_once: int) -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
     whole = attribute_networks(fast, batch, rng())
-    monkeypatch.setattr("esper.training.attribution.worths.EVALUATION_CHUNK", chunk)
-    monkeypatch.setattr("esper.training.attribution.worths.VARIANTS_AT_ONCE", at_once)
+    monkeypatch.setattr("esper.training.shapley.EVALUATION_CHUNK", chunk)
+    monkeypatch.setattr("esper.training.shapley.VARIANTS_AT_ONCE", at_once)
     seen = batch_sizes(monkeypatch)
     found = attribute_networks(fast, batch, rng())
     np.testing.assert_allclose(found.values, whole.values, **TOLERANCE)
@@ -155,7 +161,7 @@ def subsets(slots: int, environments: int = 1) -> Bools:
 
 def passes(toggled: Bools) -> float:
     """Forward passes of a host whose slots cut it into equal parts."""
-    reaching = [1, *(len(fork.toggled) for fork in shared(toggled).slots)]
+    reaching = [1, *(len(fork.toggled) for fork in share_prefixes(toggled).slots)]
     return sum(reaching) / len(reaching)
 
 
@@ -164,7 +170,7 @@ def test_what_variants_have_in_common_is_computed_once() -> None:
     assert passes(one_out) == 2.5
     assert passes(subsets(3)) == 3.75
     assert passes(subsets(3, environments=4)) == 3.75
-    assert [len(fork.toggled) for fork in replicated(subsets(3)).slots] == [8, 8, 8]
+    assert [len(fork.toggled) for fork in replicate(subsets(3)).slots] == [8, 8, 8]
 
 
 def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +184,7 @@ def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_way_through_the_forks_is_the_variants_own() -> None:
     """Follow each block from slot to slot: what was toggled on its way is what its variant says."""
     toggled = rng(3).random((40, 3, 5)) < 0.3
-    for forks in (shared(toggled), replicated(toggled)):
+    for forks in (share_prefixes(toggled), replicate(toggled)):
         ways = [np.zeros((3, 0), np.bool_)] * (len(forks.slots[0].toggled) - len(forks.slots[0].parents))
         for fork in forks.slots:
             ways += [ways[parent] for parent in fork.parents]
@@ -198,7 +204,7 @@ def test_planted_seeds_are_ranked_rightly() -> None:
 
 def test_neighbours_do_not_matter() -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
-    everyone = as_is(fast)
+    everyone = select_blended(fast)
     whole = attribute_networks(fast, batch, rng())
     for network in range(fast.size):
         only = np.zeros_like(everyone.slots)
@@ -227,8 +233,8 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
     What a network is like follows from its place in `counts` from the end.
     """
     slots = tuple(f"layer{number}" for number in range(8))
-    shared = PopulationPlan(Deep(), slots, ("mlp",), torch.zeros(2, 4), dtype=torch.float64)
-    hosts = [Network(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
+    shared = PopulationConfig(Deep(), slots, ("mlp",), torch.zeros(2, 4), dtype=torch.float64)
+    hosts = [NetworkSpec(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     rows = [
         [action(Op.GERMINATE, 7 - seed, 0) if seed < count else wait(1)[0] for count in counts] for seed in range(8)
@@ -242,7 +248,7 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
             seed = slow.seeds[owner, slot].blueprint
             stirred(seed, 100 * counts[owner] + slot)
             with torch.no_grad():
-                bank.block.values[row] = bank.block.shape.row(seed)
+                bank.block.values[row] = bank.block.layout.row(seed)
     return fast, slow
 
 

@@ -26,27 +26,27 @@ from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.learning import Batch
-from esper.training.plan import PopulationPlan
-from esper.training.population import Actions
-from esper.training.roster import Network, seed_generator
+from esper.training.population import Actions, NetworkSpec, PopulationConfig, seed_generator
 
 
 class ReferencePopulation:
     """E networks, one after the other. Evidence is set from outside."""
 
-    def __init__(self, plan: PopulationPlan, networks: Sequence[Network]) -> None:
-        self.plan = plan
+    def __init__(self, config: PopulationConfig, networks: Sequence[NetworkSpec]) -> None:
+        self.config = config
         self.networks = list(networks)
-        example = plan.example_input.to(device=plan.device, dtype=plan.dtype)
+        example = config.example_input.to(device=config.device, dtype=config.dtype)
         self.models = [
-            GrowingModel(copy.deepcopy(network.host).to(device=plan.device, dtype=plan.dtype), plan.slots, example)
+            GrowingModel(
+                copy.deepcopy(network.host).to(device=config.device, dtype=config.dtype), config.slots, example
+            )
             for network in networks
         ]
         self.optimizers = [
-            _optimizer(model.host, network.learning_rate, plan.optimizer)
+            _optimizer(model.host, network.learning_rate, config.optimizer)
             for model, network in zip(self.models, networks, strict=True)
         ]
-        shape = (len(networks), len(plan.slots))
+        shape = (len(networks), len(config.slots))
         self.table = SeedTable.dormant(*shape)
         self.evidence = Evidence.none(*shape)
         self.germinations = np.zeros(shape, np.int64)
@@ -55,28 +55,28 @@ class ReferencePopulation:
 
     def decide(self, actions: Actions) -> None:
         """Take one action per network; arguments and errors as `Population.decide`."""
-        kinds = [get(name) for name in self.plan.blueprints]
+        kinds = [get(name) for name in self.config.blueprints]
         compatible = np.array(
             [[[kind.serves(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
         )
-        result = step(self.table, self.evidence, actions, self.plan.rules, compatible)
+        result = step(self.table, self.evidence, actions, self.config.rules, compatible)
         self.table = result.table
         changes = result.transitions
         for index in range(len(changes)):
             where = (int(changes.env[index]), int(changes.slot[index]))
             blueprint = int(changes.blueprint[index])
             if changes.after[index] == Stage.GERMINATED:
-                self._germinate(*where, self.plan.blueprints[blueprint], Blend(changes.blend[index]))
+                self._germinate(*where, self.config.blueprints[blueprint], Blend(changes.blend[index]))
             elif changes.after[index] == Stage.PRUNED:
                 self._prune(*where)
 
     def _slots(self, model: GrowingModel) -> list[Slot]:
-        return [model.slots[name] for name in self.plan.slots]
+        return [model.slots[name] for name in self.config.slots]
 
     def _germinate(self, network: int, slot: int, blueprint: str, blend: Blend) -> None:
         generator = seed_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
         self.germinations[network, slot] += 1
-        place = self.models[network].slots[self.plan.slots[slot]]
+        place = self.models[network].slots[self.config.slots[slot]]
         self.seeds[network, slot] = place.germinate(blueprint, generator, blend=blend)
 
     def _prune(self, network: int, slot: int) -> None:
@@ -86,7 +86,7 @@ class ReferencePopulation:
         for parameter in gone:
             optimizer.state.pop(parameter, None)
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if not gone & set(group["params"])]
-        self.models[network].slots[self.plan.slots[slot]].remove()
+        self.models[network].slots[self.config.slots[slot]].remove()
 
     def train(self, batches: Iterable[Batch]) -> None:
         """One optimizer step per minibatch in every network."""
@@ -102,15 +102,15 @@ class ReferencePopulation:
             self._join(optimizer, network, slot, seed)
             seed.alpha.fill_(float(self.table.alpha[network, slot]))
             training = self.table.stage[network, slot] == Stage.TRAINING
-            seed.isolation = self.plan.rules.isolation if training else Isolation.NONE
+            seed.isolation = self.config.rules.isolation if training else Isolation.NONE
         F.cross_entropy(model(inputs), labels).backward()
         isolated = [seed for seed in own.values() if seed.isolation is Isolation.SHADOW]
         if isolated:
             self._shadow(model, isolated, inputs, labels)
-        if self.plan.optimizer.clip_norm is not None:
+        if self.config.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_(
                 [*model.host.parameters(), *(p for seed in own.values() for p in seed.parameters())],
-                self.plan.optimizer.clip_norm,
+                self.config.optimizer.clip_norm,
             )
         optimizer.step()
 

@@ -4,13 +4,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
+from esper.settings import Settings
 from esper.state import from_plain, to_plain
-from esper.training.governor.settings import GovernorSettings
+
+
+class GovernorSettings(Settings):
+    """Parameters of the detectors of trouble. A *check* is one look at a network: in a population, one decision.
+
+    Skill is 0 for guessing and 1 for perfection: ``(accuracy - chance) / (1 - chance)``.
+    """
+
+    window: int = Field(default=8, ge=2, le=1000)
+    """Checks whose losses make up what is usual."""
+    fewest: int = Field(default=3, ge=2, le=1000)
+    """Losses that must be known before one can be unusual; at most the window."""
+    sigmas: float = Field(default=4.0, gt=0)
+    """A loss is unusual beyond the mean plus this many standard deviations of the window ..."""
+    multiple: float = Field(default=2.0, gt=1)
+    """... and beyond this multiple of the mean."""
+    patience: int = Field(default=3, ge=1, le=1000)
+    """Checks in a row with an unusual loss, or at the level of guessing, before a network is in trouble; what is not
+    finite is trouble at once."""
+    good_sigmas: float = Field(default=1.0, ge=0)
+    """Vitals are good, and a snapshot is taken, up to the mean plus this many standard deviations."""
+    lead: float = Field(default=0.25, gt=0, le=1)
+    """Skill that a network must have had before it can collapse."""
+    collapsed: float = Field(default=0.05, ge=0, lt=1)
+    """Skill at or below which it then counts as guessing."""
+    max_rollbacks: int = Field(default=3, ge=0)
+    """Rollbacks in one episode. Trouble after the last one ends the episode, in the state of the last snapshot."""
+    penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """What each trouble costs in reward, in units of the objective."""
+
+    @model_validator(mode="after")
+    def _losses_become_known(self) -> Self:
+        if self.fewest > self.window:
+            raise ValueError(
+                f"no loss can ever be unusual: {self.fewest} must be known, but a window holds {self.window}; "
+                "lower fewest or raise window"
+            )
+        return self
+
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,7 +73,7 @@ class Vitals:
     """What one check of E networks found; all ``[E]``."""
 
     loss: Floats
-    """Of training."""
+    """The training loss."""
     skill: Floats
     """0 for guessing, 1 for perfection; NaN where unknown."""
     finite: Bools
@@ -41,7 +81,7 @@ class Vitals:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Assessment:
     """What a check says of E networks; all ``[E]``."""
 
     trouble: NDArray[np.int8]
@@ -104,7 +144,7 @@ class Monitor:
             "best_skill": self._best_skill,
         }
 
-    def judge(self, vitals: Vitals, hopeless: Bools | None = None) -> Judgement:
+    def judge(self, vitals: Vitals, hopeless: Bools | None = None) -> Assessment:
         """Look at all networks once; of those in trouble, what was usual is forgotten.
 
         ``hopeless``, bool ``[E]``, says whose loss is unusual whatever it was before; None: nobody's.
@@ -127,7 +167,7 @@ class Monitor:
         worse = vitals.loss > mean + settings.good_sigmas * deviation
         self._take_in(vitals, usual)
         self.restart(~sound)
-        return Judgement(trouble, usual, usual & ~worse)
+        return Assessment(trouble, usual, usual & ~worse)
 
     def _usual(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each network's window, ``[E]``; infinity and 0 where too little is known."""

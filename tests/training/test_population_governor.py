@@ -14,12 +14,10 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.optimizer import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
-from esper.training.governor import GovernorSettings, RowGovernor, Trouble
-from esper.training.governor.rows import Intervention
+from esper.training.governor import GovernorSettings, PopulationGovernor, Trouble
+from esper.training.governor.population import Intervention
 from esper.training.learning import Batch, train
-from esper.training.plan import PopulationPlan, Strategy
-from esper.training.population import Actions, Population
-from esper.training.roster import Network
+from esper.training.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
@@ -48,12 +46,14 @@ Hurt = Callable[[Population, int], None]
 def poison(population: Population, network: int) -> None:
     """As after a step that exploded: parameters, moments and buffers of one network are not numbers."""
     with torch.no_grad():
-        for block in population.blocks:
+        for block in population.flat.blocks:
             for tensor in (block.values, *block.moments.values()):
                 tensor[block.owners == network] = torch.nan
 
 
-def checked(population: Population, governor: RowGovernor, draws: Draws, hurt: Hurt | None = None) -> Intervention:
+def checked(
+    population: Population, governor: PopulationGovernor, draws: Draws, hurt: Hurt | None = None
+) -> Intervention:
     """Training, perhaps an accident, measurement, and the governor's check."""
     report = train(population, [draws.batch() for _ in range(2)])
     if hurt is not None:
@@ -75,10 +75,10 @@ def grown(strategy: Strategy = "stacked", isolation: Isolation = Isolation.NONE)
     return population, draws
 
 
-def governor_of(population: Population, max_rollbacks: int = 3) -> RowGovernor:
+def governor_of(population: Population, max_rollbacks: int = 3) -> PopulationGovernor:
     """It looks for what is not finite only: these networks learn random labels, and measure with ten of them."""
     settings = GovernorSettings(lead=1.0, multiple=1e9, max_rollbacks=max_rollbacks)
-    return RowGovernor(population, settings, SUITE.classes)
+    return PopulationGovernor(population, settings, SUITE.classes)
 
 
 def seeds(state: State) -> set[str]:
@@ -205,7 +205,7 @@ def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(name: str) -
         checked(population, governor, draws)
     checked(population, governor, draws, poison)
     host = SUITE.host(chosen[ILL]).double()
-    values = population.host.shape.unflatten(population.host.values.detach()[ILL : ILL + 1])
+    values = population.host.layout.unflatten(population.host.values.detach()[ILL : ILL + 1])
     with torch.no_grad():
         for part, parameter in host.named_parameters():
             parameter.copy_(values[part][0][tuple(slice(extent) for extent in parameter.shape)])
@@ -235,10 +235,10 @@ class NormedHost(nn.Module):
 
 
 def normed(seeds: Sequence[int], strategy: Strategy, rules: Rules = QUICK) -> Population:
-    shared = PopulationPlan(
+    shared = PopulationConfig(
         NormedHost(0), ("first",), ("mlp",), torch.randn(4, 6), OptimizerSettings(), rules, strategy
     )
-    return Population(shared, [Network(NormedHost(seed), (5,), 0.01, seed) for seed in seeds])
+    return Population(shared, [NetworkSpec(NormedHost(seed), (5,), 0.01, seed) for seed in seeds])
 
 
 def some(seed: int, size: int = 8) -> Batch:
@@ -249,7 +249,7 @@ def some(seed: int, size: int = 8) -> Batch:
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> None:
     population = normed((1, 2, 3), strategy)
-    governor = RowGovernor(population, GovernorSettings(), 3)
+    governor = PopulationGovernor(population, GovernorSettings(), 3)
     everyone = np.ones(3, np.bool_)
 
     def advance(seed: int, batch: Batch) -> Intervention:
@@ -258,13 +258,13 @@ def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> Non
         return governor.check(report, evaluation, governor.finite().fetch(), everyone)
 
     assert not advance(1, some(10)).rows.any()
-    kept = {name: buffer.clone() for name, buffer in population.host_buffers.items()}
+    kept = {name: buffer.clone() for name, buffer in population.host.buffers.items()}
     assert kept["norm.running_mean"].any()
     spoilt = some(11)
     spoilt.inputs[1, 0, 0] = torch.nan
     found = advance(2, spoilt)
     assert found.rows.tolist() == [False, True, False]
-    for name, buffer in population.host_buffers.items():
+    for name, buffer in population.host.buffers.items():
         assert torch.equal(buffer[1], kept[name][1])
         assert buffer.isfinite().all()
         assert not torch.equal(buffer[0], kept[name][0]), "the others went on"
@@ -273,10 +273,10 @@ def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> Non
 def test_resting_networks_keep_their_running_statistics() -> None:
     population = normed((1, 2, 3), "stacked")
     train(population, [some(10)])
-    before = {name: buffer.clone() for name, buffer in population.host_buffers.items()}
+    before = {name: buffer.clone() for name, buffer in population.host.buffers.items()}
     assert before
     train(population, [some(11), some(12)], resting=np.array([True, False, True]))
-    for name, buffer in population.host_buffers.items():
+    for name, buffer in population.host.buffers.items():
         assert [torch.equal(buffer[row], before[name][row]) for row in range(3)] == [True, False, True], name
 
 
@@ -296,9 +296,9 @@ def test_running_statistics_do_not_notice_a_seed_that_trains_apart(strategy: Str
         train(population, [some(10), some(11)])
     (bank,) = pair[0].banks.values()
     assert bank.block.steps.tolist() == [2] * 3, "the test means the seeds to learn"
-    assert pair[0].host_buffers
-    for name, buffer in pair[0].host_buffers.items():
-        assert torch.equal(buffer, pair[1].host_buffers[name]), name
+    assert pair[0].host.buffers
+    for name, buffer in pair[0].host.buffers.items():
+        assert torch.equal(buffer, pair[1].host.buffers[name]), name
 
 
 def test_rollbacks_are_counted_and_bounded() -> None:

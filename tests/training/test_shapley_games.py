@@ -10,16 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import ConfigError
-from esper.training.attribution.game import (
+from esper.training.shapley import (
+    MOST_EXACT,
     Bools,
     Floats,
     Worth,
+    antithetic_orders,
     every_coalition,
     shapley_interactions,
     shapley_values,
+    solve,
+    solve_by_sampling,
     solve_exactly,
 )
-from esper.training.attribution.sampling import MOST_EXACT, antithetic_orders, solve, solve_by_sampling
 
 SEEDS = st.integers(0, 2**32 - 1)
 PLAYERS = st.integers(1, 6)

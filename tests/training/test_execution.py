@@ -1,9 +1,10 @@
-"""Hosts of plain layers compute all networks as one merged batch, with the results of a loop over them."""
+"""Four ways to run networks: each does what torch does with one network after the other."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,16 +15,127 @@ from torch.nn import functional as F
 
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.actions import Blend
+from esper.stacking import Stackable
+from esper.tasks.registry import get_suite
 from esper.training.evaluation import evaluate, remember
-from esper.training.execution import Execution
-from esper.training.functional import Functional
+from esper.training.execution import (
+    Execution,
+    Functional,
+    can_merge,
+    enable_merging,
+    merge_networks,
+    split_networks,
+    stacked_call,
+)
 from esper.training.learning import Batch, train
-from esper.training.merging import can_merge, enable_merging, merged, separated
-from esper.training.plan import PopulationPlan
-from esper.training.population import Population
-from esper.training.reference import ReferencePopulation
-from esper.training.roster import Network, SeedKind
+from esper.training.parameters import ParameterLayout, SeedKind
+from esper.training.population import NetworkSpec, Population, PopulationConfig
 from open_rules import open_rules
+from training.reference import ReferencePopulation
+from training.scenes import VALIDATION, Draws, instances, networks, plan
+
+
+class Host(nn.Module):
+    """Nested parameters, one of them shared by two layers, and a buffer that is written to."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.inner[0].weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.tied(self.inner(inputs)) + self.calls
+
+
+def test_it_returns_what_functional_call_does_and_passes_gradients() -> None:
+    host, inputs = Host(), torch.arange(6.0).view(2, 3)
+    functional = Functional(copy.deepcopy(host))
+    for scale in (1.0, 2.0):
+        parameters = {name: (scale * own.detach()).requires_grad_() for name, own in host.named_parameters()}
+        counts = {"calls": torch.tensor(scale)}, {"calls": torch.tensor(scale)}
+        ours = functional(parameters, counts[0], inputs)
+        theirs = functional_call(host, (parameters, counts[1]), (inputs,))
+        assert torch.equal(ours, theirs)
+        assert counts[0] == counts[1] == {"calls": scale + 1}
+        assert torch.equal(functional(parameters, {"calls": torch.tensor(scale)}, inputs), theirs)
+        gradients = [torch.autograd.grad(outputs.sum(), list(parameters.values())) for outputs in (ours, theirs)]
+        assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+def test_until_it_is_handed_anything_the_module_computes_with_what_it_had() -> None:
+    host = Host()
+    expected = copy.deepcopy(host)(torch.ones(2, 3))
+    Functional(host)
+    assert torch.equal(host(torch.ones(2, 3)), expected)
+
+
+class Unstackable(nn.Module):
+    """A host of which only its calls for one network are known to be right."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.host(inputs)
+
+
+def hosts_of(name: str, count: int) -> tuple[nn.Module, list[nn.Module], Tensor]:
+    suite = get_suite(name)
+    chosen = suite.sample(count, "train", np.random.default_rng(3))
+    inputs = torch.randn(count, 6, *suite.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    template = suite.template().double()
+    return template, [suite.host(one).double() for one in chosen], inputs
+
+
+@pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d_conv"])
+def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
+    template, hosts, inputs = hosts_of(name, 5)
+    assert isinstance(template, Stackable)
+    shape = ParameterLayout.of(template)
+    values = torch.stack([shape.row(host) for host in hosts]).requires_grad_()
+    buffers = {key: torch.stack([host.get_buffer(key) for host in hosts]) for key, _ in template.named_buffers()}
+    direct = stacked_call(template)(shape.unflatten(values), buffers, inputs)
+    under = {f"host.{key}": tensor for key, tensor in shape.unflatten(values).items()}
+    held = {f"host.{key}": tensor for key, tensor in buffers.items()}
+    mapped = stacked_call(Unstackable(template))(under, held, inputs)
+    alone = torch.stack([host(own) for host, own in zip(hosts, inputs, strict=True)])
+    torch.testing.assert_close(direct, mapped, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(direct, alone, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(direct.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = [torch.autograd.grad((output * weights).sum(), values)[0] for output in (direct, mapped)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_a_population_of_unstackable_hosts_learns_alike() -> None:
+    chosen = instances(8)
+    shared = plan(open_rules(blends=tuple(Blend)))
+    slots = tuple(f"host.{slot}" for slot in shared.slots)
+    wrapped = [network._replace(host=Unstackable(network.host)) for network in networks(chosen)]
+    mapped = Population(replace(shared, template=Unstackable(shared.template), slots=slots), wrapped)
+    assert_alike(Population(shared, networks(chosen)), mapped, Draws(chosen))
+
+
+def assert_alike(first: Population, second: Population, draws: Draws) -> None:
+    grown: set[SeedKind] = set()
+    for _ in range(6):
+        actions = draws.actions(first.legal_actions())
+        batches, held_back = [draws.batch() for _ in range(3)], draws.batch(VALIDATION)
+        for population in (first, second):
+            population.decide(actions)
+            train(population, batches)
+        ours, theirs = (evaluate(population, held_back) for population in (first, second))
+        np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-9)
+        torch.testing.assert_close(first.flat.values, second.flat.values, rtol=1e-9, atol=1e-9)
+        grown |= first.banks.keys()
+    assert len(grown) > 3, "the test means to grow seeds"
+    assert {kind.blend for kind in grown} == {*Blend}
+
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 NETWORKS, EXAMPLES = 5, 6
@@ -159,7 +271,7 @@ def test_merged_hosts_equal_their_loop_in_values_and_gradients(name: str, networ
     call = Functional(host)
     weights = {key: drawn(networks, *own.shape).requires_grad_() for key, own in plain.named_parameters()}
     inputs = drawn(networks, EXAMPLES, *shape, seed=1)
-    together = separated(call(weights, {}, merged(inputs)), networks)
+    together = split_networks(call(weights, {}, merge_networks(inputs)), networks)
     rows = [{key: stacked[network] for key, stacked in weights.items()} for network in range(networks)]
     alone = torch.stack([functional_call(copy.deepcopy(plain), own, (x,)) for own, x in zip(rows, inputs, strict=True)])
     torch.testing.assert_close(together, alone, **TOLERANCE)
@@ -183,8 +295,8 @@ def test_hosts_that_cannot_merge_are_mapped_with_the_same_results() -> None:
     execution = Execution(host, ["0"], example)
     weights = {key: drawn(NETWORKS, *own.shape) for key, own in host.named_parameters()}
     inputs = drawn(NETWORKS, EXAMPLES, 3, seed=1)
-    mapped = execution.stacked(weights, {}, inputs, [None])
-    torch.testing.assert_close(mapped, execution.looped(weights, {}, inputs, [[None]] * NETWORKS), **TOLERANCE)
+    mapped = execution.run_stacked(weights, {}, inputs, [None])
+    torch.testing.assert_close(mapped, execution.run_looped(weights, {}, inputs, [[None]] * NETWORKS), **TOLERANCE)
 
 
 def images() -> nn.Module:
@@ -210,14 +322,14 @@ HOSTS = {"images": (images, (1, 5, 5)), "signals": (signals, (1, 8))}
 SPATIAL = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
 
 
-def population_of(name: str, strategy: str) -> tuple[PopulationPlan, list[Network]]:
+def population_of(name: str, strategy: str) -> tuple[PopulationConfig, list[NetworkSpec]]:
     build, shape = HOSTS[name]
     hosts: list[nn.Module] = [build() for _ in range(NETWORKS)]
     for seed, host in enumerate(hosts):
         with torch.no_grad():
             for parameter in host.parameters():
                 parameter.copy_(drawn(*parameter.shape, seed=seed) / 2)
-    shared = PopulationPlan(
+    shared = PopulationConfig(
         build(),
         ("0", "1"),
         SPATIAL,
@@ -226,7 +338,7 @@ def population_of(name: str, strategy: str) -> tuple[PopulationPlan, list[Networ
         strategy=strategy,
         dtype=torch.float64,
     )
-    return shared, [Network(host, (4, 4), 0.01 * (1 + seed), seed) for seed, host in enumerate(hosts)]
+    return shared, [NetworkSpec(host, (4, 4), 0.01 * (1 + seed), seed) for seed, host in enumerate(hosts)]
 
 
 def batch_of(name: str, seed: int) -> Batch:
@@ -235,7 +347,7 @@ def batch_of(name: str, seed: int) -> Batch:
 
 
 def host_rows(fast: Population, slow: ReferencePopulation) -> Sequence[Tensor]:
-    return fast.host.values.detach(), torch.stack([fast.host.shape.row(model.host) for model in slow.models])
+    return fast.host.values.detach(), torch.stack([fast.host.layout.row(model.host) for model in slow.models])
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -1,4 +1,4 @@
-"""Rows: values and optimizer state are born, kept and die together."""
+"""Rows: values, buffers and optimizer state are born, kept and die together."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from esper.training.rows import RowBlock, RowShape, pad
+from esper.training.parameters import ParameterLayout, StackedParameters, pad
 
 MOMENTS = ("mean", "square")
 CPU = torch.device("cpu")
 
 
-def shape() -> RowShape:
-    return RowShape.of(nn.Linear(2, 3))
+class Module(nn.Linear):
+    """A linear layer with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3, dtype=torch.float64)
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+
+
+def shape() -> ParameterLayout:
+    return ParameterLayout.of(Module())
 
 
 @dataclass
@@ -30,6 +38,8 @@ class Row:
     moment: float
     steps: float
     rate: float
+    seen: float
+    """The buffer."""
 
 
 class Blocks(RuleBasedStateMachine):
@@ -37,24 +47,28 @@ class Blocks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block = RowBlock.empty(shape(), MOMENTS, torch.float64, CPU)
+        self.block = StackedParameters.empty(Module(), MOMENTS, torch.float64, CPU)
         self.rows: list[Row] = []
         self.born = 0
 
     def fresh(self, owner: int) -> Row:
         self.born += 1
-        return Row(owner, values=self.born, moment=0.0, steps=0.0, rate=self.born / 100)
+        return Row(owner, values=self.born, moment=0.0, steps=0.0, rate=self.born / 100, seen=-self.born)
 
-    def tensors(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    def tensors(self, rows: list[Row]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         values = torch.tensor([[row.values] * shape().size for row in rows], dtype=torch.float64)
-        return values.view(len(rows), shape().size), torch.tensor([row.rate for row in rows], dtype=torch.float64)
+        buffers = {"seen": torch.tensor([[row.seen] * 2 for row in rows], dtype=torch.float64).view(len(rows), 2)}
+        rates = torch.tensor([row.rate for row in rows], dtype=torch.float64)
+        return values.view(len(rows), shape().size), buffers, rates
 
     @rule(owners=st.lists(st.integers(0, 9), min_size=0, max_size=3, unique=True))
     def extend(self, owners: list[int]) -> None:
         new = [self.fresh(owner) for owner in owners if owner not in {row.owner for row in self.rows}]
-        values, rates = self.tensors(new)
+        values, buffers, rates = self.tensors(new)
         before, old = self.block, _copies(self.block)
-        self.block = self.block.extended(values, rates, torch.tensor([row.owner for row in new], dtype=torch.int64))
+        self.block = self.block.with_rows(
+            values, buffers, rates, torch.tensor([row.owner for row in new], dtype=torch.int64)
+        )
         self.rows = self.rows + new
         _assert_same(before, old)
 
@@ -71,7 +85,7 @@ class Blocks(RuleBasedStateMachine):
         places = data.draw(st.lists(st.integers(0, len(self.rows) - 1), min_size=1, unique=True))
         new = [self.fresh(self.rows[place].owner) for place in places]
         before, old = self.block, _copies(self.block)
-        self.block = self.block.renewed(torch.tensor(places), *self.tensors(new))
+        self.block = self.block.reset_rows(torch.tensor(places), *self.tensors(new))
         for place, row in zip(places, new, strict=True):
             self.rows[place] = row
         _assert_same(before, old)
@@ -90,7 +104,8 @@ class Blocks(RuleBasedStateMachine):
     def everything_is_aligned(self) -> None:
         block, count = self.block, len(self.rows)
         assert len(block) == count
-        values, rates = self.tensors(self.rows)
+        values, buffers, rates = self.tensors(self.rows)
+        torch.testing.assert_close(block.buffers["seen"], buffers["seen"])
         torch.testing.assert_close(block.values.detach(), values)
         torch.testing.assert_close(block.learning_rates, rates)
         assert block.moments.keys() == set(MOMENTS)
@@ -104,15 +119,22 @@ class Blocks(RuleBasedStateMachine):
         torch.testing.assert_close(shape().flatten(list(block.parameters.values())).detach(), values)
 
 
-def _copies(block: RowBlock) -> list[Tensor]:
+def _copies(block: StackedParameters) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in _tensors(block)]
 
 
-def _tensors(block: RowBlock) -> list[Tensor]:
-    return [block.values, *block.moments.values(), block.steps, block.learning_rates, block.owners]
+def _tensors(block: StackedParameters) -> list[Tensor]:
+    return [
+        block.values,
+        *block.buffers.values(),
+        *block.moments.values(),
+        block.steps,
+        block.learning_rates,
+        block.owners,
+    ]
 
 
-def _assert_same(block: RowBlock, copies: list[Tensor]) -> None:
+def _assert_same(block: StackedParameters, copies: list[Tensor]) -> None:
     """A change makes a new block; the old one is as it was, so that whoever fails half-way still has it."""
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(_tensors(block), copies, strict=True))
 
@@ -146,9 +168,9 @@ def test_modules_of_other_shapes_are_refused() -> None:
 
 
 def test_rows_must_come_with_all_that_belongs_to_them() -> None:
-    empty = RowBlock.empty(shape(), MOMENTS, torch.float64, CPU)
+    empty = StackedParameters.empty(Module(), MOMENTS, torch.float64, CPU)
     with pytest.raises(ValueError, match="learning rates"):
-        empty.extended(torch.zeros(2, shape().size), torch.zeros(1), torch.arange(2))
+        empty.with_rows(torch.zeros(2, shape().size), {}, torch.zeros(1), torch.arange(2))
 
 
 @pytest.mark.parametrize(("small", "large"), [((), ()), ((2,), (5,)), ((2, 3, 1), (2, 4, 3))])

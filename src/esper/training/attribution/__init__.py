@@ -1,1 +1,0 @@
-"""What each seed earns: Shapley values and pairwise interactions of the seeds of a network."""
