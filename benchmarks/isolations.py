@@ -23,8 +23,7 @@ from esper.grower.practice.result import Result
 from esper.grower.practice.run import result_at
 from esper.grower.practice.settings import GrowSettings
 from esper.lifecycle.rules import Isolation
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
 NOTHING = "no growth"
@@ -58,7 +57,7 @@ def _result(folder: Path, task: str, host: str, way: str, seed: int) -> Result:
     words = [f"task={task}", f"host={host}", f"seed={seed}"]
     words.append("controller=none" if way == NOTHING else f"rules.isolation={way}")
     path = folder / f"{host}-{task}" / way.replace(" ", "_") / f"seed-{seed}"
-    splits = get_task(task).load(Access())
+    splits = get_task(task).load(DataAccess())
     return result_at(path, load_settings(GrowSettings, None, words), splits, "benchmarks/isolations.py")
 
 

@@ -33,7 +33,7 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
-from esper.tasks.datasets.suites import DigitsSuite
+from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
 from esper.training.evaluation import evaluate

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.bench_work import Stopwatch
 from esper.experiments.process import prepare_process
-from esper.tasks.practice.hosts.transformer import TransformerBlock
+from esper.tasks.practice.hosts import TransformerBlock
 from esper.training.learning import Batch, train
 from esper.training.plan import STRATEGIES, PopulationPlan, Strategy
 from esper.training.population import Population

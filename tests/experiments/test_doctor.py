@@ -21,7 +21,7 @@ from esper.experiments.doctor.packages import installed_packages
 from esper.experiments.doctor.runs_folder import examine_folder
 from esper.experiments.doctor.self_test import SelfTest, self_test
 from esper.tasks.registry import get_suite, suite_names
-from esper.tasks.source import Source
+from esper.tasks.suite import Source
 from esper.telemetry import file_system as telemetry_file_system
 from esper.telemetry.file_system import file_system
 

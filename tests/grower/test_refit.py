@@ -31,8 +31,7 @@ from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.rl.conduct import Conduct
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
 
 HORIZON = 20
@@ -551,7 +550,7 @@ def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
         settings = GrowSettings(
             host="mlp", epochs=8, batch_size=512, controller="all_at_start", evidence=evidence, rules=HELD
         )
-        growth = Growth(settings, get_task(settings.task).load(Access()))
+        growth = Growth(settings, get_task(settings.task).load(DataAccess()))
         epochs = []
         forks = []
         for number in range(7):

@@ -28,8 +28,8 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes
-from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import OptimizerSettings
 from esper.training.learning import TrainingReport
 
 SUITE = get_suite("tokens")

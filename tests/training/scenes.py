@@ -17,8 +17,8 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.instance import Instance
-from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import Batch, train
 from esper.training.plan import PopulationPlan, Strategy

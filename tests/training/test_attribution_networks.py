@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
-from esper.tasks.tokens.host import TokenLayer
+from esper.tasks.token_suite import TokenLayer
 from esper.training.attribution.game import Bools, Floats, Worth, solve_exactly
 from esper.training.attribution.networks import ACCURACY, LOSS, Attribution, attribute_networks
 from esper.training.attribution.sampling import solve_by_sampling

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.tasks.tokens.host import TokenLayer
+from esper.tasks.token_suite import TokenLayer
 from esper.training.commitment import committed_networks
 from esper.training.evaluation import Evaluation, evaluate, remember
 from esper.training.grafts import branched

@@ -15,7 +15,7 @@ from torch import nn
 
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.gradients.health import EXPLODED, VANISHED, GradientNorms, HealthTable, SeedHealth, judged
 from esper.training.gradients.rows import row_norms

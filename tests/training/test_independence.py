@@ -13,7 +13,7 @@ from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.instance import Instance
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.plan import Strategy
 from esper.training.population import Actions, Population
 from open_rules import open_rules

@@ -19,8 +19,7 @@ from esper.grower.practice.result import Result
 from esper.grower.practice.run import GrowRun
 from esper.grower.practice.settings import GrowSettings
 from esper.signals import Terminated
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from esper.ui.differences import say_differences
 from esper.ui.formats import duration, score
 from esper.ui.growth import GrowthView
@@ -109,7 +108,7 @@ def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDi
 
 
 def _growth(settings: GrowSettings, download: bool) -> Growth:
-    return Growth(settings, get_task(settings.task).load(Access(download, settings.text)))
+    return Growth(settings, get_task(settings.task).load(DataAccess(download, settings.text)))
 
 
 def _grow(run: GrowDirectory, growth: Growth, console: Console) -> Result:

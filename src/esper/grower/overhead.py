@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from esper.grower.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.tasks.practice.hosts.resnet import WIDTHS, ResNet
+from esper.tasks.practice.hosts import RESNET_WIDTHS, ResNet
 
 PLACES = ("stem", "layer1", "layer2", "layer3")
 CHANNELS, CLASSES, SIZE = 3, 10, 32
@@ -115,7 +115,7 @@ def _now(device: torch.device) -> float:
 
 
 def _network(device: torch.device) -> ResNet:
-    return ResNet(CHANNELS, WIDTHS, CLASSES).to(device)
+    return ResNet(CHANNELS, RESNET_WIDTHS, CLASSES).to(device)
 
 
 def _bare(device: torch.device) -> Contestant:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.pool import Pool
 
 ADAM_EPSILON = 1e-8

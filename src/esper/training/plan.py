@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.rules import Rules
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.budget import Budget
 
 Strategy = Literal["stacked", "looped"]

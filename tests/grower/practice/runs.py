@@ -13,8 +13,7 @@ from esper.grower.practice.result import Result
 from esper.grower.practice.run import GrowRun
 from esper.grower.practice.settings import GrowSettings
 from esper.tasks.practice.examples import Splits
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 
 QUICK = ("task=digits", "host=mlp", "batch_size=512", "epochs=4")
 
@@ -25,7 +24,7 @@ def settings(*overrides: str) -> GrowSettings:
 
 @cache
 def digits() -> Splits:
-    return get_task("digits").load(Access())
+    return get_task("digits").load(DataAccess())
 
 
 def growth(*overrides: str) -> Growth:

@@ -18,8 +18,8 @@ from esper.grower.practice.learning import Learned, cross_entropy, learn_epoch, 
 from esper.grower.practice.network import ORDER, fill, first_inputs, growing_host
 from esper.grower.practice.settings import ALL_FROM_START, GrowSettings
 from esper.growth.model import GrowingModel
-from esper.tasks.practice.examples import Batch, Splits
-from esper.tasks.streams import stream
+from esper.tasks.data import stream
+from esper.tasks.practice.examples import Minibatch, Splits
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Growth:
         """Of all seeds there are."""
         return sum(parameter.numel() for seed in self.model.seeds.values() for parameter in seed.parameters())
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: Minibatch) -> Tensor:
         return cross_entropy(self.model(batch.inputs), batch)
 
     def _validate(self, model: GrowingModel) -> Score:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
-from esper.tasks.practice.examples import Batch, Examples
+from esper.tasks.practice.examples import Examples, Minibatch
 
 EVALUATION_BATCH = 512
 """Examples in one forward pass; bounds memory."""
@@ -59,7 +59,7 @@ def measure(model: GrowingModel, examples: Examples) -> Score:
     return tally.score()
 
 
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: Minibatch) -> Tensor:
     """Mean over all targets: logits ``[B, classes]`` or ``[B, T, classes]``."""
     return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
 
@@ -72,7 +72,7 @@ class _Tally:
         self._targets = 0
         self._parts: list[Tensor] = []
 
-    def add(self, logits: Tensor, batch: Batch, loss: Tensor) -> None:
+    def add(self, logits: Tensor, batch: Minibatch, loss: Tensor) -> None:
         right = (logits.argmax(-1) == batch.targets).sum()
         self._parts.append(torch.stack([loss.double() * batch.targets.numel(), right.double()]))
         self._targets += batch.targets.numel()

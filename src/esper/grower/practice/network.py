@@ -12,9 +12,9 @@ from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
+from esper.tasks.data import stream
 from esper.tasks.practice.examples import Examples, Splits
 from esper.tasks.practice.registry import get_host
-from esper.tasks.streams import stream
 
 HOST, SEEDS, ORDER = range(3)
 """Keys of a run's random streams."""

@@ -1,21 +1,57 @@
-"""MNIST-1D: ten hand-drawn curves, deformed at random into signals of 40 points.
+"""Fixed data sets as arrays, scikit-learn's digits and MNIST-1D, and how transfer families distort them.
 
-The recipe and its constants are those of S. Greydanus and D. Kobak, "Scaling Down Deep Learning with MNIST-1D"
-(arXiv:2011.14439). The generator of random numbers is another, so the examples are new draws from the published
-distribution. Published test accuracies: logistic regression 32%, MLP 68%, CNN 94%.
+MNIST-1D is ten hand-drawn curves, deformed at random into signals of 40 points. The recipe and its constants are those
+of S. Greydanus and D. Kobak, "Scaling Down Deep Learning with MNIST-1D" (arXiv:2011.14439). The generator of random
+numbers is another, so the examples are new draws from the published distribution. Published test accuracies: logistic
+regression 32%, MLP 68%, CNN 94%.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
+from sklearn.datasets import load_digits
 
-from esper.tasks.datasets.dataset import Dataset
+from esper.tasks.data import Floats, Labels
+from esper.tasks.suite import Source
 
 CLASSES = 10
+"""Of either data set."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """N examples ``[N, D]`` with labels ``[N]``, read-only: every instance in the process shares them."""
+
+    inputs: Floats
+    labels: Labels
+
+    def __post_init__(self) -> None:
+        self.inputs.flags.writeable = False
+        self.labels.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.datasets.data") / "digits.csv.gz")))
+
+
+@cache
+def digits() -> Dataset:
+    """1797 examples of 64 pixels in their published order (later rows come from other writers), ten classes."""
+    inputs, labels = cast("tuple[NDArray[np.float64], NDArray[np.int64]]", load_digits(return_X_y=True))
+    return Dataset(inputs.astype(np.float32), labels.astype(np.int64))
+
+
 EXAMPLES_PER_CLASS = 500
 LENGTH = 40
 
@@ -55,7 +91,7 @@ def mnist1d() -> Dataset:
     return Dataset(((signals - signals.mean()) / signals.std()).astype(np.float32), labels)
 
 
-def normalised_templates() -> NDArray[np.float64]:
+def normalise_templates() -> NDArray[np.float64]:
     """The curves ``[CLASSES, TEMPLATE_LENGTH]`` with equal deviation, starting and ending at 0."""
     curves = np.array(TEMPLATES)
     curves = (curves - curves.mean(axis=1, keepdims=True)) / curves.std(axis=1, keepdims=True)
@@ -65,7 +101,7 @@ def normalised_templates() -> NDArray[np.float64]:
 def _signals(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
     """One deformed curve ``[N, LENGTH]`` for each label ``[N]``."""
     column = (len(labels), 1)
-    curve, drawn = _stretched(labels, rng.integers(PADDING[0], PADDING[1] + 1, size=column))
+    curve, drawn = _stretch(labels, rng.integers(PADDING[0], PADDING[1] + 1, size=column))
     curve *= 1 + SCALE_SPREAD * (rng.random(column) - 0.5)
 
     shifted = (np.arange(CANVAS) - rng.integers(MAX_TRANSLATION, size=column)) % CANVAS
@@ -77,12 +113,12 @@ def _signals(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.
     signal = np.where(drawn, curve, wander) + WHITE_NOISE * white
 
     slope = SHEAR_SPREAD * (rng.random(column) - 0.5)
-    return _resampled(signal - slope * np.linspace(-0.5, 0.5, CANVAS))
+    return _resample(signal - slope * np.linspace(-0.5, 0.5, CANVAS))
 
 
-def _stretched(labels: NDArray[np.int64], padding: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _stretch(labels: NDArray[np.int64], padding: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Curves padded with ``padding [N, 1]`` zeros and interpolated to ``[N, CANVAS]``; where a curve is drawn, too."""
-    padded = np.pad(normalised_templates(), ((0, 0), (0, PADDING[1])))
+    padded = np.pad(normalise_templates(), ((0, 0), (0, PADDING[1])))
     position = np.linspace(0, 1, CANVAS) * (TEMPLATE_LENGTH + padding - 1)
     left = np.minimum(position.astype(np.int64), CANVAS - 2)
     fraction = position - left
@@ -91,9 +127,35 @@ def _stretched(labels: NDArray[np.int64], padding: NDArray[np.int64]) -> tuple[N
     return curve, position < TEMPLATE_LENGTH
 
 
-def _resampled(signals: NDArray[np.float64]) -> NDArray[np.float64]:
+def _resample(signals: NDArray[np.float64]) -> NDArray[np.float64]:
     """Signals ``[N, CANVAS]`` interpolated to ``[N, LENGTH]``."""
     position = np.linspace(0, CANVAS - 1, LENGTH)
     left = np.minimum(position.astype(np.int64), CANVAS - 2)
     fraction = position - left
     return (1 - fraction) * signals[:, left] + fraction * signals[:, left + 1]
+
+
+Distortion = Callable[[Floats, np.random.Generator, np.random.Generator], Floats]
+"""``(inputs [N, D], fixed, fresh)`` to inputs: ``fixed`` is the same stream for every part of an instance, ``fresh``
+another for each."""
+
+MASKED = 0.4
+"""Probability that a feature is blanked."""
+GRAIN = 0.5
+"""White noise, in deviations of the undistorted inputs."""
+
+
+def mask_features(inputs: Floats, fixed: np.random.Generator, fresh: np.random.Generator) -> Floats:
+    """Blank the same random features in every example."""
+    del fresh
+    blank = fixed.choice([True, False], size=inputs.shape[1], p=[MASKED, 1 - MASKED])
+    return np.where(blank, np.float32(0), inputs)
+
+
+def add_grain(inputs: Floats, fixed: np.random.Generator, fresh: np.random.Generator) -> Floats:
+    """Add white noise to every feature of every example."""
+    del fixed
+    grained = fresh.standard_normal(inputs.shape, dtype=np.float32)
+    grained *= GRAIN * inputs.std()
+    grained += inputs
+    return grained

@@ -1,4 +1,4 @@
-"""A text as a file of tokens, one per character, built once and then mapped into memory."""
+"""Character language modelling: a text as a file of tokens, one per character, built once and mapped into memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from pydoc_data import topics
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -13,9 +14,10 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from esper.errors import TaskError
-from esper.files import replacing
-from esper.tasks.practice.cache import made
-from esper.tasks.practice.examples import Tokens
+from esper.files import replacing, write_atomically
+from esper.tasks.practice.download import cache_folder, ensure_folder
+from esper.tasks.practice.examples import Splits, Tokens, Windows
+from esper.tasks.practice.registry import DataAccess
 
 CHUNK = 1 << 22
 """Bytes of text in memory at a time."""
@@ -23,7 +25,7 @@ MOST_CHARACTERS = 1 << 16
 """Different ones, that fit the tokens' type."""
 
 
-class Tokenised(NamedTuple):
+class TokenisedText(NamedTuple):
     """A text as indices into its own alphabet."""
 
     tokens: Tokens
@@ -40,7 +42,7 @@ class _Survey(NamedTuple):
     sha256: str
 
 
-def tokenised(text: Path, folder: Path) -> Tokenised:
+def tokenise(text: Path, folder: Path) -> TokenisedText:
     """The tokens of a UTF-8 text, from ``folder`` or made now.
 
     The file is named by a hash of the text, so another text never meets it.
@@ -50,10 +52,10 @@ def tokenised(text: Path, folder: Path) -> Tokenised:
         RunError: the folder cannot be written.
     """
     found = _survey(text)
-    path = made(folder) / f"{found.sha256}.npy"
+    path = ensure_folder(folder) / f"{found.sha256}.npy"
     if not path.is_file():
         _write(text, found, path)
-    return Tokenised(_mapped(path, found), "".join(map(chr, found.alphabet.tolist())))
+    return TokenisedText(_map(path, found), "".join(map(chr, found.alphabet.tolist())))
 
 
 def _survey(text: Path) -> _Survey:
@@ -72,7 +74,7 @@ def _survey(text: Path) -> _Survey:
 
 def _write(text: Path, found: _Survey, path: Path) -> None:
     with replacing(path) as temporary:
-        tokens = open_memmap(temporary, mode="w+", dtype=_type(found), shape=(found.length,))
+        tokens = open_memmap(temporary, mode="w+", dtype=_token_type(found), shape=(found.length,))
         begin = 0
         for chunk in _chunks(text):
             tokens[begin : begin + len(chunk)] = np.searchsorted(found.alphabet, chunk)
@@ -80,17 +82,17 @@ def _write(text: Path, found: _Survey, path: Path) -> None:
         tokens.flush()
 
 
-def _mapped(path: Path, found: _Survey) -> Tokens:
+def _map(path: Path, found: _Survey) -> Tokens:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise TaskError(f"the token file {path} is damaged ({error}): delete it") from error
-    if tokens.shape != (found.length,) or tokens.dtype != _type(found):
+    if tokens.shape != (found.length,) or tokens.dtype != _token_type(found):
         raise TaskError(f"the token file {path} does not fit its text: delete it")
     return cast("Tokens", tokens)
 
 
-def _type(found: _Survey) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
+def _token_type(found: _Survey) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
     """The smallest that holds an index into the alphabet."""
     return np.dtype(np.uint8) if len(found.alphabet) <= 1 << 8 else np.dtype(np.uint16)
 
@@ -111,3 +113,36 @@ def _chunks(text: Path) -> Iterator[NDArray[np.uint32]]:
 
 def _code_points(characters: str) -> NDArray[np.uint32]:
     return np.frombuffer(characters.encode("utf-32-le"), "<u4")
+
+
+LENGTH = 64
+"""Characters that a host sees."""
+VALIDATION, TEST = 0.05, 0.1
+"""Shares of the text, from its end."""
+
+
+class CharLm:
+    """Any UTF-8 text; by default that of Python's own help, half a million characters of English and code."""
+
+    name = "charlm"
+    hosts = ("gpt",)
+    reads_text = True
+
+    def load(self, access: DataAccess) -> Splits:
+        """Split by position: training, then validation, then test."""
+        folder = cache_folder() / self.name
+        text = _help_text(folder) if access.text is None else access.text
+        tokens, alphabet = tokenise(text, folder)
+        test = round(len(tokens) * (1 - TEST))
+        validation = round(len(tokens) * (1 - TEST - VALIDATION))
+        parts = (tokens[:validation], tokens[validation:test], tokens[test:])
+        return Splits(*(Windows(part, LENGTH) for part in parts), classes=len(alphabet))
+
+
+def _help_text(folder: Path) -> Path:
+    """The topics of `help()`, which differ from one version of Python to the next, in one file."""
+    path = ensure_folder(folder) / "python-help.txt"
+    content = "\n".join(topics.topics[name] for name in sorted(topics.topics)).encode()
+    if not path.is_file() or path.read_bytes() != content:
+        write_atomically(path, content)
+    return path
