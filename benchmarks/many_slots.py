@@ -29,7 +29,7 @@ from esper.experiments.process import prepare_process
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score, measured
 from esper.growth.attach import attach
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable

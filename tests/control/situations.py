@@ -15,7 +15,7 @@ from esper.control.history import History
 from esper.control.observation import observe
 from esper.control.reading import Reading
 from esper.control.spaces import Observation
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable

@@ -11,7 +11,7 @@ from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from rl.short import SUITE, episodes, instances
 
 SEEDS = (11, 12, 13, 14, 15)

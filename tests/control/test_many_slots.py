@@ -17,8 +17,7 @@ from esper.control.spaces import Observation
 from esper.control.subject import Floats
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
-from esper.lifecycle.actions import Blend
-from esper.lifecycle.arrays import Bools, Int64s
+from esper.lifecycle.actions import Blend, Bools, Int64s
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.budget import Cost, Costs
 from esper.training.gradients.health import HealthTable

@@ -11,8 +11,7 @@ from control.synthetic import SMALL, SPEC, generator, masks, observations, polic
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyState, PolicyStep
 from esper.control.policy.masking import legal_choices, normalised_entropy
 from esper.control.spaces import MaskTensors, Observation
-from esper.lifecycle.actions import RELEVANT, Head, Op
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead
 
 STEPS, ENVIRONMENTS = 6, 5
 

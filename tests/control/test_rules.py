@@ -17,7 +17,7 @@ from esper.control.rules.schedule import Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from open_rules import open_rules

@@ -9,7 +9,7 @@ import torch
 from esper.control.policy.masking import legal_choices
 from esper.control.spaces import mask_tensors
 from esper.lifecycle.actions import RELEVANT, Head
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample

@@ -18,7 +18,7 @@ from esper.experiments.collect import new_policy
 from esper.experiments.demonstrate import demonstrations
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import PerHead
 from esper.rl.cloning import CloningSettings, clone
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout

@@ -12,7 +12,7 @@ from esper.control.rules.schedule import Planting, Schedule
 from esper.control.spaces import Observation
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.training.budget import Budget

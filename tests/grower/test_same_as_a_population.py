@@ -24,7 +24,7 @@ from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.rl.conduct import Conduct
 from esper.rl.episodes import Episodes

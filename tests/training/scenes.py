@@ -12,7 +12,7 @@ from torch import nn
 from esper.control.rules.simple import Uniform
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable

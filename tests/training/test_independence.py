@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.instance import Instance

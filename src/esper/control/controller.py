@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.plain_state import from_plain
 
 Actions = NDArray[np.int64]

@@ -11,7 +11,7 @@ from esper.control.controller import Actions, UniformStreams
 from esper.control.policy import Policy
 from esper.control.policy.recurrent import PolicyState
 from esper.control.spaces import Observation, mask_tensors
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 
 
 class LearnedState(NamedTuple):

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 
 
 class ObservationSpec(NamedTuple):
@@ -35,7 +36,7 @@ class Observation(NamedTuple):
 
 
 class MaskTensors(NamedTuple):
-    """Conditional legality, as `esper.lifecycle.masks.ActionMasks` but in bool tensors. ``*`` as in `Observation`."""
+    """Conditional legality, as `ActionMasks` but in bool tensors. ``*`` as in `Observation`."""
 
     op: Tensor
     """``[*, 6]``."""
@@ -61,16 +62,7 @@ class MaskTensors(NamedTuple):
 
 def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
-    arrays = (
-        masks.op,
-        masks.slot,
-        masks.blueprint,
-        masks.blend,
-        masks.tempo,
-        masks.alpha_target,
-        masks.alpha_speed,
-        masks.alpha_curve,
-    )
+    arrays: list[NDArray[np.bool_]] = [getattr(masks, name) for name in MaskTensors._fields]
     return MaskTensors(*(_moved(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from esper.control.controller import Actions
 from esper.control.rules.simple import Uniform
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
 from esper.rl.episodes import Episodes

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.control.policy import PolicyStep
 from esper.control.spaces import Observation
-from esper.lifecycle.actions import RELEVANT, Head, Op, details
+from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.gates import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
@@ -160,7 +160,7 @@ class Chronicle:
             "op": [_OPS[one[Head.OP]] for one in taken],
             "slot": [None if one[Head.OP] == Op.WAIT else one[Head.SLOT] for one in taken],
             "blueprint": [blueprints[one[Head.BLUEPRINT]] if one[Head.OP] == Op.GERMINATE else None for one in taken],
-            "choices": [details(one) for one in taken],
+            "choices": [describe_choices(one) for one in taken],
             "value": nothing if policy is None else _rounded(policy.value.cpu().numpy()),
             "log_prob": nothing if policy is None else _rounded(policy.log_prob.cpu().numpy()),
         }

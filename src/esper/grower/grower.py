@@ -42,10 +42,10 @@ from esper.grower.watch import Watch
 from esper.growth.model import GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
+from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke, step
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct
 from esper.training.evaluation import Evaluation, remembered
@@ -243,7 +243,7 @@ class Grower:
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
         self.decisions += 1
-        changes = joined([undone, result.transitions])
+        changes = concatenate([undone, result.transitions])
         decision = told(
             self.decisions, list(self.model.slots), self._kinds, actions, changes, evaluation, rollback, finished
         )

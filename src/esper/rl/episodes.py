@@ -15,10 +15,10 @@ from esper.control.observation import observe
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import wait
 from esper.lifecycle.gates import Verdicts
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, joined
+from esper.lifecycle.transitions import Transitions, concatenate
 from esper.rl.conduct import Conduct
 from esper.rl.incidents import Incident, incidents
 from esper.rl.ledger import Ledger
@@ -199,7 +199,7 @@ class Episodes:
         facts = self._ledger.record(actions, decided_on, evaluation, commitment, self.finished)
         terms = {**self._scheme.pay(facts), "rollback": np.where(intervention.rows, -self.governor.penalty, 0.0)}
         reward = np.where(running, total(terms), 0.0)
-        changes = joined([decided, intervention.transitions])
+        changes = concatenate([decided, intervention.transitions])
         return StepResult(
             reward,
             terms,

@@ -18,7 +18,7 @@ from torch import Tensor
 from esper.growth.blending import joined
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
-from esper.lifecycle.masks import ActionMasks, legal_actions
+from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils

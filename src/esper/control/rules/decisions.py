@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from esper.control.controller import Actions
 from esper.lifecycle.actions import Head, Op, wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 
 Bools = NDArray[np.bool_]
 

@@ -15,7 +15,7 @@ from esper.control.rules.decisions import Decisions
 from esper.control.rules.judging import ROUNDING, judge
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Op
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import LIVE
 from esper.settings import Settings
 

@@ -14,7 +14,7 @@ from esper.control.rules.decisions import Decisions
 from esper.control.rules.judging import judge
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Op
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.settings import Settings
 
 

@@ -11,8 +11,7 @@ from esper.control.controller import Actions
 from esper.control.spaces import Observation
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
-from esper.lifecycle.legality import canonicalise
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks, canonicalise
 
 SHUFFLED = "shuffled"
 

@@ -13,7 +13,7 @@ from esper.control.reading import Reading
 from esper.control.rules.decisions import Decisions
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Op
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from esper.control.controller import Actions, UniformStreams
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head, wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 
 
 class Never:

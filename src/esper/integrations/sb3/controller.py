@@ -14,8 +14,7 @@ from esper.control.spaces import Observation
 from esper.errors import ConfigError
 from esper.integrations.flat import flat
 from esper.integrations.joint import ACTION_MASK, JointActions
-from esper.lifecycle.legality import canonicalise
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.rl.gym.spaces import conditional_masks, observation_arrays
 
 

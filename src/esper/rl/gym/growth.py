@@ -13,8 +13,7 @@ from pydantic import ValidationError, model_validator
 
 from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
-from esper.lifecycle.legality import canonicalise
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
 from esper.mistakes import first_mistake
 from esper.rl.conduct import Conduct

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Feature
 from esper.control.spaces import Observation
 from esper.lifecycle.actions import head_sizes
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.tasks.suite import Suite
 
 Array = NDArray[Any]
@@ -63,7 +63,7 @@ def conditional_masks(masks: ActionMasks) -> Arrays:
     """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
 
     The flat mask of an observation cannot say that a blueprint fits one slot and not the other; these can. Shapes as
-    in `esper.lifecycle.masks.ActionMasks`.
+    in `esper.lifecycle.legality.ActionMasks`.
     """
     exact = {
         "op": masks.op,
