@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.controller import Actions
-from esper.control.observation import SPEC
+from esper.control.observation import SPEC, MaskTensors, Observation, mask_tensors
 from esper.control.policy import Policy, PolicySettings
-from esper.control.rules.decisions import Decisions
-from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.control.rules.decisions import ActionBuilder
 from esper.experiments.open_rules import OPEN_RULES
 from esper.experiments.process import prepare_process
 from esper.grower.grower import Grower
@@ -106,7 +105,7 @@ class Planter:
 
     def act(self, observation: Observation | None, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
-        decisions = Decisions(masks)
+        decisions = ActionBuilder(masks)
         if self._left:
             self._left -= 1
             possible = masks.blueprint.reshape(masks.environments, -1)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from esper.config import load_settings, merge, put
 from esper.control.rules.heuristic import HeuristicSettings
-from esper.control.rules.periodic import PeriodicSettings
+from esper.control.rules.schedule import PeriodicSettings
 from esper.differences import differences
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicySettings
-from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import Head
 from esper.rl.batch import Batch
 from esper.rl.objective import Measured, Objective
@@ -56,7 +56,7 @@ def expected(student: Learner, batch: Batch, chunk: int) -> tuple[Tensor, dict[s
         seen = Observation(*(part[time] for part in rollout.observations))
         masks = MaskTensors(*(part[time] for part in rollout.masks))
         parts.append(policy.evaluate(seen, masks, rollout.actions[time], state))
-        state = parts[-1].state.detached()
+        state = parts[-1].state.detach()
     running = rollout.running
     chosen, value = (torch.cat([getattr(part, name) for part in parts]) for name in ("chosen_log_prob", "value"))
 

@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 import torch
 
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicyState, PolicyStep
-from esper.control.spaces import MaskTensors, Observation
 from esper.rl.rollout import Rollout, RolloutBuffer, RolloutError
 from rl.probes import SIZES, SPEC, blank_observation, free_masks
 

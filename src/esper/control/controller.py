@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.spaces import Observation
+from esper.control.observation import Observation
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.plain_state import from_plain

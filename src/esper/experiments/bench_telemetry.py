@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
-from esper.control.spaces import Observation
 from esper.errors import RunError
 from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.collect import instances_of, joined, new_policy, run_policy

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
-from esper.control.spaces import Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.gates import GATES, Reason
 from esper.lifecycle.stages import Stage

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.control.observation import SPEC
+from esper.control.observation import SPEC, MaskTensors, Observation, mask_tensors
 from esper.control.policy import Policy
-from esper.control.policy.recurrent import PolicyState
-from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.control.policy.network import PolicyState
 from esper.devices import usable_device
 from esper.experiments.chronicle import Chronicle, Scope
 from esper.experiments.placement import Placed, enough_memory
@@ -147,7 +146,7 @@ def run_policy(
     yield as_rows(chronicle.started())
     for uniforms in noise.to(device):
         observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
-        step = policy.act(observation.to(device), masks.to(device), state, uniforms).fetched()
+        step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
         told = as_rows(chronicle.looked(observation, step))
         result = episodes.step(actions)

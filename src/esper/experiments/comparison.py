@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.experiments.analysis import Claim, Contrast, Difference, judge, mean_interval
 from esper.experiments.play import Record
 from esper.experiments.results import SPLITS, Result, of_split
 from esper.experiments.statistics import Floats, Interval, interquartile_mean, probability_of_improvement
 from esper.tasks.suite import Split
 
-POLICY = Learned.name
+POLICY = LearnedController.name
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from esper.control.controller import Controller
+from esper.control.observation import mask_tensors
 from esper.control.policy import PolicyStep
-from esper.control.spaces import mask_tensors
 from esper.experiments.baselines import baselines
 from esper.experiments.collect import joined, new_policy
 from esper.experiments.placement import Placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
+from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import Head, Op
 from esper.tasks.registry import get_suite

@@ -12,8 +12,8 @@ import torch
 from esper import __version__
 from esper.config import load_settings
 from esper.control.controller import Controller
-from esper.control.learned import Learned
-from esper.control.rules.replay import SHUFFLED, Replay, shuffled
+from esper.control.learned import LearnedController
+from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.behaviour import Behaviour, behaviour, write_behaviour
@@ -50,7 +50,7 @@ TakenOver = Callable[[int, int], None]
 class LoadedPolicy(NamedTuple):
     """A run's newest policy, greedy, the training iterations it had, and the hash of its checkpoint."""
 
-    controller: Learned
+    controller: LearnedController
     iteration: int
     sha256: str
 
@@ -80,7 +80,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
     # Here it only decides, wherever it learned: bf16 is for the latter, and not every device has it.
     learning = settings.ppo.model_copy(update={"bf16": False})
     Learner(policy, learning, settings.seed).load_state_tensors(checkpoint.tensors)
-    return LoadedPolicy(Learned(policy, greedy=True), checkpoint.iteration, checkpoint.sha256)
+    return LoadedPolicy(LearnedController(policy, greedy=True), checkpoint.iteration, checkpoint.sha256)
 
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:
@@ -150,7 +150,8 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
     instances = instances_for(settings, split, count)
     terms = terms_of(settings)
     return [
-        _Game(split, one, cohorts([one], terms, instances, attributed=one.name == Learned.name)) for one in controllers
+        _Game(split, one, cohorts([one], terms, instances, attributed=one.name == LearnedController.name))
+        for one in controllers
     ]
 
 
@@ -158,7 +159,7 @@ def _shuffled(game: _Game, settings: TrainSettings, played: Played) -> _Game:
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
     rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))
-    controller = shuffled(side_by_side(played.tallies), [instance.seed for instance in instances], rng)
+    controller = shuffle_actions(side_by_side(played.tallies), [instance.seed for instance in instances], rng)
     return _Game(game.split, controller, cohorts([controller], terms_of(settings), instances))
 
 

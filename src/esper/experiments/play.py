@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.controller import Actions, Controller
-from esper.control.spaces import Observation
+from esper.control.observation import Observation
 from esper.devices import CPU, usable_device
 from esper.experiments.earnings import Earnings, earnings
 from esper.experiments.placement import Placed, enough_memory

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.experiments.evaluation_files import read_json
 from esper.experiments.play import Record
 from esper.files import write_atomically
@@ -56,8 +56,10 @@ def _comparable(results: list[Result]) -> list[Result]:
         played: dict[str, list[str]] = {}
         for result in of_split(results, split):
             played.setdefault(result.controller, []).append(result.instance)
-        if Learned.name not in played or any(theirs != played[Learned.name] for theirs in played.values()):
-            raise ValueError(f"the controllers did not all play the same {split} instances as {Learned.name}")
+        if LearnedController.name not in played or any(
+            theirs != played[LearnedController.name] for theirs in played.values()
+        ):
+            raise ValueError(f"the controllers did not all play the same {split} instances as {LearnedController.name}")
     return results
 
 

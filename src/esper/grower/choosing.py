@@ -8,8 +8,7 @@ from typing import NamedTuple
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.periodic import Periodic, PeriodicSettings
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError
 from esper.experiments.evaluate import load_policy

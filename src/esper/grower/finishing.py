@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.rules.judging import marginal_rent
+from esper.control.rules.decisions import marginal_rent
 from esper.grower.decision import Change, changed
 from esper.grower.subject import ModelSubject
 from esper.lifecycle.stages import Stage

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.control.controller import Controller
-from esper.control.features import View
 from esper.control.history import History
-from esper.control.observation import observe
+from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, DivergedError
 from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
 from esper.grower.choosing import chosen
@@ -377,7 +376,7 @@ class Grower:
         training = TrainingReport(
             np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
         )
-        evaluation = self._history.completed(newest, subject.evidence)
+        evaluation = self._history.complete(newest, subject.evidence)
         note(self.model, evaluation.accuracy_contribution)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         self._history.record(self._actions, subject.table, training, evaluation)
@@ -389,7 +388,7 @@ class Grower:
         A failure leaves model, optimizer and table as they were.
         """
         subject = self.subject
-        view = View(
+        view = FeatureInputs(
             subject,
             self._history,
             np.array([self._timing.progress(1 + self.decisions)]),

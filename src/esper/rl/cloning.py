@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from esper.control.observation import Observation
 from esper.control.policy import Policy
-from esper.control.spaces import Observation
 from esper.rl.gae import advantages
 from esper.rl.losses import value_loss
 from esper.rl.rollout import Rollout

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.control.features import View
 from esper.control.history import History
-from esper.control.observation import observe
-from esper.control.spaces import Observation
+from esper.control.observation import FeatureInputs, Observation, observe
 from esper.lifecycle.actions import wait
 from esper.lifecycle.gates import Verdicts
 from esper.lifecycle.legality import ActionMasks
@@ -153,7 +151,7 @@ class Episodes:
 
     def observe(self) -> Observation:
         """What the controllers see now, on the CPU."""
-        view = View(
+        view = FeatureInputs(
             self.population,
             self.history,
             self.step_index / self.suite.steps,
@@ -221,13 +219,13 @@ class Episodes:
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
         (training, found), finite = under_way.beside(measured).beside(self.governor.finite()).fetch()
-        evaluation = self.history.completed(found, self.population.evidence)
+        evaluation = self.history.complete(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
             return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        restored = evaluation.updated(intervention.rows, self.history.completed(again, self.population.evidence))
+        restored = evaluation.updated(intervention.rows, self.history.complete(again, self.population.evidence))
         return training, restored, intervention, incidents(intervention, evaluation, restored)
 
     def _ended(self, intervention: Intervention) -> Bools:

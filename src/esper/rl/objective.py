@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicyEvaluation, PolicyState
-from esper.control.spaces import MaskTensors, Observation
 from esper.rl.batch import Batch
 from esper.rl.losses import (
     drift,
@@ -73,7 +73,7 @@ class Objective:
         for chunk in self._chunks(rollout):
             with torch.autocast(self._policy.device.type, torch.bfloat16, enabled=self._settings.bf16):
                 now = _evaluated(self._evaluate, rollout, chunk, state)
-            state = now.state.detached()
+            state = now.state.detach()
             loss, part = self._loss(now, batch, chunk, counts, entropy_weights)
             loss.backward()
             measured.append(part)

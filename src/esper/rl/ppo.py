@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.control.observation import Observation
 from esper.control.policy import Policy
-from esper.control.spaces import Observation
 from esper.errors import ConfigError
 from esper.rl.batch import Batch
 from esper.rl.course import Course

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicyState, PolicyStep
-from esper.control.spaces import MaskTensors, Observation
 from esper.errors import EsperError
 from esper.lifecycle.actions import Head
 

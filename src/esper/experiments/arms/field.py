@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.control.controller import Controller
-from esper.control.learned import Learned
-from esper.control.rules.replay import SHUFFLED
+from esper.control.learned import LearnedController
+from esper.control.rules.simple import SHUFFLED
 from esper.experiments.arms.outcome import ArmRecords, circumstances, kept, shown
 from esper.experiments.arms.trained import NONE_EQUAL_FLOPS, SEQUENCE, STATIC, STATIC_EQUAL_FLOPS, Trained
 from esper.experiments.backend import LOCAL, Backend
@@ -22,7 +22,7 @@ from esper.experiments.workers import Workers
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
-POLICY = Learned.name
+POLICY = LearnedController.name
 _FOLDER = "arms"
 
 Progress = Callable[[int, int, str], None]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from esper.control.rules.replay import shuffled
+from esper.control.rules.simple import shuffle_actions
 from esper.experiments.arms.fixed import FixedNetwork, train_fixed
 from esper.experiments.arms.flops import TRAINING_PASSES, Prices, examples_per_decision
 from esper.experiments.arms.outcome import ArmRecords, Outcome, Shown, shown
@@ -74,7 +74,9 @@ class Trained:
     def shuffled(self) -> ArmRecords:
         """The policy's own actions, each instance's played on another one."""
         rng = np.random.default_rng((self._settings.seed, _SHUFFLE_STREAM))
-        controller = shuffled(side_by_side(self._played.tallies), [instance.seed for instance in self._instances], rng)
+        controller = shuffle_actions(
+            side_by_side(self._played.tallies), [instance.seed for instance in self._instances], rng
+        )
         played = play(self._workers, [controller], self._terms, self._instances)[0]
         return ArmRecords(self.environment_steps, shown(played, self._suite).outcomes)
 

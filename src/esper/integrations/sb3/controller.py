@@ -10,7 +10,7 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 
 from esper.control.controller import Actions
-from esper.control.spaces import Observation
+from esper.control.observation import Observation
 from esper.errors import ConfigError
 from esper.integrations.flat import flat
 from esper.integrations.joint import ACTION_MASK, JointActions

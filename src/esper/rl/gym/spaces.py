@@ -9,8 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Feature
-from esper.control.spaces import Observation
+from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Feature, Observation
 from esper.lifecycle.actions import head_sizes
 from esper.lifecycle.legality import ActionMasks
 from esper.tasks.suite import Suite

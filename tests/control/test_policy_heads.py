@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.synthetic import generator, masks
-from esper.control.policy.masking import (
-    chosen,
+from esper.control.policy.heads import (
     draw,
     legal_choices,
+    log_prob_of,
     masked_log_softmax,
     normalised_entropy,
-    raised_to_floor,
+    raise_to_floor,
 )
 from esper.lifecycle.actions import RELEVANT, Head, Op
 
@@ -128,7 +128,7 @@ def test_no_legal_choice_is_below_its_floor_and_no_illegal_one_above_zero(
     legal[0, 0] = True
     count = int(legal.sum())
     before = masked_log_softmax(torch.tensor([[logit for logit, _ in choices]]), legal)
-    after = raised_to_floor(before, legal, floor)
+    after = raise_to_floor(before, legal, floor)
     probabilities, unmixed = after.double().exp(), before.double().exp()
     least = min(floor, 1 / count)
     assert after.isfinite().all()
@@ -142,7 +142,7 @@ def test_no_legal_choice_is_below_its_floor_and_no_illegal_one_above_zero(
 
 def test_a_floor_of_zero_is_no_operation_at_all() -> None:
     log_probs = torch.randn(50, 5, generator=generator())
-    assert raised_to_floor(log_probs, torch.ones(50, 5, dtype=torch.bool), 0.0) is log_probs
+    assert raise_to_floor(log_probs, torch.ones(50, 5, dtype=torch.bool), 0.0) is log_probs
 
 
 @pytest.mark.parametrize("floor", FLOORS[1:])
@@ -151,7 +151,7 @@ def test_floors_pass_the_gradient_of_the_mixed_distribution_and_none_to_what_is_
     logits = (torch.randn(60, 5, generator=generator()) * 3).requires_grad_()
     legal = torch.rand(60, 5, generator=generator(1)) < 0.5
     legal[:, 2] = True
-    log_probs = raised_to_floor(masked_log_softmax(logits, legal), legal, floor)
+    log_probs = raise_to_floor(masked_log_softmax(logits, legal), legal, floor)
     (log_probs[:, 2].sum() + normalised_entropy(log_probs, legal).sum()).backward()
     assert logits.grad is not None
     assert (logits.grad[~legal] == 0).all()
@@ -171,9 +171,9 @@ def test_floors_pass_the_gradient_of_the_mixed_distribution_and_none_to_what_is_
 def test_draws_follow_the_distribution_with_its_floor(floor: float) -> None:
     legal = torch.tensor([[True, False, True, True]]).expand(DRAWS, -1)
     logits = torch.tensor([[0.0, 9.0, 30.0, -30.0]]).expand(DRAWS, -1)
-    log_probs = raised_to_floor(masked_log_softmax(logits, legal), legal, floor)
+    log_probs = raise_to_floor(masked_log_softmax(logits, legal), legal, floor)
     choices = draw(log_probs, legal, torch.rand(DRAWS, generator=generator()))
     frequencies = torch.bincount(choices, minlength=4) / DRAWS
     least = min(floor, 1 / 3)
     torch.testing.assert_close(frequencies, torch.tensor([least, 0.0, 1 - 2 * least, least]), atol=5e-3, rtol=0)
-    torch.testing.assert_close(chosen(log_probs[:1], torch.tensor([3])).exp(), torch.tensor([least]))
+    torch.testing.assert_close(log_prob_of(log_probs[:1], torch.tensor([3])).exp(), torch.tensor([least]))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from control.synthetic import SPEC, generator, observations
-from esper.control.policy.normaliser import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
-from esper.control.policy.value import ValueHead
+from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
+from esper.control.policy.network import ValueHead
 
 
 def test_batches_merge_to_the_moments_of_their_union() -> None:

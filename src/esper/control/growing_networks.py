@@ -45,7 +45,7 @@ class Offers(Protocol):
         ...
 
 
-class Subject(Protocol):
+class GrowingNetworks(Protocol):
     """E networks that grow."""
 
     @property

@@ -7,16 +7,96 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from esper.control.policy.encoder import Encoder
-from esper.control.policy.heads import ActionHeads, Candidates, Choose, Decision
-from esper.control.policy.layers import lstm
-from esper.control.policy.masking import chosen, draw, normalised_entropy, open_heads
-from esper.control.policy.normaliser import ObservationNormaliser
+from esper.control.observation import MaskTensors, Observation, ObservationSpec
+from esper.control.policy.heads import (
+    ActionHeads,
+    Candidates,
+    Choose,
+    HeadOutputs,
+    draw,
+    log_prob_of,
+    normalised_entropy,
+    open_heads,
+)
+from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, linear, lstm
 from esper.control.policy.settings import PolicySettings
-from esper.control.policy.value import ValueHead
-from esper.control.spaces import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head
+
+
+class SlotAttention(nn.Module):
+    """One pre-norm residual layer of self-attention across slots; without positions, so slots may be permuted."""
+
+    def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.project = linear(width, 3 * width, generator)
+        self.merge = linear(width, width, generator)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[N, S, W]`` to the same."""
+        rows, slots, width = tokens.shape
+        projected = self.project(self.norm(tokens)).view(rows, slots, 3, self.heads, width // self.heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # each [N, heads, S, W / heads]
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return tokens + self.merge(attended.transpose(1, 2).reshape(rows, slots, width))
+
+
+class Encoder(nn.Module):
+    """The same encoder for each slot, attention across slots, and a summary that ignores their order and number."""
+
+    def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
+        super().__init__()
+        width = settings.width
+        self.slot = linear(spec.slots, width, generator, RELU_GAIN)
+        self.attention = SlotAttention(width, settings.attention_heads, generator)
+        self.network = linear(spec.globals, width, generator, RELU_GAIN)
+        self.summary_width = 3 * width
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Normalised features of N rows to tokens ``[N, S, W]`` and summary ``[N, 3 W]``."""
+        tokens = self.attention(F.relu(self.slot(observation.slots)))
+        network = F.relu(self.network(observation.globals))
+        return tokens, torch.cat((network, tokens.mean(1), tokens.amax(1)), -1)
+
+
+RETURN_FLOOR = 1e-3
+"""Least standard deviation of returns, so that constant returns do not blow up the value's scale."""
+
+
+class ValueHead(nn.Module):
+    """V(s) from the recurrent state. Outside this class values are always in the units of returns."""
+
+    def __init__(self, hidden: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.body = linear(hidden, width, generator, RELU_GAIN)
+        self.output = linear(width, 1, generator)
+        self.returns = RunningMoments(1, RETURN_FLOOR)
+
+    @property
+    def scale(self) -> Tensor:
+        """Standard deviation of returns, 0-d: divide value errors by it to have them in standardised units."""
+        return self.returns.deviation[0].to(self.output.weight.dtype)
+
+    def forward(self, memory: Tensor) -> Tensor:
+        """``[*, H]`` to values ``[*]`` in units of returns, float32 whatever the precision of the layers."""
+        standard = self.output(F.relu(self.body(memory))).squeeze(-1).float()
+        return standard * self.scale + self.returns.mean[0].to(standard.dtype)
+
+    @torch.no_grad()
+    def rescale(self, returns: Tensor) -> None:
+        """Merge new returns, any shape, and correct the last layer so that no prediction changes.
+
+        This is the output-preserving step of PopArt (van Hasselt et al., 2016).
+        """
+        old_mean, old_deviation = self.returns.mean.clone(), self.returns.deviation
+        self.returns.update(returns.reshape(-1, 1))
+        mean, deviation = self.returns.mean, self.returns.deviation
+        weight, bias = self.output.weight, self.output.bias
+        weight.mul_((old_deviation / deviation).to(weight.dtype))
+        bias.copy_(((old_deviation * bias + old_mean - mean) / deviation).to(bias.dtype))
 
 
 class PolicyState(NamedTuple):
@@ -38,7 +118,7 @@ class PolicyState(NamedTuple):
         """The same memory on ``device``."""
         return PolicyState(self.output.to(device), self.cell.to(device))
 
-    def detached(self) -> PolicyState:
+    def detach(self) -> PolicyState:
         """The same memory, through which no gradient flows back."""
         return PolicyState(self.output.detach(), self.cell.detach())
 
@@ -57,7 +137,7 @@ class PolicyStep(NamedTuple):
     head_log_probs: tuple[Tensor, ...]
     """``[E, n]`` per head: the distributions that were drawn from."""
 
-    def fetched(self) -> PolicyStep:
+    def to_cpu(self) -> PolicyStep:
         """The same on the CPU, by a single transfer; the memory stays where it is."""
         # Choices are small whole numbers, which are exact in any precision.
         parts = (self.actions.to(self.value.dtype), self.chosen_log_prob, self.value[:, None], *self.head_log_probs)
@@ -127,7 +207,7 @@ class Policy(nn.Module):
         that is likeliest before probabilities are raised to their floors.
         """
         tokens, memory, state, observation = self._remember(observation, state)
-        choose = _greedy if noise is None else _drawing(noise)
+        choose = _greedy if noise is None else _draw_with(noise)
         decision = self.heads(memory, tokens, observation, masks, choose)
         return PolicyStep(
             decision.actions, _chosen(decision), self.value_head(memory), state, head_log_probs=decision.log_probs
@@ -150,7 +230,7 @@ class Policy(nn.Module):
         normalised = self.normaliser(flat)
         tokens, summary = self.encoder(normalised)
         memory, following = self._recur(summary.view(steps, environments, -1), state)
-        decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _given(flat_actions))
+        decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _take(flat_actions))
         entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
         return PolicyEvaluation(
             chosen_log_prob=_chosen(decision).view(steps, environments, len(Head)),
@@ -189,9 +269,9 @@ class Policy(nn.Module):
         return memory, PolicyState(*following)
 
 
-def _chosen(decision: Decision) -> Tensor:
+def _chosen(decision: HeadOutputs) -> Tensor:
     """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
-    per_head = [chosen(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
+    per_head = [log_prob_of(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
     return torch.stack(per_head, -1)
 
 
@@ -199,9 +279,9 @@ def _greedy(head: Head, candidates: Candidates) -> Tensor:  # noqa: ARG001
     return candidates.preferences.argmax(-1)
 
 
-def _drawing(noise: Tensor) -> Choose:
+def _draw_with(noise: Tensor) -> Choose:
     return lambda head, candidates: draw(candidates.log_probs, candidates.legal, noise[:, head])
 
 
-def _given(actions: Tensor) -> Choose:
+def _take(actions: Tensor) -> Choose:
     return lambda head, candidates: actions[:, head]  # noqa: ARG005

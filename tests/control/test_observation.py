@@ -1,4 +1,4 @@
-"""Every feature lies in its range, says something, and means what its name says."""
+"""Features are what they say, within their ranges; masks as tensors say what the lifecycle's masks say."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ import pytest
 import torch
 
 from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Feature
-from esper.control.observation import SPEC
-from esper.control.reading import Reading
+from esper.control.observation import (
+    BLUEPRINT_FEATURES,
+    GLOBAL_FEATURES,
+    SLOT_FEATURES,
+    SPEC,
+    Feature,
+    FeatureReader,
+    Observation,
+    mask_tensors,
+)
+from esper.control.policy.heads import legal_choices
 from esper.control.rules.simple import Uniform
-from esper.control.spaces import Observation
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
-from esper.lifecycle.actions import Op
+from esper.lifecycle.actions import RELEVANT, Head, Op
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
+from esper.lifecycle.transitions import step
 from esper.training.gradients.health import HealthTable
 from esper.training.learning import TrainingReport
+from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
 from open_rules import open_rules
 from rl.short import episodes, instances
 
@@ -240,8 +251,33 @@ def test_a_reading_knows_features_by_name_only() -> None:
 def test_a_reading_finds_each_feature_in_its_place() -> None:
     shapes = ((2, SPEC.globals), (2, SLOTS, SPEC.slots), (2, SLOTS, BLUEPRINTS, SPEC.blueprints))
     observation = Observation(*(torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in shapes))
-    reading = Reading(observation)
+    reading = FeatureReader(observation)
     readers = (reading.network, reading.slot, reading.blueprint)
     for (part, features), read in zip(PARTS, readers, strict=True):
         for index, feature in enumerate(features):
             assert np.array_equal(read(feature.name), getattr(observation, part)[..., index].numpy())
+
+
+E, S, K, STEPS = 40, 3, 4, 25
+
+
+@pytest.mark.parametrize("rules", RULE_SETS.values(), ids=RULE_SETS.keys())
+def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
+    rng = np.random.default_rng(0)
+    compatible = random_compatibility(E, S, K, rng)
+    table, relevant = SeedTable.dormant(E, S), torch.from_numpy(RELEVANT)
+    ops: set[int] = set()
+    for _ in range(STEPS):
+        evidence = random_evidence(E, S, rng)
+        masks = legal_actions(table, evidence, rules, compatible)
+        tensors = mask_tensors(masks, torch.device("cpu"))
+        assert all(tensor.dtype == torch.bool for tensor in tensors)
+        actions = sample(masks, rng)
+        op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
+        ops |= set(op.tolist())
+        for head in Head:
+            expected = masks.given(head, op, slot)
+            actual = legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
+            assert np.array_equal(actual.numpy(), expected), head.name
+        table = step(table, evidence, actions, rules, compatible).table
+    assert len(ops) >= 4
