@@ -1,4 +1,4 @@
-"""Hand-written controllers: always legal, as shrewd as they claim; recorded actions come back as far as they are legal."""
+"""Hand-written controllers: always legal, as shrewd as they claim; recorded actions come back as far as legal."""
 
 from __future__ import annotations
 
