@@ -13,12 +13,12 @@ from esper import __version__
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
+from esper.control.loading import restore_policy
 from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.behaviour import Behaviour, behaviour, write_behaviour
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.collect import new_policy
 from esper.experiments.evaluation_progress import EvaluationProgress
 from esper.experiments.play import Played, PlayTask, by_controller, cohorts, terms_of
 from esper.experiments.results import SPLITS, Result, write_results
@@ -26,7 +26,6 @@ from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.tallies import side_by_side
 from esper.experiments.workers import Workers
-from esper.rl.ppo import Learner
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
@@ -76,11 +75,8 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         CheckpointError: there is no usable checkpoint, or it belongs to other settings.
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
-    policy = new_policy(settings)
-    # Here it only decides, wherever it learned: bf16 is for the latter, and not every device has it.
-    learning = settings.ppo.model_copy(update={"bf16": False})
-    Learner(policy, learning, settings.seed).load_state_tensors(checkpoint.tensors)
-    return LoadedPolicy(LearnedController(policy, greedy=True), checkpoint.iteration, checkpoint.sha256)
+    controller = restore_policy(checkpoint.tensors, settings.policy)
+    return LoadedPolicy(controller, checkpoint.iteration, checkpoint.sha256)
 
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:

@@ -17,7 +17,7 @@ from esper.control.history import History
 from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, DivergedError
 from esper.grower.arguments import Heard, heard, require_conduct, require_sizes
-from esper.grower.choosing import chosen
+from esper.grower.choosing import choose_controller
 from esper.grower.counterfactual import Counterfactual, counterfactual
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
@@ -143,11 +143,11 @@ class Grower:
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
+        self.controller, self._timing, origin = choose_controller(controller, self.subject.roster, horizon, rules)
         self.rules = self._timing.rules
         require_loss(self.rules, loss)
         self.evidence = counterfactual(evidence, loss, optimizer)
-        warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
+        warn_of_the_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self._processes = Processes()
         seed = self._processes.agreed(lambda: seed)
         require_seated(model)
