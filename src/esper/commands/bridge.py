@@ -14,10 +14,8 @@ from esper.errors import RunError
 from esper.experiments.lock import held, locked
 from esper.experiments.run_directory import RunDirectory
 from esper.strict_yaml import parse
-from esper.telemetry.bridges.bridge import Bridge, Goal
-from esper.telemetry.bridges.flat import flat
+from esper.telemetry.bridges.bridge import VENDORS, Bridge, Goal, flatten
 from esper.telemetry.bridges.tail import Tail
-from esper.telemetry.bridges.vendors import VENDORS
 from esper.ui.output import say
 
 BRIDGES = "bridges"
@@ -45,7 +43,7 @@ def command(
     """
     connect = VENDORS[to].connect()
     directory = RunDirectory.open(run)
-    settings = flat(parse(directory.config.read_bytes(), str(directory.config)))
+    settings = flatten(parse(directory.config.read_bytes(), str(directory.config)))
     folder = _made(directory.path / BRIDGES)
     console = Console()
     with locked(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:
