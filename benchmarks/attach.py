@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from esper.grower.grower import Grower
 from esper.growth.attach import attach
-from esper.tasks.practice.hosts.resnet import WIDTHS, ResNet
+from esper.tasks.practice.hosts import RESNET_WIDTHS, ResNet
 
 PLACES = ("stem", "layer1", "layer2", "layer3")
 CHANNELS, CLASSES, SIZE = 3, 10, 32
@@ -63,7 +63,7 @@ def contestants(batch_size: int, device: torch.device) -> list[Contestant]:
     classes = torch.randint(CLASSES, (batch_size,), generator=generator).to(device)
 
     def network() -> ResNet:
-        return ResNet(CHANNELS, WIDTHS, CLASSES).to(device)
+        return ResNet(CHANNELS, RESNET_WIDTHS, CLASSES).to(device)
 
     def with_slots() -> Contestant:
         model = attach(network(), PLACES, images)

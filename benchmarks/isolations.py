@@ -22,8 +22,7 @@ from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.rules import Isolation
 from esper.practice.result import GrowResult
 from esper.practice.settings import GrowSettings
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from practice import run_to_end
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
@@ -58,7 +57,7 @@ def _result(folder: Path, task: str, host: str, way: str, seed: int) -> GrowResu
     words = [f"task={task}", f"host={host}", f"seed={seed}"]
     words.append("controller=none" if way == NOTHING else f"rules.isolation={way}")
     path = folder / f"{host}-{task}" / way.replace(" ", "_") / f"seed-{seed}"
-    splits = get_task(task).load(Access())
+    splits = get_task(task).load(DataAccess())
     return run_to_end(path, load_settings(GrowSettings, None, words), splits)
 
 

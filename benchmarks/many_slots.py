@@ -25,19 +25,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 
 from esper.control.controller import Actions
-from esper.control.observation import SPEC
+from esper.control.observation import SPEC, MaskTensors, Observation, mask_tensors
 from esper.control.policy import Policy, PolicySettings
-from esper.control.rules.decisions import Decisions
-from esper.control.spaces import MaskTensors, Observation, mask_tensors
+from esper.control.rules.decisions import ActionBuilder
 from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
 from esper.grower.measuring import Score, measured
 from esper.growth.attach import attach
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
-from esper.tasks.datasets.suites import DigitsSuite
+from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
 from esper.training.evaluation import evaluate
@@ -111,7 +110,7 @@ class Planter:
 
     def act(self, observation: Observation | None, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
-        decisions = Decisions(masks)
+        decisions = ActionBuilder(masks)
         if self._left:
             self._left -= 1
             possible = masks.blueprint.reshape(masks.environments, -1)

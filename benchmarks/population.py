@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from esper.control.controller import Actions
 from esper.control.rules.simple import Uniform
 from esper.experiments.process_pool import prepare_process
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
 from esper.rl.episodes import Episodes

@@ -28,8 +28,7 @@ from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import ALL_FROM_START, GrowSettings
 from esper.practice.training import HostTraining
 from esper.tasks.practice.examples import Splits
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from esper.ui.output import say
 
 ARMS = {"bare host": "none", "everything from the start": ALL_FROM_START, "grown": "heuristic"}
@@ -89,7 +88,7 @@ def _pairs(tasks: Sequence[str]) -> list[Pair]:
 
 def _pair(task: str, host: str) -> Pair:
     try:
-        return Pair(task, host, get_task(task).load(Access()))
+        return Pair(task, host, get_task(task).load(DataAccess()))
     except TaskError:
         if task not in INSTEAD:
             raise

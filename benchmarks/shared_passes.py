@@ -23,8 +23,7 @@ import esper
 from esper.experiments.process_pool import prepare_process
 from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
-from esper.tasks.practice.hosts.resnet import Block
-from esper.tasks.practice.hosts.transformer import TransformerBlock
+from esper.tasks.practice.hosts import Block, TransformerBlock
 
 CLASSES = 10
 DEPTH = 8

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.process_pool import prepare_process
-from esper.tasks.practice.hosts.transformer import TransformerBlock
+from esper.tasks.practice.hosts import TransformerBlock
 from esper.training.learning import Batch, train
 from esper.training.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
 

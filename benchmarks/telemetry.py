@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config import load_settings
+from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
-from esper.control.spaces import Observation
 from esper.errors import RunError
 from esper.experiments.collect import instances_of, new_policy, run_policy
 from esper.experiments.evaluation import evaluation_config

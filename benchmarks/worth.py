@@ -41,10 +41,9 @@ from esper.files import write_atomically
 from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
 from esper.practice.training import cross_entropy, first_inputs, measure
-from esper.tasks.practice.examples import Batch, Examples, Splits
-from esper.tasks.practice.registry import get_host, get_task
-from esper.tasks.practice.task import Access
-from esper.tasks.streams import stream
+from esper.tasks.data import stream
+from esper.tasks.practice.examples import Examples, Minibatch, Splits
+from esper.tasks.practice.registry import DataAccess, get_host, get_task
 
 BEFORE, RAMP, TRIAL, REFIT, AFTER = 8, 3, 6, 2, 12
 """Epochs until a seed is planted, of its ramp, of its trial, of refitting without it, and from its judgement on."""
@@ -200,7 +199,7 @@ class Training:
         return measure(self.model, self._splits.test)
 
 
-def _minibatches(examples: Examples, rng: np.random.Generator) -> Iterator[Batch]:
+def _minibatches(examples: Examples, rng: np.random.Generator) -> Iterator[Minibatch]:
     return islice(examples.epoch(64, rng), LONGEST_EPOCH)
 
 
@@ -232,7 +231,7 @@ def _cases(folder: Path, name: str, seed: int, console: Console) -> list[Case]:
     path = folder / f"{name}-{seed}.json"
     if not path.exists():
         host = HOSTS[name]
-        found = tried(host, get_task(host.task).load(Access()), seed)
+        found = tried(host, get_task(host.task).load(DataAccess()), seed)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([asdict(case) for case in found]))
         console.print(f"{name} {seed}: done", style="dim")

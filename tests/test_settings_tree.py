@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from esper.config import load_settings, merge, put
 from esper.control.rules.heuristic import HeuristicSettings
-from esper.control.rules.periodic import PeriodicSettings
+from esper.control.rules.schedule import PeriodicSettings
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import load_space
@@ -36,7 +36,7 @@ ROOTS: dict[type[Settings], Settings] = {
 }
 """What entry points take, and its defaults."""
 WRITTEN_BY_ESPER = {
-    *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest"),  # parts of saved files
+    *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "PolicyOrigin"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_File"),  # what a sweep draws from
 }

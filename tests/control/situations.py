@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.control.features import View
 from esper.control.history import History
-from esper.control.observation import observe
-from esper.control.reading import Reading
-from esper.control.spaces import Observation
-from esper.lifecycle.masks import ActionMasks
+from esper.control.observation import FeatureInputs, FeatureReader, Observation, observe
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -59,7 +56,7 @@ class Situation:
     """Attributes of the history, without the axis over networks."""
     rules: Rules = field(default_factory=Rules)
 
-    def view(self) -> View:
+    def view(self) -> FeatureInputs:
         held = population(rules=self.rules)
         held.state = replace(held.state, table=self._table())
         shape = held.table.stage.shape
@@ -73,7 +70,7 @@ class Situation:
             assert name in vars(past), name
             setattr(past, name, value if name == "training" else np.array([value]))
         rent, size = np.array([self.rent]), np.array([self.train_size])
-        return View(held, past, np.array([self.progress]), HORIZON, rent, size, np.array([self.rollbacks]))
+        return FeatureInputs(held, past, np.array([self.progress]), HORIZON, rent, size, np.array([self.rollbacks]))
 
     def _table(self) -> SeedTable:
         table = SeedTable.dormant(1, SLOTS)
@@ -88,8 +85,8 @@ class Situation:
         assert isinstance(view.subject, Population)
         return observe(view), view.subject.legal_actions()
 
-    def read(self) -> Reading:
-        return Reading(self.observe()[0])
+    def read(self) -> FeatureReader:
+        return FeatureReader(self.observe()[0])
 
 
 def holding(blueprint: str, age: int = 10, alpha: float = 1.0) -> dict[str, Any]:

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from esper.control.learned import Learned
-from esper.control.observation import SPEC
+from esper.control.learned import LearnedController
+from esper.control.observation import SPEC, Observation
 from esper.control.policy import Policy, PolicySettings
-from esper.control.spaces import Observation
 from esper.lifecycle.actions import Head
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from rl.short import SUITE, episodes, instances
 
 SEEDS = (11, 12, 13, 14, 15)
@@ -32,7 +31,7 @@ def rows(observation: Observation, masks: ActionMasks, chosen: list[int]) -> tup
 def test_decisions_do_not_depend_on_who_else_is_there(greedy: bool) -> None:
     running = episodes(instances(len(SEEDS)))
     companies = [[0, 1, 2, 3, 4], [2], [3, 2]]
-    controllers = [Learned(policy(), greedy=greedy) for _ in companies]
+    controllers = [LearnedController(policy(), greedy=greedy) for _ in companies]
     states = [one.start([SEEDS[row] for row in chosen]) for one, chosen in zip(controllers, companies, strict=True)]
     ops: set[int] = set()
     for _ in range(SUITE.steps):
@@ -53,7 +52,7 @@ def test_the_greedy_controller_needs_no_seed_and_the_sampled_one_follows_it() ->
     observation, masks = running.observe(), running.legal_actions()
 
     def first(greedy: bool, seed: int) -> list[list[int]]:
-        controller = Learned(policy(), greedy=greedy)
+        controller = LearnedController(policy(), greedy=greedy)
         return controller.act(observation, masks, controller.start([seed] * 4))[0].tolist()
 
     assert first(True, 0) == first(True, 1)
@@ -64,7 +63,7 @@ def test_the_greedy_controller_needs_no_seed_and_the_sampled_one_follows_it() ->
 def test_it_remembers() -> None:
     running = episodes(instances(3))
     observation, masks = running.observe(), running.legal_actions()
-    controller = Learned(policy(), greedy=True)
+    controller = LearnedController(policy(), greedy=True)
     state = controller.start(range(3))
     assert not state.memory.output.any()
     _, state = controller.act(observation, masks, state)

@@ -9,16 +9,19 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from esper.control.features import BLUEPRINT_FEATURES, SLOT_FEATURES, View
+from esper.control.growing_networks import Floats
 from esper.control.history import History
-from esper.control.observation import observe
-from esper.control.reading import Reading
-from esper.control.spaces import Observation
-from esper.control.subject import Floats
+from esper.control.observation import (
+    BLUEPRINT_FEATURES,
+    SLOT_FEATURES,
+    FeatureInputs,
+    FeatureReader,
+    Observation,
+    observe,
+)
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
-from esper.lifecycle.actions import Blend
-from esper.lifecycle.arrays import Bools, Int64s
+from esper.lifecycle.actions import Blend, Bools, Int64s
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.budget import Cost, Costs
 from esper.training.gradients import HealthTable
@@ -68,7 +71,7 @@ def side_by_side(array: Array) -> Array:
     return together(array) if array.shape[1:2] == (1,) else array[::SLOTS]
 
 
-def view(arranged: Arrange) -> View:
+def view(arranged: Arrange) -> FeatureInputs:
     """Random networks: slots that have lived for a while, and numbers that mean nothing."""
     rng = np.random.default_rng(8)
 
@@ -95,7 +98,7 @@ def view(arranged: Arrange) -> View:
     past.accuracy_contribution, past.loss_contribution_before = slots(), slots()
     past.loss_contribution = np.where(table.owning, slots(), np.nan)
     past.tries, past.outcomes = np.abs(slots(len(KINDS))), slots(len(KINDS))
-    return View(held, past, networks(), 30, networks(), networks(), networks())
+    return FeatureInputs(held, past, networks(), 30, networks(), networks(), networks())
 
 
 def seen(arranged: Arrange) -> Observation:
@@ -114,13 +117,13 @@ def test_features_are_those_of_every_slot_by_itself() -> None:
 
 
 def test_depth_rises_evenly_from_the_first_slot_to_the_last() -> None:
-    depths = Reading(seen(side_by_side)).slot("depth")
+    depths = FeatureReader(seen(side_by_side)).slot("depth")
     np.testing.assert_allclose(np.diff(depths), 1 / (SLOTS - 1), rtol=1e-4)
     assert depths[:, [0, -1]].tolist() == [[0, 1]] * ENVIRONMENTS
 
 
 def test_a_network_has_added_what_its_slots_have() -> None:
-    many, single = (Reading(seen(way)).network("log_added_parameters") for way in (side_by_side, alone))
+    many, single = (FeatureReader(seen(way)).network("log_added_parameters") for way in (side_by_side, alone))
     added = np.expm1(single).reshape(ENVIRONMENTS, SLOTS).sum(1)
     assert (added > 0.1).all()
     np.testing.assert_allclose(np.expm1(many), added, rtol=1e-4)

@@ -8,11 +8,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyState, PolicyStep
-from esper.control.policy.masking import legal_choices, normalised_entropy
-from esper.control.spaces import MaskTensors, Observation
-from esper.lifecycle.actions import RELEVANT, Head, Op
-from esper.lifecycle.per_head import PerHead
+from esper.control.policy.heads import legal_choices, normalised_entropy
+from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead
 
 STEPS, ENVIRONMENTS = 6, 5
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from control.synthetic import SMALL, observations, policy, uniforms
-from esper.control.spaces import mask_tensors
+from esper.control.observation import mask_tensors
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable

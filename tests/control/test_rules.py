@@ -1,4 +1,4 @@
-"""Hand-written controllers: always legal, and as shrewd as they claim."""
+"""Hand-written controllers: always legal, as shrewd as they claim; recorded actions come back as far as legal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from control.situations import HORIZON, SLOTS, Situation, fossil, holding, index_of
 from esper.control.controller import Controller
+from esper.control.observation import Observation
+from esper.control.rules.decisions import seed_rent
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.judging import seed_rent
-from esper.control.rules.periodic import Periodic, PeriodicSettings
-from esper.control.rules.schedule import Planting, Schedule
-from esper.control.rules.simple import Never, Uniform
-from esper.control.spaces import Observation
-from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op
-from esper.lifecycle.masks import ActionMasks
+from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
+from esper.control.rules.simple import Never, Replay, Uniform, shuffle_actions
+from esper.errors import ConfigError
+from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, action, wait
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from open_rules import open_rules
@@ -289,3 +289,61 @@ def test_an_observation_of_many_is_decided_row_by_row() -> None:
     )
     actions, _ = heuristic().act(together, masks, None)
     assert actions[:, :3].tolist() == [decide(heuristic(), situation) for situation in situations]
+
+
+def recorded(count: int) -> tuple[np.ndarray, list[float]]:
+    """Actions of a random controller, and J of what they led to."""
+    running, controller = episodes(instances(count)), Uniform()
+    state, taken = controller.start(range(count)), []
+    while not running.finished.all():
+        actions, state = controller.act(running.observe(), running.legal_actions(), state)
+        running.step(actions)
+        taken.append(actions)
+    return np.stack(taken), running.potential.tolist()
+
+
+def test_the_same_actions_on_the_same_networks_lead_to_the_same_end() -> None:
+    actions, objective = recorded(5)
+    running = episodes(instances(5))
+    seeds = [one.seed for one in running.instances]
+    replay = Replay({seed: actions[:, place] for place, seed in enumerate(seeds)})
+    state, taken = replay.start(seeds), []
+    while not running.finished.all():
+        chosen, state = replay.act(running.observe(), running.legal_actions(), state)
+        running.step(chosen)
+        taken.append(chosen)
+    np.testing.assert_array_equal(np.stack(taken), actions)
+    assert running.potential.tolist() == objective
+
+
+def test_what_is_not_legal_or_not_recorded_is_waiting() -> None:
+    running = episodes(instances(2))
+    seeds = [one.seed for one in running.instances]
+    recording = {seeds[0]: np.stack([action(Op.PRUNE, 1), action(Op.GERMINATE, 0, 1)]), seeds[1]: wait(1)}
+    replay = Replay(recording)
+    state = replay.start(seeds)
+    ops: list[list[int]] = []
+    for _ in range(3):
+        chosen, state = replay.act(running.observe(), running.legal_actions(), state)
+        running.step(chosen)
+        ops.append(chosen[:, 0].tolist())
+    assert ops == [[Op.WAIT, Op.WAIT], [Op.GERMINATE, Op.WAIT], [Op.WAIT, Op.WAIT]]
+
+
+@pytest.mark.parametrize("count", [2, 3, 17])
+def test_shuffled_gives_everybody_the_actions_of_somebody_else(count: int) -> None:
+    actions = np.arange(count)[None, :, None] + np.zeros((SUITE.steps, count, 8), np.int64)
+    seeds = [100 + place for place in range(count)]
+    _, sequences = shuffle_actions(actions, seeds, np.random.default_rng(0)).start(seeds)
+    donors = [int(sequence[0, 0]) for sequence in sequences]
+    assert sorted(donors) == list(range(count))
+    assert all(donor != place for place, donor in enumerate(donors))
+
+
+def test_what_cannot_be_replayed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the actions for seed 3 are \(8,\), but must be \[T, 8\]"):
+        Replay({3: np.zeros(8, np.int64)})
+    with pytest.raises(ConfigError, match="no actions were recorded for seed 9"):
+        Replay({3: wait(4)}).start([3, 9])
+    with pytest.raises(ConfigError, match="at least two"):
+        shuffle_actions(np.zeros((2, 1, 8), np.int64), [1], np.random.default_rng(0))

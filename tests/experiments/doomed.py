@@ -20,7 +20,7 @@ import torch
 
 from esper.cli import main
 from esper.commands import evaluate, train
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.control.rules.heuristic import Heuristic
 from esper.experiments import checkpoints, collect, evaluation
 from esper.rl.ppo import PolicyOptimizer
@@ -97,7 +97,7 @@ PLACES: dict[str, Callable[[int], None]] = {
     "baselines": before(Heuristic, "act"),
     "rollout": before(collect.RolloutBuffer, "add"),
     "update": before(PolicyOptimizer, "step"),
-    "probe": before(Learned, "act"),
+    "probe": before(LearnedController, "act"),
     "store's flush": committing,
     "half the tensors": writing(checkpoints, ".safetensors", 0.5),
     "no manifest": writing(checkpoints, ".safetensors", 1),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from esper.tasks import registry
-from esper.tasks.tokens.suite import TokenSuite
+from esper.tasks.token_suite import TokenSuite
 
 
 class ShortSuite(TokenSuite):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from esper.config import load_settings
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.errors import ConfigError
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import collect_expert_rollouts, new_policy
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import PerHead
 from esper.rl.cloning import CloningSettings, clone
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout
@@ -49,7 +49,7 @@ def test_a_clone_decides_as_it_was_shown(settings: TrainSettings, shown: Rollout
     assert found.loss_after < 0.2 < found.loss_before
     suite = ShortSuite()
     chosen = suite.sample(14, "heldout", np.random.default_rng(2))
-    running, controller = Episodes(suite, chosen, settings.rules), Learned(policy, greedy=True)
+    running, controller = Episodes(suite, chosen, settings.rules), LearnedController(policy, greedy=True)
     state, operations = controller.start([one.seed for one in chosen]), []
     while not running.finished.all():
         actions, state = controller.act(running.observe(), running.legal_actions(), state)

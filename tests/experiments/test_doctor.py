@@ -30,7 +30,7 @@ from esper.experiments.doctor import (
     suite_memory,
 )
 from esper.tasks.registry import get_suite, suite_names
-from esper.tasks.source import Source
+from esper.tasks.suite import Source
 from esper.telemetry import file_system as telemetry_file_system
 from esper.telemetry.file_system import file_system
 

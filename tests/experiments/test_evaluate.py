@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from esper.control.learned import Learned
-from esper.control.rules.replay import SHUFFLED, Replay
+from esper.control.learned import LearnedController
+from esper.control.rules.simple import SHUFFLED, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
@@ -148,7 +148,7 @@ def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: Evaluat
 
 
 def test_an_episode_of_each_family_is_kept(found: Evaluation):
-    scores = {one.instance: one.score for one in found.results if one.controller == Learned.name}
+    scores = {one.instance: one.score for one in found.results if one.controller == LearnedController.name}
     episodes = found.behaviour.episodes
     assert len({one.family for one in episodes}) == len(episodes) == len(found.behaviour.usage)
     for one in episodes:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.config import load_settings
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.experiments.evaluate import instances_for
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
 from esper.experiments.settings import TrainSettings
@@ -33,7 +33,7 @@ def gain(path: Path, *overrides: str) -> float:
         policies = [copy.deepcopy(trainer.policy)]
         trainer.train(ignore)
         policies.append(trainer.policy)
-        controllers = [Learned(policy, greedy=False) for policy in policies]
+        controllers = [LearnedController(policy, greedy=False) for policy in policies]
         before, after = evaluate_controllers(workers, controllers, evaluation_config(settings), chosen)
     assert np.isfinite([record.score for record in before.records]).all()
     return mean_score(after) - mean_score(before)

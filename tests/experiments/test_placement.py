@@ -131,9 +131,9 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
         result = run_task(run_policy(policy, running, noise, told), lambda _: None)
     assert {part.device for part in tensors(result.rollout)} == {CPU}
     assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
-    assert far.reads.count("control/policy/recurrent.py fetched") == running.suite.steps
-    empty_memory = ["control/policy/recurrent.py to"] * len(PolicyState._fields)
-    rest = [place for place in far.reads if not place.startswith("training") and not place.endswith("fetched")]
+    assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
+    empty_memory = ["control/policy/network.py to"] * len(PolicyState._fields)
+    rest = [place for place in far.reads if not place.startswith("training") and not place.endswith("to_cpu")]
     assert rest == empty_memory
     assert far.mixtures == []
 

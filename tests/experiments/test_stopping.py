@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.experiments import checkpoints, collect
 from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.run_directory import RunDirectory
@@ -88,7 +88,7 @@ PLACES = {
     "rollout": (collect.RolloutBuffer, "add", 20, 2),  # in the third iteration; there are 8 steps in each
     "update": (PolicyOptimizer, "step", 1, 1),
     "update before a probe": (PolicyOptimizer, "step", 6, 1),
-    "probe": (Learned, "act", 3, 1),
+    "probe": (LearnedController, "act", 3, 1),
     "checkpoint": (checkpoints, "write_atomically", 1, 4),  # of the last iteration, which ends the run anyway
 }
 """What to interrupt, at which call, and which iteration is the last one whole then."""

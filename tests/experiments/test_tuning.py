@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.control.rules.heuristic import HeuristicSettings
-from esper.control.rules.periodic import Periodic, PeriodicSettings
+from esper.control.rules.schedule import Periodic, PeriodicSettings
 from esper.experiments import tuning
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.evaluation import EvaluationConfig, EvaluationResult

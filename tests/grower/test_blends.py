@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from esper.control.controller import Actions
+from esper.control.observation import Observation
 from esper.control.rules.schedule import Planting, Schedule
-from esper.control.spaces import Observation
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.training.budget import Budget

@@ -14,7 +14,7 @@ import esper
 from esper.config import load_settings
 from esper.experiments.settings import TrainSettings
 from esper.tasks.registry import get_suite
-from esper.tasks.tokens.suite import RENT
+from esper.tasks.token_suite import RENT
 from experiments.runs import TINY, started
 from grower.training_loop import growing, validate
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.control.controller import Controller
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.grower import Decision, Grower
@@ -25,7 +25,7 @@ def controller(name: str) -> str | Controller:
     if name != "policy":
         return name
     policy = Policy(SPEC, PolicySettings(hidden=8, width=8), torch.Generator().manual_seed(0))
-    return Learned(policy, greedy=False)
+    return LearnedController(policy, greedy=False)
 
 
 class Training:

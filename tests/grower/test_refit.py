@@ -33,8 +33,7 @@ from esper.lifecycle.stages import Stage
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.rl.episode_config import EpisodeConfig
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
 
 HORIZON = 20
@@ -564,7 +563,7 @@ def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
         settings = GrowSettings(
             host="mlp", epochs=8, batch_size=512, controller="all_at_start", evidence=evidence, rules=HELD
         )
-        growth = HostTraining(settings, get_task(settings.task).load(Access()))
+        growth = HostTraining(settings, get_task(settings.task).load(DataAccess()))
         epochs = []
         forks = []
         for number in range(7):

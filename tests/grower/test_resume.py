@@ -15,10 +15,10 @@ import torch
 
 import esper
 from esper.control.controller import Controller
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
-from esper.control.rules.replay import Replay
+from esper.control.rules.simple import Replay
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
 from esper.grower.in_state_dict import KEY, GrowthInStateDict
@@ -34,7 +34,7 @@ DECISIONS = 8
 
 
 def _policy(*, greedy: bool) -> Controller:
-    return Learned(Policy(SPEC, PolicySettings(hidden=16), torch.Generator().manual_seed(3)), greedy=greedy)
+    return LearnedController(Policy(SPEC, PolicySettings(hidden=16), torch.Generator().manual_seed(3)), greedy=greedy)
 
 
 def _controller(name: str) -> str | Controller:

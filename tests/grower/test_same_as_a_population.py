@@ -13,23 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
-from esper.control.features import SLOT_FEATURES
-from esper.control.learned import Learned
-from esper.control.observation import SPEC
+from esper.control.learned import LearnedController
+from esper.control.observation import SLOT_FEATURES, SPEC, Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.simple import Never, Uniform
-from esper.control.spaces import Observation
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
-from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import OptimizerSettings
 from esper.training.learning import TrainingReport
 
 SUITE = get_suite("tokens")
@@ -69,7 +67,9 @@ def heuristic() -> Controller:
 
 
 def policy() -> Controller:
-    return Learned(Policy(SPEC, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False)
+    return LearnedController(
+        Policy(SPEC, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False
+    )
 
 
 def in_a_population(

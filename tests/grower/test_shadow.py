@@ -17,8 +17,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, SLOTS, WIDTH, data, last_layer_moved, validate
 
 EPOCHS = 6
@@ -221,7 +220,7 @@ def test_esper_grow_trains_isolated_seeds(isolation: Isolation) -> None:
     settings = GrowSettings(
         host="mlp", epochs=20, controller="all_at_start", rules=APART.model_copy(update={"isolation": isolation})
     )
-    growth = HostTraining(settings, get_task(settings.task).load(Access()))
+    growth = HostTraining(settings, get_task(settings.task).load(DataAccess()))
     for number in range(4):
         growth.epoch(number + 1)
     isolated = growth.grower.subject.table.stage[0] == Stage.TRAINING

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.errors import SlotError, UnknownBlueprintError
 from esper.growth.model import GrowingModel
 from esper.growth.site import Layout
-from esper.tasks.tokens.host import FEATURES, TOKENS, TokenHost
+from esper.tasks.token_suite import FEATURES, TOKENS, TokenHost
 
 SLOTS = ("layer0", "layer1.linear", "layer2")
 Duplicate = Callable[[GrowingModel], GrowingModel]

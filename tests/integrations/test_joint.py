@@ -10,9 +10,8 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.integrations.joint import JointActions, JointVectorEnv
-from esper.lifecycle.actions import Op, canonical, head_sizes
-from esper.lifecycle.legality import legal
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.actions import Op, clear_irrelevant_heads, head_sizes
+from esper.lifecycle.legality import ActionMasks, is_legal
 from esper.lifecycle.rules import Rules
 from esper.rl.gym.envs import GrowthVectorEnv
 from esper.tasks.registry import get_suite
@@ -35,13 +34,13 @@ RULES: dict[str, dict[str, Any]] = {
 def every_canonical_action() -> np.ndarray:
     """All combinations of all heads, whatever the rules, with irrelevant heads at 0."""
     sizes = head_sizes(len(SUITE.sites), len(SUITE.blueprints))
-    return np.unique(canonical(np.array(list(product(*map(range, sizes))))), axis=0)
+    return np.unique(clear_irrelevant_heads(np.array(list(product(*map(range, sizes))))), axis=0)
 
 
 def allowed(masks: ActionMasks, candidates: np.ndarray, row: int) -> set[tuple[int, ...]]:
     """The slow obvious reference: ask the lifecycle about one action after the other."""
     own = masks.rows(slice(row, row + 1))
-    return {tuple(one) for one in candidates.tolist() if legal(np.array([one]), own)[0]}
+    return {tuple(one) for one in candidates.tolist() if is_legal(np.array([one]), own)[0]}
 
 
 @pytest.mark.parametrize("rules", list(RULES))

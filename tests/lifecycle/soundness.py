@@ -6,9 +6,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Head, Op
-from esper.lifecycle.arrays import Bools, Int64s
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Bools, Head, Int64s, Op
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable

@@ -7,9 +7,20 @@ from itertools import product
 
 import numpy as np
 
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op, canonical
-from esper.lifecycle.arrays import Bools, Int64s, Rows
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    TEMPOS,
+    Blend,
+    Bools,
+    Curve,
+    Head,
+    Int64s,
+    Op,
+    Rows,
+    clear_irrelevant_heads,
+)
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Step, step
@@ -90,7 +101,7 @@ def every_action(slots: int, blueprints: int) -> Int64s:
     """All distinct actions whose irrelevant heads are 0, legal or not: ``[N, 8]``."""
     ranges = (len(Op), slots, blueprints, len(Blend), len(TEMPOS), len(ALPHA_TARGETS), len(ALPHA_SPEEDS), len(Curve))
     combinations = np.array(list(product(*(range(size) for size in ranges))), dtype=np.int64)
-    return np.unique(canonical(combinations), axis=0)
+    return np.unique(clear_irrelevant_heads(combinations), axis=0)
 
 
 def play(table: SeedTable, rules: Rules, *actions: Int64s, evidence: Evidence | None = None) -> Step:

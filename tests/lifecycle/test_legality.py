@@ -1,4 +1,4 @@
-"""Illegal actions are refused with a reason, or made legal."""
+"""Illegal actions are refused with a reason, or made legal; masks never let one be sampled."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Blend, Curve, Head, Op, action, wait
-from esper.lifecycle.legality import canonicalise, check, legal
-from esper.lifecycle.masks import ActionMasks, legal_actions
+from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Curve, Head, Op, action, wait
+from esper.lifecycle.legality import ActionMasks, canonicalise, is_legal, legal_actions, require_legal
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
 from lifecycle import reference
-from lifecycle.support import RULE_SETS, good_evidence, play, random_compatibility, random_evidence, sample
+from lifecycle.support import (
+    DEFAULT,
+    RULE_SETS,
+    good_evidence,
+    play,
+    random_compatibility,
+    random_evidence,
+    sample,
+)
 from lifecycle.test_reference import measured
 from open_rules import open_rules
 
@@ -79,7 +86,7 @@ def test_a_refusal_names_environment_slot_stage_and_rule(name: str) -> None:
     pair, actions = table.rows([0, 0]), np.stack([WAIT, chosen])
     pattern = rf"^environment 1, slot {chosen[Head.SLOT]} \(stage {stage}\): {Op(chosen[0]).name} is illegal: .*{rule}"
     with pytest.raises(IllegalActionError, match=pattern):
-        check(actions, masks_of(pair))
+        require_legal(actions, masks_of(pair))
 
 
 @pytest.mark.parametrize(
@@ -93,28 +100,32 @@ def test_a_refusal_names_environment_slot_stage_and_rule(name: str) -> None:
 )
 def test_without_a_slot_the_refusal_names_the_value(chosen: np.ndarray, rule: str) -> None:
     with pytest.raises(IllegalActionError, match=f"^environment 0: {rule}"):
-        check(chosen[None], masks_of(EMPTY))
+        require_legal(chosen[None], masks_of(EMPTY))
 
 
 def test_what_the_rules_leave_out_is_refused() -> None:
     with pytest.raises(IllegalActionError, match="the rules leave this operation out"):
-        check(action(Op.PRUNE)[None], masks_of(HELD, open_rules(operations=(Op.WAIT, Op.FOSSILIZE))))
+        require_legal(action(Op.PRUNE)[None], masks_of(HELD, open_rules(operations=(Op.WAIT, Op.FOSSILIZE))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_target 0 \(0.5\) out"):
-        check(action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, open_rules(alpha_targets=(0.7, 1.0))))
+        require_legal(
+            action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, open_rules(alpha_targets=(0.7, 1.0)))
+        )
     with pytest.raises(IllegalActionError, match=r"leave alpha_speed 1 \(3\) out"):
-        check(action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, open_rules(alpha_speeds=(0, 8))))
+        require_legal(action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, open_rules(alpha_speeds=(0, 8))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_curve 1 \(COSINE\) out"):
-        check(action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, open_rules(alpha_curves=("linear",))))
+        require_legal(
+            action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, open_rules(alpha_curves=("linear",)))
+        )
 
 
 def test_a_closed_gate_5_is_named() -> None:
     with pytest.raises(IllegalActionError, match="gate G5 is closed, NOT_MEASURED"):
-        check(action(Op.FOSSILIZE)[None], masks_of(HELD, evidence=Evidence.none(1, 2)))
+        require_legal(action(Op.FOSSILIZE)[None], masks_of(HELD, evidence=Evidence.none(1, 2)))
 
 
 @pytest.mark.parametrize("actions", [WAIT, wait(3), np.zeros((1, 7), np.int64), np.zeros((1, 8), np.float32)])
 def test_arrays_of_another_shape_or_kind_are_refused(actions: np.ndarray) -> None:
-    for refuse in (check, canonicalise):
+    for refuse in (require_legal, canonicalise):
         with pytest.raises(IllegalActionError, match=r"integer array of shape \(1, 8\)"):
             refuse(actions, masks_of(EMPTY))
 
@@ -144,10 +155,10 @@ def test_check_refuses_exactly_what_the_plain_rules_forbid(name: str) -> None:
             actions = wait(environments)
             actions[number] = tried[number]
             if allowed:
-                check(actions, masks)
+                require_legal(actions, masks)
             else:
                 with pytest.raises(IllegalActionError, match=expected_place(number, tried[number], table)):
-                    check(actions, masks)
+                    require_legal(actions, masks)
         table = step(table, evidence, taken, rules, compatible).table
         for environment, row, chosen in zip(population, facts, taken.tolist(), strict=True):
             reference.step(environment, row, chosen, rules)
@@ -177,12 +188,12 @@ def test_canonicalise_gives_legal_actions_and_keeps_them(number: int, integers: 
         before = actions.copy()
         effective, changed = canonicalise(actions, masks)
         assert np.array_equal(actions, before)
-        assert legal(effective, masks).all()
+        assert is_legal(effective, masks).all()
         assert changed.tolist() == [not np.array_equal(effective, actions)]
         again, changed_again = canonicalise(effective, masks)
         assert np.array_equal(again, effective)
         assert not changed_again.any()
-        if legal(actions, masks)[0]:
+        if is_legal(actions, masks)[0]:
             assert not changed.any()
         else:
             assert changed.all()
@@ -197,3 +208,117 @@ def test_canonicalise_keeps_what_is_legal_but_for_irrelevant_heads() -> None:
     effective, changed = canonicalise(np.stack([germinate, noisy, action(Op.PRUNE), np.full(8, 3) * 9]), masks)
     assert np.array_equal(effective, np.stack([germinate, germinate, WAIT, WAIT]))
     assert changed.tolist() == [False, True, True, True]
+
+
+def masks_where_all_fit(table: SeedTable, rules: Rules = DEFAULT, evidence: Evidence | None = None) -> ActionMasks:
+    shape = table.stage.shape
+    seen = good_evidence(*shape) if evidence is None else evidence
+    return legal_actions(table, seen, rules, np.ones((*shape, 3), np.bool_))
+
+
+@pytest.mark.parametrize("name", ["default-none", "wide-shadow", "narrow-shadow", "one_target-none"])
+def test_sampling_head_by_head_is_always_legal(name: str) -> None:
+    """128,000 samples over populations in all stages; `require_legal` accepts each, and the plain rules below do."""
+    environments, slots, blueprints = 1000, 3, 5
+    rules, generator = RULE_SETS[name], np.random.default_rng(11)
+    compatible = random_compatibility(environments, slots, blueprints, generator)
+    table = SeedTable.dormant(environments, slots)
+    stages: set[int] = set()
+    for _ in range(32):
+        evidence = random_evidence(environments, slots, generator)
+        masks = legal_actions(table, evidence, rules, compatible)
+        actions = sample(masks, generator)
+        require_legal(actions, masks)
+        assert_within_rules(table, actions, rules)
+        table = step(table, evidence, actions, rules, compatible).table
+        stages |= set(table.stage.ravel().tolist())
+    assert len(stages) >= 7
+
+
+def assert_within_rules(table: SeedTable, actions: np.ndarray, rules: Rules) -> None:
+    """What can be said of legal actions without asking the masks."""
+    op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
+    stage = table.stage[np.arange(len(actions)), slot]
+    assert np.isin(op, rules.operations).all()
+    assert (stage[op == Op.GERMINATE] == Stage.DORMANT).all()
+    assert (stage[op == Op.ADVANCE] == Stage.TRAINING).all()
+    assert np.isin(stage[op == Op.SET_ALPHA], (Stage.BLENDING, Stage.HOLDING)).all()
+    assert (stage[op == Op.FOSSILIZE] == Stage.HOLDING).all()
+    assert np.isin(stage[op == Op.PRUNE], (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)).all()
+    assert not actions[op == Op.WAIT].any()
+
+
+def test_an_empty_network_may_wait_or_germinate() -> None:
+    masks = masks_where_all_fit(SeedTable.dormant(2, 3))
+    assert np.flatnonzero(masks.op[1]).tolist() == [Op.WAIT, Op.GERMINATE]
+    assert masks.slot[0, Op.WAIT].tolist() == [True, False, False]
+    assert masks.slot[0, Op.GERMINATE].all()
+
+
+def test_a_slot_that_no_blueprint_fits_stays_empty() -> None:
+    compatible = np.array([[[False, False], [False, True]]])
+    masks = legal_actions(SeedTable.dormant(1, 2), good_evidence(1, 2), DEFAULT, compatible)
+    assert masks.slot[0, Op.GERMINATE].tolist() == [False, True]
+    assert masks.given(Head.BLUEPRINT, np.array([Op.GERMINATE]), np.array([1])).tolist() == [[False, True]]
+    nothing = legal_actions(SeedTable.dormant(1, 2), good_evidence(1, 2), DEFAULT, np.zeros((1, 2, 2), np.bool_))
+    assert np.flatnonzero(nothing.op[0]).tolist() == [Op.WAIT]
+
+
+def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
+    rising = play(SeedTable.dormant(1, 1), DEFAULT, action(Op.GERMINATE, alpha_target=0.7), WAIT).table
+    held = play(rising, DEFAULT, WAIT, WAIT, WAIT).table
+    assert (rising.stage[0, 0], held.stage[0, 0]) == (Stage.BLENDING, Stage.HOLDING)
+    for table in (rising, held):
+        allowed = masks_where_all_fit(table).given(Head.ALPHA_TARGET, np.array([Op.SET_ALPHA]), np.array([0]))[0]
+        assert [target for target, is_legal in zip(ALPHA_TARGETS, allowed, strict=True) if is_legal] == [0.5, 1.0]
+
+
+def test_fossilizing_needs_evidence() -> None:
+    held = play(SeedTable.dormant(1, 1), DEFAULT, action(Op.GERMINATE), *[WAIT] * 4).table
+    assert masks_where_all_fit(held).op[0, Op.FOSSILIZE]
+    assert not masks_where_all_fit(held, evidence=Evidence.none(1, 1)).op[0, Op.FOSSILIZE]
+
+
+def test_a_fossil_leaves_nothing_to_do() -> None:
+    life = (action(Op.GERMINATE), WAIT, WAIT, WAIT, WAIT, action(Op.FOSSILIZE))
+    fossil = play(SeedTable.dormant(1, 1), DEFAULT, *life).table
+    assert np.flatnonzero(masks_where_all_fit(fossil).op[0]).tolist() == [Op.WAIT]
+
+
+def test_the_rules_narrow_the_choices() -> None:
+    rules = open_rules(operations=(Op.WAIT, Op.GERMINATE), tempos=(5,), alpha_targets=(0.5, 1.0))
+    table = SeedTable.dormant(1, 1)
+    op, slot = np.array([Op.GERMINATE]), np.array([0])
+    masks = masks_where_all_fit(table, rules)
+    assert masks.given(Head.BLEND, op, slot).tolist() == [[True, False, False]]
+    assert masks.given(Head.TEMPO, op, slot).tolist() == [[False, True, False]]
+    assert masks.given(Head.ALPHA_TARGET, op, slot).tolist() == [[True, False, True]]
+    germinated = play(table, rules, action(Op.GERMINATE, tempo=5)).table
+    assert np.flatnonzero(masks_where_all_fit(germinated, rules).op[0]).tolist() == [Op.WAIT]
+
+
+def test_an_irrelevant_head_can_only_be_zero() -> None:
+    masks = masks_where_all_fit(SeedTable.dormant(1, 2))
+    for head in list(Head)[Head.BLUEPRINT :]:
+        assert np.flatnonzero(masks.given(head, np.array([Op.WAIT]), np.array([0]))[0]).tolist() == [0]
+
+
+def test_flat_masks_start_each_head_with_a_legal_choice() -> None:
+    """WAIT is always legal, and all its other heads are 0."""
+    masks = masks_where_all_fit(SeedTable.dormant(2, 3))
+    flat = masks.flat()
+    assert masks.sizes == (6, 3, 3, 3, 3, 3, 4, 3)
+    assert flat.shape == (2, sum(masks.sizes))
+    firsts = np.cumsum((0, *masks.sizes[:-1]))
+    assert flat[:, firsts].all()
+    speeds = slice(firsts[Head.ALPHA_SPEED], firsts[Head.ALPHA_CURVE])
+    assert flat[0, speeds].tolist() == [True, False, False, False]
+
+
+def test_those_who_must_wait_may_do_nothing_else() -> None:
+    masks = masks_where_all_fit(SeedTable.dormant(3, 2)).waiting(np.array([True, False, True]))
+    assert masks.op.sum(axis=1).tolist() == [1, 2, 1]
+    assert is_legal(wait(3), masks).all()
+    germinate = np.stack([action(Op.GERMINATE)] * 3)
+    assert is_legal(germinate, masks).tolist() == [False, True, False]
+    assert canonicalise(germinate, masks)[0][:, 0].tolist() == [Op.WAIT, Op.GERMINATE, Op.WAIT]

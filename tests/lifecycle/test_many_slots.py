@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from esper.lifecycle.actions import Op
-from esper.lifecycle.legality import check
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions, require_legal
 from esper.lifecycle.stages import Stage
 from lifecycle.one_slot import ALONE, all_together, lived, together
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
@@ -30,4 +29,4 @@ def test_masks_are_those_of_every_slot_by_itself(name: str) -> None:
     np.testing.assert_array_equal(masks.blueprint, together(alone.blueprint))
     np.testing.assert_array_equal(masks.alpha_target, together(alone.alpha_target))
     for _ in range(20):
-        check(sample(masks, generator), masks)
+        require_legal(sample(masks, generator), masks)

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.arrays import Bools
-from esper.lifecycle.legality import legal
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.actions import Bools, Op, action, wait
+from esper.lifecycle.legality import is_legal, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -63,7 +61,7 @@ def successors(states: SeedTable, rules: Rules) -> SeedTable:
     masks = legal_actions(table, evidence, rules, fits(table))
     assert_prunable(table, masks)
 
-    chosen = legal(actions, masks)
+    chosen = is_legal(actions, masks)
     table, evidence, actions = table.rows(chosen), evidence_rows(evidence, chosen), actions[chosen]
     result = step(table, evidence, actions, rules, fits(table))
     assert_step_is_sound(table, result, actions, rules)

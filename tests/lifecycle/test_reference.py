@@ -9,10 +9,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.arrays import Int64s
-from esper.lifecycle.legality import legal
-from esper.lifecycle.masks import ActionMasks, legal_actions
+from esper.lifecycle.actions import Head, Int64s, Op
+from esper.lifecycle.legality import ActionMasks, is_legal, legal_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
@@ -119,7 +117,7 @@ def test_masks_agree(name: str) -> None:
             ]
             copies = np.full(len(candidates), number)
             masks = legal_actions(table.rows(copies), evidence_rows(evidence, copies), rules, compatible[copies])
-            assert legal(candidates, masks).tolist() == allowed
+            assert is_legal(candidates, masks).tolist() == allowed
             assert_masks_are_exact(masks, candidates[allowed])
         actions = sample(legal_actions(table, evidence, rules, compatible), generator)
         table = step(table, evidence, actions, rules, compatible).table

@@ -7,10 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.lifecycle.actions import Head, Op, wait
-from esper.lifecycle.arrays import Int64s
-from esper.lifecycle.legality import check
-from esper.lifecycle.masks import ActionMasks, legal_actions
+from esper.lifecycle.actions import Head, Int64s, Op, wait
+from esper.lifecycle.legality import ActionMasks, legal_actions, require_legal
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Step, step
@@ -92,7 +90,7 @@ def draw_legal(data: st.DataObject, masks: ActionMasks) -> Int64s:
                 # Seeds that live long see more, so pruning is drawn less often.
                 choices = [op for op in choices if op != Op.PRUNE] * 3 + [op for op in choices if op == Op.PRUNE]
             actions[environment, head] = choices[0] if len(choices) == 1 else data.draw(st.sampled_from(choices))
-    check(actions, masks)
+    require_legal(actions, masks)
     return actions
 
 

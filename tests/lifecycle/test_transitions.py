@@ -10,11 +10,11 @@ import pytest
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Curve, Op, action, wait
 from esper.lifecycle.gates import Reason
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Cause, Step, Transitions, joined, revoke, step
+from esper.lifecycle.transitions import Cause, Step, Transitions, concatenate, revoke, step
 from lifecycle.support import (
     DEFAULT,
     RULE_SETS,
@@ -251,7 +251,7 @@ def test_a_rollback_may_take_a_fossil() -> None:
 def test_changes_that_follow_one_another_make_one_record() -> None:
     first = play(EMPTY, DEFAULT, GERMINATE)
     second = revoke(first.table, np.array([[True]]))[1]
-    both = joined([first.transitions, second])
+    both = concatenate([first.transitions, second])
     assert both.after.tolist() == [Stage.GERMINATED, Stage.PRUNED]
     assert both.cause.tolist() == [Cause.GERMINATE, Cause.ROLLBACK]
-    assert len(joined([Transitions.none(), Transitions.none()])) == 0
+    assert len(concatenate([Transitions.none(), Transitions.none()])) == 0

@@ -12,8 +12,7 @@ from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings
 from esper.practice.training import Epoch, HostTraining
 from esper.tasks.practice.examples import Splits
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 
 QUICK = ("task=digits", "host=mlp", "batch_size=512", "epochs=4")
 
@@ -24,7 +23,7 @@ def settings(*overrides: str) -> GrowSettings:
 
 @cache
 def digits() -> Splits:
-    return get_task("digits").load(Access())
+    return get_task("digits").load(DataAccess())
 
 
 def growth(*overrides: str) -> HostTraining:

@@ -8,15 +8,13 @@ import torch
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.practice.training import count_flops, count_seed_flops
-from esper.tasks.practice.hosts.gpt import Gpt
-from esper.tasks.practice.hosts.initial import built
-from esper.tasks.practice.hosts.mlp import Mlp
+from esper.tasks.practice.hosts import Gpt, MlpNet, build_host
 
 LENGTH, WIDTH, CLASSES = 6, 8, 5
 
 
-def mlp() -> Mlp:
-    return built(lambda: Mlp(12, WIDTH, CLASSES), torch.Generator().manual_seed(0))
+def mlp() -> MlpNet:
+    return build_host(lambda: MlpNet(12, WIDTH, CLASSES), torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("examples", [2, 5])
@@ -26,7 +24,7 @@ def test_a_multilayer_perceptron(examples: int) -> None:
 
 
 def test_attention_is_counted_like_any_product() -> None:
-    gpt = built(lambda: Gpt(LENGTH, WIDTH, 2, CLASSES), torch.Generator().manual_seed(0))
+    gpt = build_host(lambda: Gpt(LENGTH, WIDTH, 2, CLASSES), torch.Generator().manual_seed(0))
     projections = LENGTH * (4 * WIDTH * WIDTH + 2 * WIDTH * 2 * WIDTH)
     mixing = 2 * LENGTH * LENGTH * WIDTH
     by_hand = 2 * (2 * (projections + mixing) + LENGTH * WIDTH * CLASSES)

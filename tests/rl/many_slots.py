@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
-from esper.tasks.datasets.suites import DigitsSuite
+from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear
 from esper.training.parameters import SeedKind

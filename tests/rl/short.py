@@ -14,7 +14,7 @@ from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
-from esper.tasks.tokens.suite import TokenSuite
+from esper.tasks.token_suite import TokenSuite
 from open_rules import open_rules
 
 QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.control.features import GLOBAL_FEATURES, SLOT_FEATURES
+from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.rules import Rules

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from esper.control.observation import Observation
 from esper.control.rules.schedule import Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
-from esper.control.spaces import Observation
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op, action, wait

@@ -16,9 +16,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import esper.rl
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
+from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
 from esper.errors import ConfigError, IllegalActionError, TaskError
-from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, canonical, head_sizes, wait
+from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, clear_irrelevant_heads, head_sizes, wait
 from esper.rl.gym.envs import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
 from esper.rl.gym.growth import Arrays
 from open_rules import open_rules
@@ -121,7 +121,7 @@ def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() 
         for row in range(E):
             own = {name: mask[row] for name, mask in before.items() if not name.startswith("_")}
             verdicts.append(legal_by(own, chosen[row]))
-            expected = canonical(chosen)[row] if verdicts[-1] else wait(1)[0]
+            expected = clear_irrelevant_heads(chosen)[row] if verdicts[-1] else wait(1)[0]
             assert info["action"][row].tolist() == expected.tolist()
             assert info["canonicalised"][row] == (expected != chosen[row]).any()
     assert min(verdicts.count(True), verdicts.count(False)) >= 5

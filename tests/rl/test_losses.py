@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicySettings
-from esper.control.policy.masking import chosen, masked_log_softmax
-from esper.control.spaces import MaskTensors, Observation
+from esper.control.policy.heads import log_prob_of, masked_log_softmax
 from esper.lifecycle.actions import Head
 from esper.rl.losses import (
     MinibatchStats,
@@ -251,10 +251,10 @@ def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
     weight = torch.randn(choices, features, generator=random)
     old = masked_log_softmax(seen @ (weight * 0.7).T, legal)
     action = (old.exp().cumsum(-1) > torch.rand(examples, 1, generator=random)).int().argmax(-1)
-    old_log_prob = chosen(old, action)
+    old_log_prob = log_prob_of(old, action)
 
     ours = weight.clone().requires_grad_()
-    log_prob = chosen(masked_log_softmax(seen @ ours.T, legal), action)
+    log_prob = log_prob_of(masked_log_softmax(seen @ ours.T, legal), action)
     loss = joint_surrogate(log_prob, old_log_prob, advantage, 0.2, torch.tensor(examples))
     (gradient,) = torch.autograd.grad(loss, ours, retain_graph=True)
     # With a single head, the factored surrogate is the same.
@@ -329,7 +329,7 @@ def expected(student: Learner, batch: PPOBatch, chunk: int) -> tuple[Tensor, dic
         seen = Observation(*(part[time] for part in rollout.observations))
         masks = MaskTensors(*(part[time] for part in rollout.masks))
         parts.append(policy.evaluate(seen, masks, rollout.actions[time], state))
-        state = parts[-1].state.detached()
+        state = parts[-1].state.detach()
     running = rollout.running
     chosen, value = (torch.cat([getattr(part, name) for part in parts]) for name in ("chosen_log_prob", "value"))
 

@@ -11,7 +11,7 @@ import torch
 
 from control.synthetic import NO_PRIOR
 from esper.control.controller import Controller
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
@@ -27,7 +27,7 @@ def heuristic() -> Controller:
 def policy() -> Controller:
     """Untrained, and eager to germinate."""
     settings = PolicySettings(width=8, hidden=8, op_prior=NO_PRIOR.model_copy(update={"germinate": 3.0}))
-    return Learned(Policy(SPEC, settings, torch.Generator().manual_seed(0)), greedy=False)
+    return LearnedController(Policy(SPEC, settings, torch.Generator().manual_seed(0)), greedy=False)
 
 
 @pytest.mark.parametrize("controller", [heuristic, policy])

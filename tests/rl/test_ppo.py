@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
-from esper.control.spaces import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
-from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.ppo import KL_STOP, Learner
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
-from esper.control.spaces import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
 from esper.rl.losses import PPOLoss
 from esper.rl.ppo import Learner

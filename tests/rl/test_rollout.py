@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicyState, PolicyStep
-from esper.control.spaces import MaskTensors, Observation
 from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments
 from esper.rl.structs import named_arrays
 from rl.probes import SIZES, SPEC, blank_observation, free_masks

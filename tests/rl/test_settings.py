@@ -9,8 +9,7 @@ import pytest
 from esper.config import dump_settings, load_settings
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
-from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
 

@@ -6,8 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from esper.errors import TaskError
-from esper.tasks.datasets.digits import digits
-from esper.tasks.datasets.mnist1d import CLASSES, LENGTH, mnist1d, normalised_templates
+from esper.tasks.datasets import CLASSES, LENGTH, digits, mnist1d, normalise_templates
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 
@@ -40,7 +39,7 @@ def test_mnist1d_is_shuffled() -> None:
 
 
 def test_templates_start_and_end_at_zero_with_equal_deviation() -> None:
-    templates = normalised_templates()
+    templates = normalise_templates()
     np.testing.assert_allclose(templates[:, [0, -1]], 0, atol=1e-12)
     np.testing.assert_allclose(templates.std(axis=1), 1 / 6)
 
@@ -62,7 +61,7 @@ def test_signals_contain_their_template_somewhere() -> None:
     scores = np.full((len(signals), CLASSES), -1.0)
     for width in (7, 8, 9, 10):
         points = np.linspace(0, 11, width)
-        for label, template in enumerate(normalised_templates()):
+        for label, template in enumerate(normalise_templates()):
             stretched = np.interp(points, np.arange(12), template)
             scores[:, label] = np.maximum(scores[:, label], best_correlations(signals, stretched))
     assert (scores.argmax(axis=1) == labels).mean() > 0.5

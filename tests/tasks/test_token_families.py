@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.tasks.tokens.catalogue import TRAINING, TRANSFER
-from esper.tasks.tokens.examples import CLASS_NORM, Examples, Sampler, random_directions
-from esper.tasks.tokens.families.argmax import largest_mean, largest_power
-from esper.tasks.tokens.families.context import context
-from esper.tasks.tokens.families.halves import halves
-from esper.tasks.tokens.families.order import order
-from esper.tasks.tokens.families.pointer import pointer
-from esper.tasks.tokens.families.product import product
-from esper.tasks.tokens.families.vote import vote
-from esper.tasks.tokens.host import CLASSES, FEATURES, TOKENS
+from esper.tasks.token_families import (
+    CLASS_NORM,
+    Sampler,
+    TokenExamples,
+    context,
+    halves,
+    largest_mean,
+    largest_power,
+    order,
+    pointer,
+    product,
+    random_directions,
+    vote,
+)
+from esper.tasks.token_suite import CLASSES, FEATURES, TOKENS, TRAINING, TRANSFER
 
 EXAMPLES = 4000
 AT_CHANCE = 0.32
@@ -29,18 +34,18 @@ DIRECTIONS = random_directions(np.random.default_rng(0))
 Array = NDArray[np.floating]
 
 
-def drawn(sampler: Sampler, seed: int = 1) -> Examples:
+def drawn(sampler: Sampler, seed: int = 1) -> TokenExamples:
     return sampler(EXAMPLES, DIRECTIONS, np.random.default_rng(seed))
 
 
-def accuracy(guesses: NDArray[np.integer], examples: Examples) -> float:
+def accuracy(guesses: NDArray[np.integer], examples: TokenExamples) -> float:
     return float((guesses == examples.labels).mean())
 
 
 def linear_accuracy(sampler: Sampler, features: Callable[[Array], Array]) -> float:
     """Test accuracy of a least-squares classifier on ``features(inputs) [N, F]``."""
 
-    def design(examples: Examples) -> Array:
+    def design(examples: TokenExamples) -> Array:
         values = features(examples.inputs)
         return np.concatenate([values, np.ones((len(values), 1))], axis=1)
 
@@ -91,7 +96,7 @@ def halves_of(inputs: Array) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("distance", [1, 4])
 class TestOrder:
-    def steps(self, examples: Examples, distance: int) -> NDArray[np.integer]:
+    def steps(self, examples: TokenExamples, distance: int) -> NDArray[np.integer]:
         classes = token_classes(examples.inputs)
         return counts((classes[:, distance:] - classes[:, :-distance]) % CLASSES).argmax(axis=1)
 
@@ -105,7 +110,7 @@ class TestOrder:
 
     def test_reversing_the_tokens_negates_the_label(self, distance: int) -> None:
         examples = drawn(partial(order, distance=distance))
-        backwards = Examples(examples.inputs[:, ::-1], -examples.labels % CLASSES)
+        backwards = TokenExamples(examples.inputs[:, ::-1], -examples.labels % CLASSES)
         assert accuracy(self.steps(backwards, distance), backwards) > 0.9
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.tasks.tokens.host import TOKENS, TokenLayer, token_mean
-from esper.tasks.tokens.suite import TokenSuite
+from esper.tasks.token_suite import TOKENS, TokenLayer, TokenSuite, token_mean
 
 SUITE = TokenSuite()
 

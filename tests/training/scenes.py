@@ -12,13 +12,13 @@ from torch import nn
 from esper.control.rules.simple import Uniform
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.tasks.instance import Instance
-from esper.tasks.optimizer import OptimizerSettings
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import Batch, train
 from esper.training.parameters import SeedKind, StackedParameters

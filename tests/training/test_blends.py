@@ -13,7 +13,7 @@ from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.budget import Budget
 from esper.training.evaluation import evaluate
 from esper.training.learning import train

@@ -8,7 +8,7 @@ import pytest
 from esper.errors import IllegalActionError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.budget import Budget
 from esper.training.population import Population
 from open_rules import open_rules

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.tasks.tokens.host import TokenLayer
+from esper.tasks.token_suite import TokenLayer
 from esper.training.evaluation import Evaluation, evaluate, evaluate_committed, remember
 from esper.training.learning import Batch, network_accuracies, network_losses, train
 from esper.training.population import Population, Strategy

@@ -16,7 +16,7 @@ from torch import nn
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.gradients import (
     EXPLODED,

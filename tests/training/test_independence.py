@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import wait
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.tasks.instance import Instance
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.population import Actions, Population, Strategy
 from open_rules import open_rules
 from training.scenes import Draws, State, advance, assert_same_state, instances, networks, plan, state_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
-from esper.tasks.optimizer import OptimizerSettings
-from esper.tasks.tokens.host import TokenHost
+from esper.tasks.suite import OptimizerSettings
+from esper.tasks.token_suite import TokenHost
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
 from esper.training.population import STRATEGIES, Population, Strategy

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.optimizers import MOMENT_NAMES, clip_by_network, optimizer_step
 from esper.training.parameters import FlatParameters, ParameterLayout, StackedParameters, concatenate_flat
 

@@ -9,7 +9,7 @@ import torch
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.learning import train
 from esper.training.population import Population

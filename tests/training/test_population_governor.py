@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.evaluation import evaluate, remember
 from esper.training.governor import GovernorSettings, PopulationGovernor, Trouble
 from esper.training.governor.population import Intervention

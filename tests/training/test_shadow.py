@@ -11,7 +11,7 @@ import torch
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.forward import forward, select_blended
 from esper.training.learning import train
 from esper.training.parameters import SeedKind

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
-from esper.tasks.tokens.host import TokenLayer
+from esper.tasks.token_suite import TokenLayer
 from esper.training.evaluation import evaluate
 from esper.training.forward import ActiveSeeds, select_blended, select_committed
 from esper.training.learning import Batch, network_accuracies, network_losses, train

@@ -14,10 +14,8 @@ from esper.errors import RunError
 from esper.experiments.lock import hold, is_held
 from esper.experiments.run_directory import RunDirectory
 from esper.parsing import parse_yaml
-from esper.telemetry.bridges.bridge import Bridge, Goal
-from esper.telemetry.bridges.flat import flat
+from esper.telemetry.bridges.bridge import VENDORS, Bridge, Goal, flatten
 from esper.telemetry.bridges.tail import Tail
-from esper.telemetry.bridges.vendors import VENDORS
 from esper.ui.output import say
 
 BRIDGES = "bridges"
@@ -45,7 +43,7 @@ def command(
     """
     connect = VENDORS[to].connect()
     directory = RunDirectory.open(run)
-    settings = flat(parse_yaml(directory.config.read_bytes(), str(directory.config)))
+    settings = flatten(parse_yaml(directory.config.read_bytes(), str(directory.config)))
     folder = _made(directory.path / BRIDGES)
     console = Console()
     with hold(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:

@@ -17,8 +17,7 @@ from esper.practice.run import GrowDirectory
 from esper.practice.settings import GrowSettings
 from esper.practice.training import build_host, first_inputs
 from esper.tasks.practice.examples import Examples
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 
 
 def command(
@@ -41,7 +40,7 @@ def command(
     """
     directory = GrowDirectory.open_own(run)
     settings = load_settings(GrowSettings, directory.config).model_copy(update={"device": "cpu"})
-    splits = get_task(settings.task).load(Access(download, settings.text))
+    splits = get_task(settings.task).load(DataAccess(download, settings.text))
     inputs = first_inputs(splits.train)
     fresh = build_host(settings, splits)
     fresh.release()  # the saved model brings its own slots

@@ -18,8 +18,7 @@ from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.settings import compare_settings
 from esper.signals import Terminated
-from esper.tasks.practice.registry import get_task
-from esper.tasks.practice.task import Access
+from esper.tasks.practice.registry import DataAccess, get_task
 from esper.ui.formats import duration, score
 from esper.ui.growth import GrowthView
 from esper.ui.output import console_beside, print_json, say, say_differences
@@ -105,7 +104,7 @@ def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDi
 
 
 def _load_training(settings: GrowSettings, download: bool) -> HostTraining:
-    return HostTraining(settings, get_task(settings.task).load(Access(download, settings.text)))
+    return HostTraining(settings, get_task(settings.task).load(DataAccess(download, settings.text)))
 
 
 def _grow(run: GrowDirectory, training: HostTraining, console: Console) -> GrowResult:

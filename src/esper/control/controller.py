@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.spaces import Observation
+from esper.control.observation import Observation
 from esper.lifecycle.actions import Head
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.state import from_plain
 
 Actions = NDArray[np.int64]

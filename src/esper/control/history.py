@@ -114,8 +114,8 @@ class History:
             HealthTable.none(environments, slots),
         )
 
-    def completed(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
-        """An evaluation with contributions that were not measured as last known of these seeds."""
+    def complete(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
+        """Fill in contributions that were not measured, as last known of these seeds."""
         known = np.isfinite(evidence.contribution)
         return evaluation.fill_missing(
             np.where(known, self.accuracy_contribution, np.nan), np.where(known, self.loss_contribution, np.nan)

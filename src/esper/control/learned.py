@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 
 from esper.control.controller import Actions, UniformStreams
+from esper.control.observation import Observation, mask_tensors
 from esper.control.policy import Policy
-from esper.control.policy.recurrent import PolicyState
-from esper.control.spaces import Observation, mask_tensors
-from esper.lifecycle.masks import ActionMasks
+from esper.control.policy.network import PolicyState
+from esper.lifecycle.legality import ActionMasks
 
 
 class LearnedState(NamedTuple):
@@ -21,7 +21,7 @@ class LearnedState(NamedTuple):
     streams: UniformStreams | None
 
 
-class Learned:
+class LearnedController:
     """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions."""
 
     name = "policy"

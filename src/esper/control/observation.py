@@ -1,20 +1,335 @@
-"""Turn a population and its history into what controllers see."""
+"""What a controller sees and what it may do, as tensors: every feature with its name, its range and its formula.
+
+All features are scale-free, so that one policy serves any host: losses are relative to that of guessing, sizes to the
+host's, times to the episode's. Values are clipped to the stated range.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, View, compute
-from esper.control.spaces import Observation, ObservationSpec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.control.growing_networks import GrowingNetworks
+from esper.control.history import LOOKBACK, History
+from esper.growth.blueprints.registry import Family
+from esper.growth.site import Layout
+from esper.lifecycle.actions import Op
+from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.stages import Stage
+
+
+class ObservationSpec(NamedTuple):
+    """Feature counts of an observation: they fix a policy's input layers; slots and blueprints may vary in number."""
+
+    globals: int
+    slots: int
+    blueprints: int
+
+
+class Observation(NamedTuple):
+    """What the controller sees. ``*`` is ``[E]`` when acting and ``[T, E]`` in an update; all float32."""
+
+    globals: Tensor
+    """``[*, G]`` features of the whole network."""
+    slots: Tensor
+    """``[*, S, F]`` one token per slot."""
+    blueprints: Tensor
+    """``[*, S, K, D]`` what each blueprint would be in each slot."""
+
+    def to(self, device: torch.device) -> Observation:
+        """The same on ``device``."""
+        return Observation(*(_move(part, device) for part in self))
+
+
+class MaskTensors(NamedTuple):
+    """Conditional legality, as `ActionMasks` but in bool tensors. ``*`` as in `Observation`."""
+
+    op: Tensor
+    """``[*, 6]``."""
+    slot: Tensor
+    """``[*, 6, S]`` given the operation."""
+    blueprint: Tensor
+    """``[*, S, K]`` for GERMINATE, given the slot."""
+    blend: Tensor
+    """``[*, 3]`` for GERMINATE."""
+    tempo: Tensor
+    """``[*, 3]``."""
+    alpha_target: Tensor
+    """``[*, S, 3]`` for GERMINATE or SET_ALPHA, given the slot: no slot ever allows both."""
+    alpha_speed: Tensor
+    """``[*, 4]``."""
+    alpha_curve: Tensor
+    """``[*, 3]``."""
+
+    def to(self, device: torch.device) -> MaskTensors:
+        """The same on ``device``."""
+        return MaskTensors(*(_move(part, device) for part in self))
+
+
+def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
+    """The lifecycle's masks of E environments as tensors on ``device``."""
+    arrays: list[NDArray[np.bool_]] = [getattr(masks, name) for name in MaskTensors._fields]
+    return MaskTensors(*(_move(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    # Nobody has to wait for what leaves the CPU; whoever reads what comes there has to.
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
+Floats = NDArray[np.float64]
+
+TINY = 1e-8
+LOG_LIMIT = 5.0
+"""Range of logarithmic features: e^5 either way."""
+LONGEST_PLATEAU = 10.0
+MOST_TRIES = 4.0
+OUTCOME_GAIN = 5.0
+"""Contributions in units of ln(classes) are stretched so that a fifth of it is 1."""
+
+
+@dataclass(frozen=True)
+class FeatureInputs:
+    """What features are computed from."""
+
+    subject: GrowingNetworks
+    history: History
+    progress: Floats
+    """Share of the episode that is over, ``[E]``."""
+    horizon: int
+    """Decisions in an episode."""
+    rent: Floats
+    """``[E]``."""
+    train_size: Floats
+    """``[E]``."""
+    rollbacks: Floats
+    """Share of the allowed rollbacks that the episode has had, ``[E]``."""
+
+    @property
+    def chance_loss(self) -> np.float64:
+        """The size of a loss that tells nothing: that of guessing."""
+        return np.float64(max(abs(self.history.chance_loss), TINY))
+
+    @property
+    def added(self) -> Floats:
+        """Parameters of the seeds that count in the forward pass, relative to the host's, ``[E]``."""
+        return self.subject.parameters_in(self.subject.table.blended) / self.subject.host_parameters
+
+    @property
+    def resident(self) -> NDArray[np.int64]:
+        """Blueprint index of each slot's seed, 0 where there is none, ``[E, S]``."""
+        return np.maximum(self.subject.table.blueprint, 0).astype(np.int64)
+
+    def of_resident(self, per_blueprint: Floats) -> Floats:
+        """Pick the resident seed's entry from ``[E, S, K]``; 0 in slots without a seed; ``[E, S]``."""
+        picked = np.take_along_axis(per_blueprint, self.resident[..., None], axis=2)[..., 0]
+        return np.where(self.subject.table.owning, picked, 0.0)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One number per network, slot or blueprint."""
+
+    name: str
+    low: float
+    high: float
+    compute: Callable[[FeatureInputs], Floats | NDArray[np.bool_]]
+
+
+def _log_loss(view: FeatureInputs, losses: Floats) -> Floats:
+    return np.log(np.maximum(_nan_to_inf(losses), TINY) / view.chance_loss)
+
+
+def _nan_to_inf(measured: Floats) -> Floats:
+    """Infinity in place of what is not a number: a network that diverged must not look like one that guesses."""
+    return np.where(np.isnan(measured), np.inf, measured)
+
+
+def _is(value: int, of: Callable[[FeatureInputs], NDArray[np.integer]]) -> Callable[[FeatureInputs], NDArray[np.bool_]]:
+    return lambda view: of(view) == value
+
+
+def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
+
+
+def _log_learning_rate(view: FeatureInputs) -> Floats:
+    """Schedules may end at zero."""
+    return np.log(np.maximum(view.subject.specs.learning_rates / 0.01, TINY))
+
+
+GLOBAL_FEATURES: tuple[Feature, ...] = (
+    Feature("progress", 0, 1, lambda v: v.progress),
+    Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.training.loss)),
+    Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.losses[:, 0])),
+    Feature("train_accuracy", 0, 1, lambda v: v.history.training.accuracy),
+    Feature("validation_accuracy", 0, 1, lambda v: v.history.accuracies[:, 0]),
+    Feature("accuracy_change", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, 1]),
+    Feature("accuracy_trend", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, LOOKBACK]),
+    Feature("loss_change", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, 1])),
+    Feature("loss_trend", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, LOOKBACK])),
+    Feature("accuracy_gap", -1, 1, lambda v: v.history.training.accuracy - v.history.accuracies[:, 0]),
+    Feature(
+        "loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.training.loss)
+    ),
+    Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
+    Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
+    Feature("budget_left", 0, 1, lambda v: v.subject.budget_left),
+    Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
+    Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
+    Feature("rent", 0, 1, lambda v: v.rent),
+    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.host_parameters / 1000)),
+    Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
+    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _log_learning_rate),
+    Feature(
+        "log_host_gradient",
+        -LOG_LIMIT,
+        LOG_LIMIT,
+        lambda v: np.log(_nan_to_inf(v.history.training.host_gradient) + TINY),
+    ),
+    *(Feature(f"last_op_{op.name.lower()}", 0, 1, _is(op, lambda v: v.history.last_op)) for op in Op),
+)
+"""``[E]`` each."""
+
+
+def _steps(view: FeatureInputs, ages: NDArray[np.integer]) -> Floats:
+    return ages / float(view.horizon)
+
+
+def _loss_contribution(view: FeatureInputs) -> Floats:
+    return _outcome(view, np.nan_to_num(view.history.loss_contribution))
+
+
+def _contribution_velocity(view: FeatureInputs) -> Floats:
+    change = view.history.loss_contribution - view.history.loss_contribution_before
+    return _outcome(view, np.nan_to_num(change))
+
+
+def _outcome(view: FeatureInputs, contribution: Floats) -> Floats:
+    return np.arcsinh(contribution * (OUTCOME_GAIN / view.chance_loss))
+
+
+def _gradient_ratio(view: FeatureInputs) -> Floats:
+    ratio = _log_of_ratio(view.history.training.seed_gradient, view.history.training.host_gradient[:, None])
+    return np.where(view.history.training.seed_gradient > 0, ratio, 0.0)
+
+
+def _relative_cost(view: FeatureInputs) -> Floats:
+    """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
+    return np.log1p(view.subject.specs.costs.parameters.blueprints / view.subject.host_parameters[:, None, None])
+
+
+def _resident_cost(view: FeatureInputs) -> Floats:
+    """``[E, S]``: log1p of the seed's parameters, those of its blend included, over the host's."""
+    parameters = view.subject.specs.costs.parameters.resident(view.subject.table)
+    return np.log1p(parameters / view.subject.host_parameters[:, None])
+
+
+def _ramp_left(view: FeatureInputs) -> Floats:
+    table = view.subject.table
+    duration = np.maximum(table.alpha_duration, 1)
+    return np.where(table.stage == Stage.BLENDING, 1 - table.alpha_elapsed / duration, 0.0)
+
+
+def _depth(view: FeatureInputs) -> Floats:
+    environments, slots = view.subject.table.stage.shape
+    depths: Floats = np.linspace(0.0, 1.0, slots)
+    return np.tile(depths, (environments, 1))
+
+
+SLOT_FEATURES: tuple[Feature, ...] = (
+    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.subject.table.stage)) for stage in Stage),
+    Feature("alpha", 0, 1, lambda v: v.subject.table.alpha.astype(np.float64)),
+    Feature("alpha_target", 0, 1, lambda v: v.subject.table.alpha_target.astype(np.float64)),
+    Feature("ramp_left", 0, 1, _ramp_left),
+    Feature("pruning", 0, 1, lambda v: v.subject.table.pruning),
+    Feature("stage_age", 0, 1, lambda v: _steps(v, v.subject.table.stage_age)),
+    Feature("seed_age", 0, 1, lambda v: _steps(v, v.subject.table.seed_age)),
+    Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
+    Feature("evidence_age", 0, 1, lambda v: _steps(v, v.subject.evidence.contribution_age)),
+    Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
+    Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _loss_contribution),
+    Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _contribution_velocity),
+    Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
+    Feature("gradient_healthy", 0, 1, lambda v: v.subject.evidence.gradient_healthy),
+    Feature("depth", 0, 1, _depth),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.specs.widths / 10)),
+    Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
+    Feature("resident_cost", 0, 3, _resident_cost),
+    *(
+        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.subject.slots_of_layout(layout))
+        for layout in Layout
+    ),
+    *(
+        Feature(f"resident_{family}", 0, 1, lambda v, family=family: v.of_resident(_of_family(v, family)))
+        for family in Family
+    ),
+)
+"""``[E, S]`` each."""
+
+
+def _of_family(view: FeatureInputs, family: Family) -> Floats:
+    members = np.array([kind.family is family for kind in view.subject.specs.kinds], float)
+    return np.broadcast_to(members, view.subject.specs.compatible.shape)
+
+
+BLUEPRINT_FEATURES: tuple[Feature, ...] = (
+    Feature("cost", 0, 3, _relative_cost),
+    Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
+    Feature("compatible", 0, 1, lambda v: v.subject.specs.compatible),
+    Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
+    Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _outcome(v, v.history.outcomes)),
+    *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),
+)
+"""``[E, S, K]`` each."""
+
+
+def compute_features(features: Sequence[Feature], view: FeatureInputs) -> NDArray[np.float32]:
+    """All features, clipped to their ranges, along a new last axis."""
+    columns = [np.clip(feature.compute(view), feature.low, feature.high) for feature in features]
+    return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")
+
 
 SPEC = ObservationSpec(len(GLOBAL_FEATURES), len(SLOT_FEATURES), len(BLUEPRINT_FEATURES))
 """The feature counts of every observation that Esper makes."""
 
 
-def observe(view: View) -> Observation:
+def observe(view: FeatureInputs) -> Observation:
     """What controllers see of E networks, on the CPU.
 
     Of a diverged network: the worst loss and gradient, 0 for comparisons of them.
     """
-    parts = (compute(features, view) for features in (GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES))
+    parts = (compute_features(features, view) for features in (GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES))
     return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0) for part in parts))
+
+
+Float32s = NDArray[np.float32]
+
+_GLOBAL = {feature.name: index for index, feature in enumerate(GLOBAL_FEATURES)}
+_SLOT = {feature.name: index for index, feature in enumerate(SLOT_FEATURES)}
+_BLUEPRINT = {feature.name: index for index, feature in enumerate(BLUEPRINT_FEATURES)}
+
+
+class FeatureReader:
+    """An observation of E networks as named arrays. An unknown name is a KeyError."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._globals, self._slots, self._blueprints = (part.cpu().numpy() for part in observation)
+
+    def network(self, name: str) -> Float32s:
+        """A feature of the whole network, ``[E]``."""
+        return self._globals[:, _GLOBAL[name]]
+
+    def slot(self, name: str) -> Float32s:
+        """A feature of each slot, ``[E, S]``."""
+        return self._slots[:, :, _SLOT[name]]
+
+    def blueprint(self, name: str) -> Float32s:
+        """A feature of each blueprint in each slot, ``[E, S, K]``."""
+        return self._blueprints[..., _BLUEPRINT[name]]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from esper.control.controller import Controller
-from esper.control.learned import Learned
-from esper.control.rules.replay import SHUFFLED, shuffled
+from esper.control.learned import LearnedController
 from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.simple import SHUFFLED, shuffle_actions
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.bench_suite import family_weights
 from esper.experiments.contest import WHAT, Contest, Trial
@@ -160,7 +160,9 @@ class TrainedPolicy:
     def shuffled(self) -> ArmResults:
         """The policy's own actions, each instance's played on another one."""
         rng = np.random.default_rng((self._settings.seed, _SHUFFLE_STREAM))
-        controller = shuffled(stack_actions(self._played.tallies), [instance.seed for instance in self._instances], rng)
+        controller = shuffle_actions(
+            stack_actions(self._played.tallies), [instance.seed for instance in self._instances], rng
+        )
         played = evaluate_controllers(self._workers, [controller], self._terms, self._instances)[0]
         return ArmResults(self.environment_steps, measure_arm(played, self._suite).outcomes)
 
@@ -204,7 +206,7 @@ class TrainedPolicy:
         return train_static(self._workers, self._terms, arm, networks)
 
 
-POLICY = Learned.name
+POLICY = LearnedController.name
 _FOLDER = "arms"
 
 Progress = Callable[[int, int, str], None]

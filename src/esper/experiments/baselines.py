@@ -10,8 +10,7 @@ from pathlib import Path
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.periodic import Periodic, PeriodicSettings
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.settings import Settings
 from esper.tasks.suite import Suite

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.control.controller import Controller
-from esper.control.observation import SPEC
+from esper.control.observation import SPEC, mask_tensors
 from esper.control.policy import Policy, PolicyStep
-from esper.control.spaces import mask_tensors
 from esper.devices import usable_device
 from esper.experiments.baselines import baselines
 from esper.experiments.episode_log import EpisodeLog
@@ -144,7 +143,7 @@ def run_policy(
     yield as_rows(chronicle.started())
     for uniforms in noise.to(device):
         observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
-        step = policy.act(observation.to(device), masks.to(device), state, uniforms).fetched()
+        step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
         told = as_rows(chronicle.looked(observation, step))
         result = episodes.step(actions)

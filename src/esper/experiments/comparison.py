@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.experiments.analysis import (
     Claim,
     Contrast,
@@ -22,7 +22,7 @@ from esper.experiments.analysis import (
 from esper.experiments.results import SPLITS, Arm, Outcomes, Result, select_split
 from esper.tasks.suite import Split
 
-POLICY = Learned.name
+POLICY = LearnedController.name
 
 
 @dataclass(frozen=True)

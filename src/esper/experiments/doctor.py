@@ -26,15 +26,14 @@ from esper.control.rules.simple import Uniform
 from esper.devices import devices_here
 from esper.experiments.process_pool import prepare_process
 from esper.extras import DISTRIBUTION, command_for
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite, suite_names
-from esper.tasks.source import Source
-from esper.tasks.suite import Suite
+from esper.tasks.suite import Source, Suite
 from esper.telemetry.file_system import file_system_of, wal_safe
 from esper.training.evaluation import evaluate
 from esper.training.learning import Batch, stack_data, train
@@ -233,7 +232,7 @@ def self_test(device: torch.device) -> SelfTest:
     episodes = Episodes(suite, instances, Rules(), device=device)
     grown = {strategy: _grow(episodes, strategy, torch.float64)[0] for strategy in STRATEGIES}
     seconds = {strategy: _grow(episodes, strategy, torch.float32)[1] for strategy in STRATEGIES}
-    pairs = zip(grown["stacked"].blocks, grown["looped"].blocks, strict=True)
+    pairs = zip(grown["stacked"].flat.blocks, grown["looped"].flat.blocks, strict=True)
     difference = torch.stack([(one.values - other.values).abs().amax() for one, other in pairs]).amax().item()
     return SelfTest(
         str(device),

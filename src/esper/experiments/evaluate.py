@@ -12,13 +12,13 @@ import torch
 from esper import __version__
 from esper.config import load_settings
 from esper.control.controller import Controller
-from esper.control.learned import Learned
-from esper.control.rules.replay import SHUFFLED, Replay, shuffled
+from esper.control.learned import LearnedController
+from esper.control.loading import restore_policy
+from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.behaviour import Behaviour, describe_behaviour, write_behaviour
 from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.collect import new_policy
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluation import (
     CohortTask,
@@ -32,7 +32,6 @@ from esper.experiments.results import SPLITS, Result, write_results
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
-from esper.rl.ppo import Learner
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
@@ -56,7 +55,7 @@ TakenOver = Callable[[int, int], None]
 class LoadedPolicy(NamedTuple):
     """A run's newest policy, greedy, the training iterations it had, and the hash of its checkpoint."""
 
-    controller: Learned
+    controller: LearnedController
     iteration: int
     sha256: str
 
@@ -82,11 +81,8 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         CheckpointError: there is no usable checkpoint, or it belongs to other settings.
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
-    policy = new_policy(settings)
-    # Here it only decides, wherever it learned: bf16 is for the latter, and not every device has it.
-    learning = settings.ppo.model_copy(update={"bf16": False})
-    Learner(policy, learning, settings.seed).load_state_tensors(checkpoint.tensors)
-    return LoadedPolicy(Learned(policy, greedy=True), checkpoint.iteration, checkpoint.sha256)
+    controller = restore_policy(checkpoint.tensors, settings.policy)
+    return LoadedPolicy(controller, checkpoint.iteration, checkpoint.sha256)
 
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:
@@ -156,7 +152,7 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
     instances = instances_for(settings, split, count)
     terms = evaluation_config(settings)
     return [
-        _Game(split, one, split_into_cohorts([one], terms, instances, attributed=one.name == Learned.name))
+        _Game(split, one, split_into_cohorts([one], terms, instances, attributed=one.name == LearnedController.name))
         for one in controllers
     ]
 
@@ -165,7 +161,7 @@ def _shuffled(game: _Game, settings: TrainSettings, played: EvaluationResult) ->
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
     rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))
-    controller = shuffled(stack_actions(played.tallies), [instance.seed for instance in instances], rng)
+    controller = shuffle_actions(stack_actions(played.tallies), [instance.seed for instance in instances], rng)
     return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
 
 

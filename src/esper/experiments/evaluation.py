@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from esper.control.controller import Actions, Controller
-from esper.control.spaces import Observation
+from esper.control.observation import Observation
 from esper.devices import CPU, usable_device
 from esper.errors import RunError
 from esper.experiments.episode_log import EpisodeLog, log_from_json, log_to_json

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
+from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Observation
 from esper.control.policy import PolicyStep
-from esper.control.spaces import Observation
 from esper.experiments.settings import TrainSettings
-from esper.lifecycle.actions import RELEVANT, Head, Op, details
+from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.gates import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
@@ -171,7 +170,7 @@ class EventRecorder:
             "op": [_OPS[one[Head.OP]] for one in taken],
             "slot": [None if one[Head.OP] == Op.WAIT else one[Head.SLOT] for one in taken],
             "blueprint": [blueprints[one[Head.BLUEPRINT]] if one[Head.OP] == Op.GERMINATE else None for one in taken],
-            "choices": [details(one) for one in taken],
+            "choices": [describe_choices(one) for one in taken],
             "value": nothing if policy is None else _rounded(policy.value.cpu().numpy()),
             "log_prob": nothing if policy is None else _rounded(policy.log_prob.cpu().numpy()),
         }

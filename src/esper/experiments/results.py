@@ -14,7 +14,7 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from esper import __version__
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.errors import RunError
 from esper.files import read_bounded, write_atomically
 from esper.tasks.instance import Instance
@@ -176,9 +176,9 @@ def _require_comparable(results: list[Result]) -> list[Result]:
         played: dict[str, list[str]] = {}
         for result in select_split(results, split):
             played.setdefault(result.controller, []).append(result.instance)
-        own = played.get(Learned.name)
+        own = played.get(LearnedController.name)
         if played and (own is None or any(theirs != own for theirs in played.values())):
-            raise ValueError(f"the controllers did not all play the same {split} instances as {Learned.name}")
+            raise ValueError(f"the controllers did not all play the same {split} instances as {LearnedController.name}")
     return results
 
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from esper import __version__
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.control.policy import Policy
 from esper.devices import usable_device
 from esper.errors import EsperError, RunError
@@ -193,7 +193,7 @@ class Trainer:
 
     def _probe(self, interrupts: Interrupts) -> float:
         # A copy for the CPU, where controllers decide.
-        controller, settings = Learned(copy.deepcopy(self.policy).cpu(), greedy=True), self.settings
+        controller, settings = LearnedController(copy.deepcopy(self.policy).cpu(), greedy=True), self.settings
         with interrupts.at_once():
             return mean_score(
                 evaluate_controllers(self._workers, [controller], evaluation_config(settings), self._probes)[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.periodic import Periodic, PeriodicSettings
+from esper.control.rules.schedule import Periodic, PeriodicSettings
 from esper.experiments.bench_suite import family_weights
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.workers import Workers

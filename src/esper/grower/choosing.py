@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from esper.config import load_settings
 from esper.control.controller import Controller
+from esper.control.loading import PolicyOrigin, restore_policy
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.periodic import Periodic, PeriodicSettings
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError
-from esper.experiments.evaluate import load_policy
+from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.run_directory import RunDirectory
-from esper.experiments.settings import TrainSettings
 from esper.grower.subject import Catalogue
 from esper.grower.timing import Timing
 from esper.growth.names import did_you_mean
@@ -32,11 +31,11 @@ class Chosen(NamedTuple):
 
     controller: Controller
     timing: Timing
-    trained: TrainSettings | None
-    """Of the run that trained it; None for rules."""
+    origin: PolicyOrigin | None
+    """The run that trained it; None for rules."""
 
 
-def chosen(
+def choose_controller(
     controller: str | Path | Controller, catalogue: Catalogue, horizon: int | None, rules: Rules | None
 ) -> Chosen:
     """The controller; without ``rules``, those it knows: that a policy was trained with, the default ones otherwise.
@@ -51,26 +50,26 @@ def chosen(
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
         return Chosen(_rule(name, _offered(catalogue), timing), timing, None)
-    run, settings = _trained(name)
-    timing = Timing(horizon, rules or settings.rules)
+    run, origin = _open_run(name)
+    timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
-    return Chosen(load_policy(run, settings).controller, timing, settings)
+    return Chosen(restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy), timing, origin)
 
 
 def rules_of(name: str) -> Rules:
-    """The rules that the controller of that name knows, as `chosen` tells them; raises what it raises."""
-    return Rules() if name in _RULES else _trained(name)[1].rules
+    """The rules that the controller of that name knows, as `choose_controller` tells them; raises what it raises."""
+    return Rules() if name in _RULES else _open_run(name)[1].rules
 
 
-def _trained(name: str) -> tuple[RunDirectory, TrainSettings]:
-    """The run with that directory, and its settings."""
+def _open_run(name: str) -> tuple[RunDirectory, PolicyOrigin]:
+    """The run with that directory, and what it says of its policy."""
     if not Path(name).exists():
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, _RULES)}: give one of {', '.join(_RULES)}, "
             "or the directory of a run of `esper train`"
         )
     run = RunDirectory.open_own(Path(name))
-    return run, load_settings(TrainSettings, run.config)
+    return run, load_settings(PolicyOrigin, run.config)
 
 
 def _rule(name: str, offered: Offered, timing: Timing) -> Controller:

@@ -65,7 +65,7 @@ class Examiner:
         training = TrainingReport(
             np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
         )
-        evaluation = self.history.completed(newest, subject.evidence)
+        evaluation = self.history.complete(newest, subject.evidence)
         note(self._model, evaluation.accuracy_contribution)
         subject.evidence = update_evidence(subject.table, subject.evidence, training, evaluation)
         progress = scores.progress(found.usual)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from esper.experiments.settings import TrainSettings
+from esper.control.loading import PolicyOrigin
 from esper.grower.timing import Timing
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
@@ -20,15 +20,15 @@ _DRAWN = 256
 
 
 def warn_of_the_unknown(
-    trained: TrainSettings | None, model: GrowingModel, timing: Timing, rent: float, classes: int
+    origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
 ) -> None:
     """Say once what ``model`` and its circumstances have that the suite of a policy's training had not.
 
     Nothing that a policy learned tells it what to do there. It may plant and prune for ever, and keep nothing.
     """
-    if trained is None:
+    if origin is None:
         return
-    suite = get_suite(trained.suite)
+    suite = get_suite(origin.suite)
     slots = model.slots.values()
     rents = _rents(suite)
     foreign = [

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.rules.judging import marginal_rent
+from esper.control.rules.decisions import marginal_rent
 from esper.grower.decision import Change, changed
 from esper.grower.subject import ModelSubject
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, joined
+from esper.lifecycle.transitions import Transitions, concatenate
 from esper.training.deferred import Floats
 
 Bools = NDArray[np.bool_]
@@ -80,7 +80,7 @@ def resolved(
             parts.append(resolve(nothing, least))
     contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
     kinds = [kind.name for kind in subject.specs.kinds]
-    return Ending(changed(slots, kinds, joined(parts)), contributions)
+    return Ending(changed(slots, kinds, concatenate(parts)), contributions)
 
 
 def _rents(subject: ModelSubject, rent: float) -> Floats:

@@ -14,11 +14,18 @@ from torch import Tensor
 
 from esper.arguments import checked
 from esper.control.controller import Controller
-from esper.control.features import View
-from esper.control.observation import observe
+from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.arguments import CONTROLLER, MINIBATCH_LOSS, OPTIONS, STATE, Heard, heard, require_conduct
-from esper.grower.choosing import chosen
+from esper.grower.arguments import (
+    CONTROLLER,
+    MINIBATCH_LOSS,
+    OPTIONS,
+    STATE,
+    Heard,
+    heard,
+    require_conduct,
+)
+from esper.grower.choosing import choose_controller
 from esper.grower.counterfactual import Counterfactual, require_forks
 from esper.grower.decision import Decision, told
 from esper.grower.distributed import Processes
@@ -43,10 +50,10 @@ from esper.grower.watch import Watch
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, finish, joined, revoke, step
+from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke, step
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, Rollback, Verdict
@@ -145,8 +152,8 @@ class Grower:
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, self._timing, trained = chosen(controller, self.subject.specs, horizon, rules)
-        warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
+        self.controller, self._timing, origin = choose_controller(controller, self.subject.specs, horizon, rules)
+        warn_of_the_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()
         self.terms = Terms(
@@ -253,7 +260,7 @@ class Grower:
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
         self.decisions += 1
-        changes, slots, metric = joined([undone, result.transitions]), list(self.model.slots), self.scores.metric
+        changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = told(self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished)
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
@@ -365,7 +372,7 @@ class Grower:
         A failure leaves model, optimizer and table as they were.
         """
         subject = self.subject
-        view = View(
+        view = FeatureInputs(
             subject,
             self._history,
             np.array([self._timing.progress(1 + self.decisions)]),

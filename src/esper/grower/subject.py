@@ -25,7 +25,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.subject.Offers`."""
+    """What the slots of a model offer: an `esper.control.growing_networks.Offers`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -64,7 +64,7 @@ class Catalogue:
 
 
 class ModelSubject:
-    """A growing model with its lifecycle table: an `esper.control.subject.Subject`."""
+    """A growing model with its lifecycle table: an `esper.control.growing_networks.Subject`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
         self.specs = Catalogue(model, optimizer)

@@ -1,14 +1,27 @@
-"""The factored action: one operation per environment and step, with its choices."""
+"""The factored action: one operation per environment and step, with its choices; and names for arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Annotated, Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.arrays import Bools, Int64s
+from esper.settings import Settings
+
+Bools: TypeAlias = NDArray[np.bool_]
+Int8s: TypeAlias = NDArray[np.int8]
+Int16s: TypeAlias = NDArray[np.int16]
+Int64s: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32]
+Places: TypeAlias = tuple[NDArray[np.intp], ...]
+"""Index of some slots in an ``[E, S]`` array: their environments and their slots."""
+Rows: TypeAlias = slice | NDArray[np.integer] | Bools
+"""A selection of environments."""
 
 
 class Op(IntEnum):
@@ -71,8 +84,8 @@ _SPOKEN: dict[Head, tuple[str, ...]] = {
 }
 
 
-def details(action: Sequence[int]) -> dict[str, str]:
-    """What an action of 8 columns chooses besides operation, slot and blueprint: values by head, of relevant heads."""
+def describe_choices(action: Sequence[int]) -> dict[str, str]:
+    """Say what an action of 8 columns chooses besides operation, slot and blueprint: values by relevant head."""
     relevant = RELEVANT[action[Head.OP]]
     return {head.name.lower(): values[action[head]] for head, values in _SPOKEN.items() if relevant[head]}
 
@@ -112,7 +125,7 @@ def wait(environments: int) -> Int64s:
     return np.zeros((environments, len(Head)), dtype=np.int64)
 
 
-def canonical(actions: Int64s) -> Int64s:
+def clear_irrelevant_heads(actions: Int64s) -> Int64s:
     """The same actions ``[E, 8]`` with the heads that their operation does not read set to 0.
 
     Raises IllegalActionError for an unknown operation.
@@ -151,10 +164,43 @@ def action(
     row[0, Head.ALPHA_TARGET] = _index_of(alpha_target, ALPHA_TARGETS, "alpha_target")
     row[0, Head.ALPHA_SPEED] = _index_of(alpha_speed, ALPHA_SPEEDS, "alpha_speed")
     row[0, Head.ALPHA_CURVE] = alpha_curve
-    return canonical(row)[0]
+    return clear_irrelevant_heads(row)[0]
 
 
 def _index_of(value: float, offered: Sequence[float], head: str) -> int:
     if value not in offered:
         raise IllegalActionError(f"{head} {value} is not on offer, choose one of {', '.join(map(str, offered))}")
     return offered.index(value)
+
+
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class PerHead(Settings):
+    """A number of at least 0 for each `Head`. A single number in its place stands for all of them."""
+
+    op: _Number
+    slot: _Number
+    blueprint: _Number
+    blend: _Number
+    tempo: _Number
+    alpha_target: _Number
+    alpha_speed: _Number
+    alpha_curve: _Number
+
+    @classmethod
+    def every(cls, number: float) -> Self:
+        """The same number for all heads."""
+        return cls.model_validate(number)
+
+    @property
+    def by_head(self) -> tuple[float, ...]:
+        """The numbers in the order of `Head`."""
+        numbers = self.model_dump()
+        return tuple(numbers[head.name.lower()] for head in Head)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, given: Any) -> Any:
+        # YAML reads 1e-3 as text, which is a number to pydantic all the same.
+        return dict.fromkeys(cls.model_fields, given) if isinstance(given, int | float | str) else given

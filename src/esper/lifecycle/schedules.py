@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from esper.lifecycle.actions import ALPHA_SPEEDS, TEMPOS, Curve
-from esper.lifecycle.arrays import Floats, Int8s, Int16s
+from esper.lifecycle.actions import ALPHA_SPEEDS, TEMPOS, Curve, Floats, Int8s, Int16s
 
 SIGMOID_STEEPNESS = 10.0
 """Slope of the logistic curve: at 10 its ends would miss 0 and 1 by .7%, which the rescaling removes."""

@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from esper.lifecycle.arrays import Bools, Floats, Int8s, Int16s, Rows
+from esper.lifecycle.actions import Bools, Floats, Int8s, Int16s, Rows
 from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, membership
 
 NO_BLUEPRINT = -1

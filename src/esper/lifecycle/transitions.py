@@ -10,11 +10,23 @@ from typing import Final, Self
 import numpy as np
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
-from esper.lifecycle.arrays import Bools, Floats, Int8s, Int16s, Int64s, Places
+from esper.lifecycle.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    TEMPOS,
+    Blend,
+    Bools,
+    Curve,
+    Floats,
+    Head,
+    Int8s,
+    Int16s,
+    Int64s,
+    Op,
+    Places,
+)
 from esper.lifecycle.gates import Reason, Verdicts
-from esper.lifecycle.legality import check
-from esper.lifecycle.masks import legal_actions
+from esper.lifecycle.legality import legal_actions, require_legal
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.schedules import alpha_at
 from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, membership
@@ -79,7 +91,7 @@ class Transitions:
         return ~_OWNING[self.before] & _OWNING[self.after]
 
 
-def joined(parts: Sequence[Transitions]) -> Transitions:
+def concatenate(parts: Sequence[Transitions]) -> Transitions:
     """Several changes of one population, one after the other, as one record."""
     return Transitions(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
@@ -109,7 +121,7 @@ def step(
     happened.
     """
     masks = legal_actions(table, evidence, rules, compatible, affordable)
-    check(actions, masks)
+    require_legal(actions, masks)
     verdicts = masks.grounds.verdicts
 
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]

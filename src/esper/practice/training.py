@@ -24,9 +24,9 @@ from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.practice.settings import ALL_FROM_START, GrowSettings
-from esper.tasks.practice.examples import Batch, Examples, Splits
+from esper.tasks.data import stream
+from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import get_host
-from esper.tasks.streams import stream
 
 HOST, SEEDS, ORDER = range(3)
 """Keys of a run's random streams."""
@@ -162,7 +162,7 @@ class HostTraining:
         score = sums.score()
         return TrainingScore(score.loss, score.accuracy, sums.examples)
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: Minibatch) -> Tensor:
         return cross_entropy(self.model(batch.inputs), batch)
 
     def _validate(self, model: GrowingModel) -> Score:
@@ -204,7 +204,7 @@ def measure(model: GrowingModel, examples: Examples) -> Score:
     return sums.score()
 
 
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: Minibatch) -> Tensor:
     """Mean over all targets: logits ``[B, classes]`` or ``[B, T, classes]``."""
     return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
 
@@ -217,7 +217,7 @@ class _ScoreSums:
         self._targets = 0
         self._parts: list[Tensor] = []
 
-    def add(self, logits: Tensor, batch: Batch, loss: Tensor) -> None:
+    def add(self, logits: Tensor, batch: Minibatch, loss: Tensor) -> None:
         right = (logits.argmax(-1) == batch.targets).sum()
         self._parts.append(torch.stack([loss.double() * batch.targets.numel(), right.double()]))
         self._targets += batch.targets.numel()

@@ -9,16 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.control.features import View
 from esper.control.history import History
-from esper.control.observation import observe
-from esper.control.spaces import Observation
+from esper.control.observation import FeatureInputs, Observation, observe
 from esper.lifecycle.actions import wait
 from esper.lifecycle.gates import Verdicts
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, joined
+from esper.lifecycle.transitions import Transitions, concatenate
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import (
     OUTCOME,
@@ -181,7 +179,7 @@ class Episodes:
 
     def observe(self) -> Observation:
         """What the controllers see now, on the CPU."""
-        view = View(
+        view = FeatureInputs(
             self.population,
             self.history,
             self.step_index / self.suite.steps,
@@ -240,7 +238,7 @@ class Episodes:
             finished=self.finished,
             running=running,
             verdicts=decision.verdicts,
-            transitions=joined([decision.transitions, intervention.transitions]),
+            transitions=concatenate([decision.transitions, intervention.transitions]),
             training=training,
             evaluation=evaluation,
             potential=self.potential,
@@ -255,13 +253,13 @@ class Episodes:
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
         (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
-        evaluation = self.history.completed(found, self.population.evidence)
+        evaluation = self.history.complete(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
             return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        restored = evaluation.replace_rows(intervention.rows, self.history.completed(again, self.population.evidence))
+        restored = evaluation.replace_rows(intervention.rows, self.history.complete(again, self.population.evidence))
         return training, restored, intervention, _incidents(intervention, evaluation, restored)
 
     def _reached_end(self, intervention: Intervention) -> Bools:

@@ -159,7 +159,7 @@ class PPOLoss:
             seen, legal = select_steps(rollout.observations, chunk), select_steps(rollout.masks, chunk)
             with torch.autocast(self._policy.device.type, torch.bfloat16, enabled=self._settings.bf16):
                 now = self._evaluate(seen, legal, rollout.actions[chunk], state)
-            state = now.state.detached()
+            state = now.state.detach()
             loss, stats = self._loss(now, batch, chunk, counts, entropy_weights)
             loss.backward()
             parts.append(stats)

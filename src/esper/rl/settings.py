@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import PerHead
 from esper.settings import Settings
 
 

@@ -1,4 +1,4 @@
-"""Labelled examples, and the names of the parts they are split into."""
+"""Labelled examples, the parts they are split into, and the random streams they are drawn from."""
 
 from __future__ import annotations
 
@@ -46,12 +46,17 @@ class Scale:
         return (inputs - np.float32(self.mean)) / np.float32(self.deviation)
 
 
-def standardised(inputs: Floats, labels: Labels, scale: Scale) -> Data:
-    """Arrays ``[N, ...]`` and ``[N]`` as Data that shares no memory with them."""
+def standardise(inputs: Floats, labels: Labels, scale: Scale) -> Data:
+    """Standardised arrays ``[N, ...]`` and labels ``[N]`` as Data that shares no memory with them."""
     return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
 
 
-def with_label_noise(labels: Labels, fraction: float, classes: int, rng: np.random.Generator) -> Labels:
+def add_label_noise(labels: Labels, fraction: float, classes: int, rng: np.random.Generator) -> Labels:
     """Labels ``[N]`` of which each is redrawn uniformly (and so may stay) with probability ``fraction``."""
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)
+
+
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """The generator of the seed's child that ``key`` names; different keys give independent streams."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

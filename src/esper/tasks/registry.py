@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from pkgutil import resolve_name
+from typing import TypeVar
 
-from esper.tasks.lookup import lookup
+from esper.errors import TaskError
 from esper.tasks.suite import Suite
+
+Value = TypeVar("Value")
+
+
+def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
+    """``table[name]``; raises TaskError that names near matches, or every choice if nothing is near."""
+    if name in table:
+        return table[name]
+    near = get_close_matches(name, table)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(table)}"
+    raise TaskError(f"no {kind} is called '{name}': {hint}")
+
 
 # By address, so that only those who ask for a suite wait for the libraries behind it to be imported.
 _SUITES: Mapping[str, str] = {
-    "tokens": "esper.tasks.tokens.suite:TokenSuite",
-    "digits": "esper.tasks.datasets.suites:DigitsSuite",
-    "mnist1d": "esper.tasks.datasets.suites:Mnist1dSuite",
-    "mnist1d_conv": "esper.tasks.datasets.suites:Mnist1dConvSuite",
+    "tokens": "esper.tasks.token_suite:TokenSuite",
+    "digits": "esper.tasks.dataset_suites:DigitsSuite",
+    "mnist1d": "esper.tasks.dataset_suites:Mnist1dSuite",
+    "mnist1d_conv": "esper.tasks.dataset_suites:Mnist1dConvSuite",
 }
 
 

@@ -1,21 +1,57 @@
-"""A suite: a distribution of learning problems that share one host architecture."""
+"""A suite: a distribution of learning problems that share one host architecture, and how its hosts are optimised."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import TaskError
+from esper.settings import Settings
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
-from esper.tasks.optimizer import OptimizerSettings
-from esper.tasks.source import Source
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a suite declares of its data."""
+
+    words: str
+    """Completes "it is ..."."""
+    path: Path | None = None
+    """The file that is read; None where nothing is."""
+
+    @property
+    def found(self) -> bool:
+        """Whether all that is read is there."""
+        return self.path is None or self.path.is_file()
+
+
+COMPUTED = Source("computed from its recipe")
+
+
+class OptimizerSettings(Settings):
+    """One optimizer for all hosts of a suite; the learning rate belongs to the instance."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """``adamw`` uses ``betas``, ``sgd`` uses ``momentum``."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay rates of AdamW's first and second moments."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of SGD."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled for AdamW, added to the gradient for SGD."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest gradient norm of one network, host and all seeds together, isolated ones too; None: not clipped."""
+
 
 Split = Literal["train", "heldout", "transfer"]
 """train and heldout share families but no seed; transfer has families that no controller trains on."""
@@ -77,8 +113,8 @@ class Suite(ABC):
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
         """Draw instances, balanced over families and over the variants of each, in every prefix of the list."""
-        families = _shuffled(self.transfer_families if split == "transfer" else self.families, generator)
-        orders = {family: _shuffled(self.variants(family), generator) for family in families}
+        families = _shuffle(self.transfer_families if split == "transfer" else self.families, generator)
+        orders = {family: _shuffle(self.variants(family), generator) for family in families}
         instances: list[Instance] = []
         for index in range(count):
             round_, place = divmod(index, len(families))
@@ -105,7 +141,7 @@ class Suite(ABC):
             raise TaskError(f"instance {instance.name} belongs to suite '{instance.suite}', not to '{self.name}'")
 
 
-def _shuffled(names: tuple[str, ...], generator: np.random.Generator) -> list[str]:
+def _shuffle(names: tuple[str, ...], generator: np.random.Generator) -> list[str]:
     return [names[index] for index in generator.permutation(len(names))]
 
 

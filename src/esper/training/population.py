@@ -22,12 +22,12 @@ from esper.growth.blending import joined
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.masks import ActionMasks, legal_actions
+from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
-from esper.tasks.optimizer import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings
 from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
 from esper.training.execution import Execution
 from esper.training.optimizers import MOMENT_NAMES

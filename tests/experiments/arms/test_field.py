@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from esper.control.controller import Controller
-from esper.control.learned import Learned
+from esper.control.learned import LearnedController
 from esper.experiments.arms import run_arms
 from esper.experiments.contest import Contest, run_contest
 from esper.experiments.evaluate import LoadedPolicy
@@ -106,7 +106,7 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
     asked: list[str] = []
 
     def refuse(workers: Workers, controllers: Sequence[Controller], *given: Any) -> list[EvaluationResult]:
-        assert not any(isinstance(one, Learned) for one in controllers), "a policy played again"
+        assert not any(isinstance(one, LearnedController) for one in controllers), "a policy played again"
         return evaluate_controllers(workers, controllers, *given)
 
     monkeypatch.setattr("esper.experiments.arms.evaluate_controllers", refuse)

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.errors import TaskError
 from esper.growth.attach import attach
-from esper.tasks.practice.hosts.initial import built
+from esper.tasks.practice.hosts import build_host
 from esper.tasks.practice.registry import get_host, get_task, host_for, host_names, task_names
 
 CLASSES = 7
@@ -69,7 +69,7 @@ def test_weights_follow_from_the_generator_and_leave_the_global_one_alone(name: 
 
 def test_a_layer_without_a_rule_is_refused() -> None:
     with pytest.raises(TypeError, match="GRUCell"):
-        built(lambda: nn.GRUCell(2, 2), torch.Generator())
+        build_host(lambda: nn.GRUCell(2, 2), torch.Generator())
 
 
 def test_names_that_do_not_exist_or_do_not_suit() -> None:

@@ -12,10 +12,7 @@ import pytest
 
 from esper.errors import ConfigError, RunError
 from esper.telemetry.bridges import bridge as bridges
-from esper.telemetry.bridges.bridge import Bridge, Goal
-from esper.telemetry.bridges.cursor import Address
-from esper.telemetry.bridges.flat import flat
-from esper.telemetry.bridges.sink import Opening, Sink
+from esper.telemetry.bridges.bridge import Address, Bridge, Goal, Opening, Sink, flatten
 from esper.telemetry.bridges.tail import Figures, Tail
 from esper.telemetry.events import RunFailed, RunStarted, StepTaken
 from esper.telemetry.store import RunStore
@@ -209,7 +206,7 @@ def test_a_damaged_cursor_is_named(store: RunStore) -> None:
 
 def test_nested_settings_get_flat_names() -> None:
     nested = {"ppo": {"gamma": 1.0, "chunk": None, "betas": [0.9, 0.999]}, "reward": [{"mode": "outcome"}], "on": True}
-    assert flat(nested) == {"ppo.gamma": 1.0, "ppo.betas": "0.9, 0.999", "reward.0.mode": "outcome", "on": True}
+    assert flatten(nested) == {"ppo.gamma": 1.0, "ppo.betas": "0.9, 0.999", "reward.0.mode": "outcome", "on": True}
 
 
 @pytest.mark.slow

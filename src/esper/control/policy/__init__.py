@@ -1,6 +1,6 @@
 """The learned controller."""
 
-from esper.control.policy.recurrent import Policy, PolicyEvaluation, PolicyState, PolicyStep
+from esper.control.policy.network import Policy, PolicyEvaluation, PolicyState, PolicyStep
 from esper.control.policy.settings import OpPrior, PolicySettings
 
 __all__ = ["OpPrior", "Policy", "PolicyEvaluation", "PolicySettings", "PolicyState", "PolicyStep"]

@@ -1,11 +1,18 @@
-"""Layers whose initial weights come from an explicit generator, never from torch's global random state."""
+"""Layers whose first weights come from an explicit generator, and running moments that change only when told to.
+
+The policy normalises inside its own forward pass, so a rollout stores the raw observation and an update sees exactly
+what acting saw. The statistics are buffers: frozen while a rollout is collected and learned from, updated by one
+explicit call afterwards, saved and moved between devices with the weights.
+"""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from esper.control.observation import Observation, ObservationSpec
 
 RELU_GAIN = math.sqrt(2.0)
 
@@ -42,3 +49,78 @@ def lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator) -> n
     forget_bias.uniform_(1.0, max(2.0, memory - 1.0), generator=generator).log_()
     input_bias.copy_(-forget_bias)
     return layer
+
+
+WINDOW = 100
+"""A new batch weighs at least 1/WINDOW, so that the statistics follow a policy that changes."""
+
+OBSERVATION_FLOOR = 0.01
+"""Least standard deviation of an observation's feature, so that a feature seen constant so far cannot explode."""
+
+OBSERVATION_BOUND = 5.0
+"""Normalised features are clipped to this many standard deviations."""
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of vectors ``[*, F]``, merged batch by batch (Chan, Golub and LeVeque, 1979), in float64.
+
+    Before the first batch the mean is 0 and the variance 1.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, features: int, floor: float) -> None:
+        super().__init__()
+        self.floor = floor
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(features, dtype=torch.float64))
+
+    @property
+    def deviation(self) -> Tensor:
+        """Standard deviation ``[F]``, never below the floor."""
+        return self.variance.sqrt().clamp(min=self.floor)
+
+    @torch.no_grad()
+    def update(self, values: Tensor) -> None:
+        """Merge a batch ``[*, F]``."""
+        rows = values.reshape(-1, self.mean.shape[0]).double()
+        incoming = rows.shape[0]
+        mean = rows.mean(0)
+        variance = rows.var(0, correction=0)
+        count = self.count.clamp(max=incoming * (WINDOW - 1))
+        share = incoming / (count + incoming)
+        delta = mean - self.mean
+        self.variance.copy_((1 - share) * self.variance + share * variance + share * (1 - share) * delta.square())
+        self.mean.add_(share * delta)
+        self.count.copy_(count + incoming)
+
+
+class ObservationNormaliser(nn.Module):
+    """Standardises every feature of an observation over environments, steps, slots and blueprints."""
+
+    def __init__(self, spec: ObservationSpec) -> None:
+        super().__init__()
+        self.globals = RunningMoments(spec.globals, OBSERVATION_FLOOR)
+        self.slots = RunningMoments(spec.slots, OBSERVATION_FLOOR)
+        self.blueprints = RunningMoments(spec.blueprints, OBSERVATION_FLOOR)
+
+    def forward(self, observation: Observation) -> Observation:
+        return Observation(
+            _standardise(observation.globals, self.globals),
+            _standardise(observation.slots, self.slots),
+            _standardise(observation.blueprints, self.blueprints),
+        )
+
+    def update(self, observation: Observation) -> None:
+        """Merge a batch of raw observations, any leading shape."""
+        self.globals.update(observation.globals)
+        self.slots.update(observation.slots)
+        self.blueprints.update(observation.blueprints)
+
+
+def _standardise(values: Tensor, moments: RunningMoments) -> Tensor:
+    standard = (values - moments.mean.to(values.dtype)) / moments.deviation.to(values.dtype)
+    return standard.clamp(-OBSERVATION_BOUND, OBSERVATION_BOUND)

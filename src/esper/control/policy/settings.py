@@ -6,8 +6,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.per_head import PerHead
+from esper.lifecycle.actions import Head, Op, PerHead
 from esper.settings import Settings
 
 

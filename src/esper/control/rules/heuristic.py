@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esper.control.controller import Actions
-from esper.control.features import LONGEST_PLATEAU, MOST_TRIES
-from esper.control.reading import Reading
-from esper.control.rules.decisions import Decisions
-from esper.control.rules.judging import ROUNDING, judge
-from esper.control.spaces import Observation
+from esper.control.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
+from esper.control.rules.decisions import ROUNDING, ActionBuilder, keep_or_prune
 from esper.lifecycle.actions import Op
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import LIVE
 from esper.settings import Settings
 
@@ -55,14 +52,14 @@ class Heuristic:
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
-        settings, reading, decisions = self._settings, Reading(observation), Decisions(masks)
+        settings, reading, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        judge(decisions, reading, settings.trial / self._horizon, settings.margin)
+        keep_or_prune(decisions, reading, settings.trial / self._horizon, settings.margin)
         slot, blueprint, found = self._best_guess(reading, masks)
         decisions.germinate(slot, blueprint, found & self._may_try(reading))
         return decisions.actions, None
 
-    def _may_try(self, reading: Reading) -> NDArray[np.bool_]:
+    def _may_try(self, reading: FeatureReader) -> NDArray[np.bool_]:
         settings = self._settings
         unfinished = np.sum([reading.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=0)
         fossils = reading.slot("stage_fossilized")
@@ -71,7 +68,7 @@ class Heuristic:
         return stuck & few & (reading.network("progress") <= settings.stop_after)
 
     def _best_guess(
-        self, reading: Reading, masks: ActionMasks
+        self, reading: FeatureReader, masks: ActionMasks
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """The first preference that is legal, wide enough and tried least: slot, blueprint, whether there is one."""
         preferences = np.array(self._settings.preferences, np.int64)

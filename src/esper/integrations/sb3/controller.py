@@ -10,12 +10,11 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 
 from esper.control.controller import Actions
-from esper.control.spaces import Observation
+from esper.control.observation import Observation
 from esper.errors import ConfigError
 from esper.integrations.flat import flat
 from esper.integrations.joint import ACTION_MASK, JointActions
-from esper.lifecycle.legality import canonicalise
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.rl.gym.growth import conditional_masks, observation_arrays
 
 

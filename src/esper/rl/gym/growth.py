@@ -13,13 +13,18 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from esper.config_errors import describe_first_error
-from esper.control.features import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Feature
-from esper.control.spaces import MaskTensors, Observation
+from esper.control.observation import (
+    BLUEPRINT_FEATURES,
+    GLOBAL_FEATURES,
+    SLOT_FEATURES,
+    Feature,
+    MaskTensors,
+    Observation,
+)
 from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
 from esper.lifecycle.actions import head_sizes
-from esper.lifecycle.legality import canonicalise
-from esper.lifecycle.masks import ActionMasks
+from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes

@@ -1,4 +1,4 @@
-"""Fetch a file, whole and verified, or not at all."""
+"""Where data are kept from one run to the next, and how they get there: whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,29 @@ from pathlib import Path
 
 from esper.errors import TaskError
 from esper.files import replacing
-from esper.tasks.practice.cache import made
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/esper``, by default ``~/.cache/esper`` (XDG Base Directory Specification)."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache"
+    return base / "esper"
+
+
+def ensure_folder(folder: Path) -> Path:
+    """Make the folder unless it is there, and return it.
+
+    Raises:
+        TaskError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TaskError(
+            f"cannot make the folder {folder} ({error.strerror}): set XDG_CACHE_HOME to a writable place"
+        ) from error
+    return folder
+
 
 SECONDS = 30.0
 """Without a byte, until a server counts as silent."""
@@ -37,10 +59,10 @@ def fetch(remote: Remote, path: Path) -> None:
         TaskError: it cannot be had, or is not what it should be; nothing is left behind.
         RunError: it cannot be written.
     """
-    made(path.parent)
+    ensure_folder(path.parent)
     digest = hashlib.md5(usedforsecurity=False)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        for chunk in _received(remote):
+        for chunk in _receive(remote):
             digest.update(chunk)
             file.write(chunk)
         if digest.hexdigest() != remote.md5:
@@ -49,7 +71,7 @@ def fetch(remote: Remote, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _received(remote: Remote) -> Iterator[bytes]:
+def _receive(remote: Remote) -> Iterator[bytes]:
     """The file, piece by piece."""
     size = 0
     try:
@@ -64,6 +86,6 @@ def _received(remote: Remote) -> Iterator[bytes]:
 
 
 def md5_of(path: Path) -> str:
-    """Of a file; OSError if it cannot be read."""
+    """The MD5 digest of a file, in hexadecimal; OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.errors import TaskError
-from esper.tasks.data import Scale
+from esper.tasks.data import Labels, Scale, stream
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint16]
 """Indices into a vocabulary; usually mapped from a file."""
 
 
-class Batch(NamedTuple):
+class Minibatch(NamedTuple):
     """What a host reads, and the classes it is to find."""
 
     inputs: Tensor
@@ -34,11 +34,11 @@ class Examples(Protocol):
         """Examples in one epoch."""
         ...
 
-    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
         """Minibatches of exactly ``size`` examples in random order; one of all examples if there are fewer."""
         ...
 
-    def in_order(self, size: int) -> Iterator[Batch]:
+    def in_order(self, size: int) -> Iterator[Minibatch]:
         """All examples once, always the same, at most ``size`` at a time."""
         ...
 
@@ -76,13 +76,13 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
         """A random permutation; what does not fill the last minibatch is left out."""
         order = torch.from_numpy(rng.permutation(len(self))).to(self.labels.device)
-        for begin in _whole(len(self), size):
+        for begin in _starts(len(self), size):
             yield self._batch(order[begin : begin + size])
 
-    def in_order(self, size: int) -> Iterator[Batch]:
+    def in_order(self, size: int) -> Iterator[Minibatch]:
         """From the first to the last."""
         for begin in range(0, len(self), size):
             yield self._batch(slice(begin, begin + size))
@@ -91,9 +91,9 @@ class Labelled:
         """All of them at once."""
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 
-    def _batch(self, chosen: Tensor | slice) -> Batch:
+    def _batch(self, chosen: Tensor | slice) -> Minibatch:
         inputs = self.inputs[chosen].to(torch.float32)
-        return Batch((inputs - self.scale.mean) / self.scale.deviation, self.labels[chosen])
+        return Minibatch((inputs - self.scale.mean) / self.scale.deviation, self.labels[chosen])
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class Windows:
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
 
-    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    def epoch(self, size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
         """Windows that begin anywhere, as many as would cover the text once."""
         starts = rng.integers(len(self.tokens) - self.length, size=len(self))
-        for begin in _whole(len(self), size):
+        for begin in _starts(len(self), size):
             yield self._batch(starts[begin : begin + size])
 
-    def in_order(self, size: int) -> Iterator[Batch]:
+    def in_order(self, size: int) -> Iterator[Minibatch]:
         """One window after the other, without overlap; what does not fill the last one is left out."""
         starts = np.arange(len(self)) * self.length
         for begin in range(0, len(self), size):
@@ -135,12 +135,39 @@ class Windows:
         """The text stays where it is; each batch is moved."""
         return replace(self, device=device)
 
-    def _batch(self, starts: NDArray[np.int64]) -> Batch:
+    def _batch(self, starts: NDArray[np.int64]) -> Minibatch:
         places = starts[:, None] + np.arange(self.length + 1)
         windows = torch.from_numpy(self.tokens[places].astype(np.int64)).to(self.device)
-        return Batch(windows[:, :-1], windows[:, 1:])
+        return Minibatch(windows[:, :-1], windows[:, 1:])
 
 
-def _whole(count: int, size: int) -> range:
+def _starts(count: int, size: int) -> range:
     """Where minibatches of ``size`` begin, the last one whole unless it is the only one."""
     return range(0, max(count - size, 0) + 1, size)
+
+
+SPLIT_SEED = 0
+"""The split belongs to the task: every run has the same."""
+MEASURED = 10_000
+"""Training examples that mean and deviation are taken from."""
+
+Inputs = NDArray[Any]
+"""``[N, ...]``, of any number type."""
+
+
+def split_examples(pool: tuple[Inputs, Labels], test: tuple[Inputs, Labels], validation: int, classes: int) -> Splits:
+    """``validation`` random examples of ``pool`` are for the controller, the others for training."""
+    inputs, labels = pool
+    order = stream(SPLIT_SEED).permutation(len(labels))
+    held, learned = np.sort(order[:validation]), np.sort(order[validation:])
+    scale = Scale.of(inputs[learned[:MEASURED]].astype(np.float32))
+    return Splits(
+        _label(inputs[learned], labels[learned], scale),
+        _label(inputs[held], labels[held], scale),
+        _label(*test, scale),
+        classes,
+    )
+
+
+def _label(inputs: Inputs, labels: Labels, scale: Scale) -> Labelled:
+    return Labelled(torch.from_numpy(inputs.copy()), torch.from_numpy(labels.astype(np.int64)), scale)

@@ -1,31 +1,55 @@
-"""All practitioners' tasks and hosts by name."""
+"""Practitioners' tasks and hosts by name, and what a task promises."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from pkgutil import resolve_name
+from typing import Protocol
 
 from esper.errors import TaskError
-from esper.tasks.lookup import lookup
-from esper.tasks.practice.hosts.kind import HostKind
-from esper.tasks.practice.task import Task
+from esper.tasks.practice.examples import Splits
+from esper.tasks.practice.hosts import HOSTS, HostKind
+from esper.tasks.registry import lookup
+
+
+@dataclass(frozen=True)
+class DataAccess:
+    """How data may be got."""
+
+    download: bool = False
+    """Whether to fetch what is missing."""
+    text: Path | None = None
+    """The file that a language model learns; None: the task's own choice."""
+
+
+class Task(Protocol):
+    """A data set with the hosts that suit it."""
+
+    name: str
+    hosts: tuple[str, ...]
+    """Names, the first one by default."""
+    reads_text: bool
+    """Whether it learns any text that it is given."""
+
+    def load(self, access: DataAccess) -> Splits:
+        """The data, split.
+
+        Raises:
+            TaskError: they are nowhere to be found, or damaged; it names the places and the command that helps.
+        """
+        ...
+
 
 # By address, so that only those who ask wait for the libraries behind them to be imported.
 _TASKS: Mapping[str, str] = {
-    "digits": "esper.tasks.practice.data.digits:Digits",
-    "mnist1d": "esper.tasks.practice.data.mnist1d:Mnist1d",
-    "fashion-mnist": "esper.tasks.practice.data.fashion_mnist:FashionMnist",
-    "cifar10": "esper.tasks.practice.data.cifar10:Cifar10",
-    "charlm": "esper.tasks.practice.data.charlm:CharLm",
-}
-_HOSTS: Mapping[str, str] = {
-    "mlp": "esper.tasks.practice.hosts.mlp:MLP",
-    "conv": "esper.tasks.practice.hosts.conv:CONV",
-    "resnet": "esper.tasks.practice.hosts.resnet:RESNET",
-    "vit": "esper.tasks.practice.hosts.vit:VIT",
-    "conv1d": "esper.tasks.practice.hosts.conv1d:CONV1D",
-    "gpt": "esper.tasks.practice.hosts.gpt:GPT",
+    "digits": "esper.tasks.practice.images:Digits",
+    "mnist1d": "esper.tasks.practice.images:Mnist1d",
+    "fashion-mnist": "esper.tasks.practice.images:FashionMnist",
+    "cifar10": "esper.tasks.practice.images:Cifar10",
+    "charlm": "esper.tasks.practice.text:CharLm",
 }
 
 
@@ -36,7 +60,7 @@ def task_names() -> tuple[str, ...]:
 
 def host_names() -> tuple[str, ...]:
     """Names of all hosts."""
-    return tuple(_HOSTS)
+    return tuple(HOSTS)
 
 
 @cache
@@ -48,7 +72,7 @@ def get_task(name: str) -> Task:
 
 def get_host(name: str) -> HostKind:
     """The kind of host of that name; raises TaskError with near names if there is none."""
-    return resolve_name(lookup("host", name, _HOSTS))
+    return lookup("host", name, HOSTS)
 
 
 def host_for(task: str, host: str | None) -> str:

@@ -18,8 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from esper.errors import ConfigError
-from esper.telemetry.bridges.cursor import Address
-from esper.telemetry.bridges.sink import Opening, Sink, Value
+from esper.telemetry.bridges.bridge import Address, Opening, Sink, Value
 from esper.telemetry.bridges.tail import Figures
 
 EXPERIMENT = "esper"
@@ -39,21 +38,21 @@ def connect(opening: Opening) -> Sink:
     uri = address.destination if address else opening.destination or os.environ.get(_URI) or files
     if uri.startswith("file:"):
         os.environ.setdefault(_FILES_ALLOWED, "true")
-    with _explained(uri):
+    with _explain_errors(uri):
         client = MlflowClient(uri)
         if address is None:
-            address = Address(uri, _begun(client, opening))
+            address = Address(uri, _begin_run(client, opening))
         client.update_run(address.run, status="RUNNING")
     return _MLflow(client, address, opening.address is not None)
 
 
-def _begun(client: MlflowClient, opening: Opening) -> str:
+def _begin_run(client: MlflowClient, opening: Opening) -> str:
     known = client.get_experiment_by_name(EXPERIMENT)
     experiment = client.create_experiment(EXPERIMENT) if known is None else known.experiment_id
     run = client.create_run(experiment, run_name=opening.name).info.run_id
-    for part in _parts(opening.settings):
+    for part in _in_parts(opening.settings):
         client.log_batch(run, params=[Param(_key(name), value) for name, value in part])
-    for part in _parts({f"esper.{name}": value for name, value in opening.description.items()}):
+    for part in _in_parts({f"esper.{name}": value for name, value in opening.description.items()}):
         client.log_batch(run, tags=[RunTag(_key(name), value) for name, value in part])
     return run
 
@@ -71,7 +70,7 @@ class _MLflow:
     def iteration(self, figures: Figures) -> None:
         run, step = self.address.run, figures.number
         moment = round(figures.time * 1000)
-        with _explained(self.address.destination):
+        with _explain_errors(self.address.destination):
             metrics = [Metric(_key(name), value, moment, step) for name, value in figures.scalars.items()]
             missing = [metric for metric in metrics if not (self._suspicious and self._has(metric.key, step))]
             self._client.log_batch(run, metrics=missing)
@@ -80,12 +79,12 @@ class _MLflow:
         self._suspicious = False
 
     def history(self, lines: Sequence[str], iteration: int) -> None:
-        with _explained(self.address.destination):
+        with _explain_errors(self.address.destination):
             self._client.log_text(self.address.run, "\n".join(lines), "history.txt")
 
     def close(self, outcome: str | None) -> None:
         if outcome is not None:
-            with _explained(self.address.destination):
+            with _explain_errors(self.address.destination):
                 self._client.set_terminated(self.address.run, _STATUS[outcome])
 
     def _has(self, name: str, step: int) -> bool:
@@ -97,13 +96,13 @@ def _key(name: str) -> str:
     return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
 
 
-def _parts(values: Mapping[str, Value]) -> list[list[tuple[str, str]]]:
+def _in_parts(values: Mapping[str, Value]) -> list[list[tuple[str, str]]]:
     pairs = [(name, str(value)[:_LONGEST]) for name, value in values.items()]
     return [pairs[start : start + _MOST_AT_ONCE] for start in range(0, len(pairs), _MOST_AT_ONCE)]
 
 
 @contextmanager
-def _explained(uri: str) -> Generator[None]:
+def _explain_errors(uri: str) -> Generator[None]:
     try:
         yield
     except MlflowException as error:

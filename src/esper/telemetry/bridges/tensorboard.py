@@ -14,8 +14,7 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from esper.errors import ConfigError, RunError
-from esper.telemetry.bridges.cursor import Address
-from esper.telemetry.bridges.sink import Opening, Sink, Value
+from esper.telemetry.bridges.bridge import Address, Opening, Sink, Value
 from esper.telemetry.bridges.tail import Figures
 
 
@@ -36,7 +35,7 @@ def connect(opening: Opening) -> Sink:
 class _TensorBoard:
     def __init__(self, address: Address, first: int) -> None:
         self.address = address
-        self._writer = self._begun(first)
+        self._writer = self._begin(first)
 
     def describe(self, tables: Mapping[str, Mapping[str, Value]]) -> None:
         for name, values in tables.items():
@@ -45,7 +44,7 @@ class _TensorBoard:
 
     def forget(self, after: int) -> bool:
         self._writer.close()
-        self._writer = self._begun(after + 1)
+        self._writer = self._begin(after + 1)
         return True
 
     def iteration(self, figures: Figures) -> None:
@@ -55,18 +54,18 @@ class _TensorBoard:
         for name, values in figures.samples.items():
             self._writer.add_histogram(name, np.array(values), step, walltime=time)
         if figures.notes:
-            self._writer.add_text("notes", _listed(figures.notes), step, time)
+            self._writer.add_text("notes", _as_list(figures.notes), step, time)
         self._flush()
 
     def history(self, lines: Sequence[str], iteration: int) -> None:
         # Part of the next iteration, so that it is void and told anew if that is begun again.
-        self._writer.add_text("history", _listed(lines), iteration + 1)
+        self._writer.add_text("history", _as_list(lines), iteration + 1)
         self._flush()
 
     def close(self, outcome: str | None) -> None:
         self._writer.close()
 
-    def _begun(self, step: int) -> SummaryWriter:
+    def _begin(self, step: int) -> SummaryWriter:
         folder = Path(self.address.destination)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,5 +79,5 @@ class _TensorBoard:
         self._writer.flush()
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _as_list(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)

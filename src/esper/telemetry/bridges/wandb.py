@@ -16,8 +16,7 @@ import wandb
 
 from esper import __version__
 from esper.errors import ConfigError
-from esper.telemetry.bridges.cursor import Address
-from esper.telemetry.bridges.sink import Opening, Sink
+from esper.telemetry.bridges.bridge import Address, Opening, Sink
 from esper.telemetry.bridges.tail import Figures
 
 PROJECT = "esper"

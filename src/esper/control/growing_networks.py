@@ -1,0 +1,82 @@
+"""What controllers look at: a population of networks, or one model in somebody's own training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.growth.blueprints.registry import Blueprint
+from esper.growth.site import Layout
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.training.budget import Costs
+
+Floats = NDArray[np.float64]
+
+
+class Offers(Protocol):
+    """What E networks are, and the K blueprints on offer at each of their S slots."""
+
+    @property
+    def kinds(self) -> Sequence[type[Blueprint]]:
+        """The K blueprints."""
+        ...
+
+    @property
+    def costs(self) -> Costs:
+        """What seeds would cost."""
+        ...
+
+    @property
+    def compatible(self) -> NDArray[np.bool_]:
+        """Whether a blueprint serves a slot, ``[E, S, K]``."""
+        ...
+
+    @property
+    def widths(self) -> NDArray[np.int64]:
+        """Channels at each slot, ``[E, S]``."""
+        ...
+
+    @property
+    def learning_rates(self) -> Floats:
+        """``[E]``."""
+        ...
+
+
+class GrowingNetworks(Protocol):
+    """E networks that grow."""
+
+    @property
+    def specs(self) -> Offers:
+        """Who they are."""
+        ...
+
+    @property
+    def table(self) -> SeedTable:
+        """The state of every slot."""
+        ...
+
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured of the seeds."""
+        ...
+
+    @property
+    def host_parameters(self) -> NDArray[np.int64]:
+        """Parameters before any growth, ``[E]``."""
+        ...
+
+    @property
+    def budget_left(self) -> Floats:
+        """The share of the scarcest cap that is not spent yet, ``[E]``."""
+        ...
+
+    def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
+        """Whether the slot's features have this layout, ``[E, S]``."""
+        ...
+
+    def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Parameters of the seeds in the slots ``counted``, bool ``[E, S]``; ``[E]``."""
+        ...

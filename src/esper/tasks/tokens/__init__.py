@@ -1,1 +1,0 @@
-"""The token suite, Esper's default: where to grow, and what, differs from family to family."""

@@ -1,1 +1,0 @@
-"""The token suite's families: pure samplers of examples, one idea per file."""

@@ -1,0 +1,68 @@
+"""A saved policy comes back as it was, from what a checkpoint and a configuration hold, and nothing else is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.config import dump_settings, load_settings
+from esper.control.loading import PolicyOrigin, restore_policy
+from esper.control.observation import SPEC
+from esper.control.policy import Policy, PolicySettings
+from esper.errors import CheckpointError, ConfigError
+from esper.experiments.settings import TrainSettings
+from esper.rl.ppo import Learner
+from esper.rl.settings import PPOSettings
+
+SMALL = PolicySettings(hidden=8, width=4)
+
+
+@pytest.fixture
+def saved() -> tuple[Policy, dict[str, torch.Tensor]]:
+    """A policy, and the tensors of its learner's checkpoint."""
+    policy = Policy(SPEC, SMALL, torch.Generator().manual_seed(5))
+    return policy, Learner(policy, PPOSettings(), 0).state_tensors()
+
+
+def test_a_policy_comes_back_tensor_for_tensor(saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:
+    policy, tensors = saved
+    restored = restore_policy(tensors, SMALL)
+    assert restored.greedy
+    assert restored.policy.state_dict().keys() == policy.state_dict().keys()
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(restored.policy.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("loss", ["another size", "a tensor lacks", "a tensor too many"])
+def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:
+    _, tensors = saved
+    settings = PolicySettings(hidden=16, width=4) if loss == "another size" else SMALL
+    if loss == "a tensor lacks":
+        del tensors["policy.lstm.weight_ih_l0"]
+    if loss == "a tensor too many":
+        tensors["policy.extra"] = torch.zeros(1)
+    with pytest.raises(CheckpointError, match="policy"):
+        restore_policy(tensors, settings)
+
+
+def test_every_configuration_of_a_training_run_says_where_its_policy_comes_from(tmp_path: Path) -> None:
+    settings = TrainSettings(suite="digits", policy=SMALL)
+    dump_settings(settings, tmp_path / "config.yaml")
+    origin = load_settings(PolicyOrigin, tmp_path / "config.yaml")
+    assert (origin.suite, origin.rules, origin.policy) == (settings.suite, settings.rules, settings.policy)
+
+
+def test_a_configuration_that_does_not_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("policy: {hidden: 8, widht: 4}\nsuite: tokens\n")
+    with pytest.raises(ConfigError, match="widht"):
+        load_settings(PolicyOrigin, tmp_path / "config.yaml")
+
+
+def test_a_policy_is_loaded_without_what_trained_it() -> None:
+    program = "import sys, esper.control.loading; print(*(m for m in sys.modules if m.startswith('esper.')))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert not [name for name in loaded if name.startswith(("esper.experiments", "esper.rl", "esper.config"))]
