@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.experiments.run_directory import RunDirectory
 from esper.extras import install_command
+from esper.telemetry.run_directory import RunDirectory
 from experiments.launching import ENVIRONMENT, assert_same_end
 
 Capture = pytest.CaptureFixture[str]

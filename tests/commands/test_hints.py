@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.experiments.run_directory import MADE
+from esper.telemetry.run_directory import MADE
 from experiments.runs import TINY
 from experiments.short_suite import short_suite
 from grower.training_loop import Loop

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from esper.cli import COMMANDS, EXIT_ERROR, EXIT_OK, main
 from esper.errors import RunError
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry import database, question, reader
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.views import VIEWS
 from esper.ui.dash.app import dashboard
 from esper.ui.dash.runs import RunFinder

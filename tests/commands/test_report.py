@@ -13,9 +13,9 @@ from esper.cli import main
 from esper.config import dump_settings
 from esper.experiments.analysis import FEWEST_SEEDS
 from esper.experiments.behaviour import write_behaviour
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.extras import install_command
+from esper.telemetry.run_directory import RunDirectory
 from experiments.results_cases import planted
 from ui.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.experiments.run_directory import RunDirectory
 from esper.extras import install_command
 from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunStarted
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.telemetry.views import VIEWS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.experiments.run_directory import RunDirectory
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
 Capture = pytest.CaptureFixture[str]

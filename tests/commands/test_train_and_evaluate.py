@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from esper.checkpoints import Checkpoints
 from esper.cli import main
-from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.iteration import Iteration
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.trainer import Trainer
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.live import LineView
 from experiments.runs import TINY
 from experiments.short_suite import short_suite

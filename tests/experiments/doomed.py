@@ -18,11 +18,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from esper import checkpoints
 from esper.cli import main
 from esper.commands import evaluate, train
 from esper.control.learned import LearnedController
 from esper.control.rules.heuristic import Heuristic
-from esper.experiments import checkpoints, collect, evaluation
+from esper.experiments import collect, evaluation
 from esper.rl.ppo import PolicyOptimizer
 from esper.tasks import registry
 from esper.telemetry import database

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from experiments.runs import TINY
 
 DOOMED = Path(__file__).with_name("doomed.py")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from esper.config import dump_settings, load_settings
 from esper.experiments.iteration import Iteration
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LocalWorkers
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
 TINY = (

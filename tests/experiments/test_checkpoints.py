@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
-from esper.experiments.checkpoints import Checkpoints
 
 TENSORS = {"policy.weight": torch.arange(6.0).reshape(2, 3), "step": torch.tensor(4)}
 STATE = {"cursor": 17, "generator": {"state": 2**127 + 1}, "order": [3, 1, 2]}
@@ -270,7 +270,7 @@ class TestFailingWrites:
         script = f"""
 import torch
 from pathlib import Path
-from esper.experiments.checkpoints import Checkpoints
+from esper.checkpoints import Checkpoints
 checkpoints = Checkpoints(Path({str(checkpoints.folder)!r}))
 for iteration in range(1, 10**6):
     checkpoints.save(iteration, {{"x": torch.full((50_000,), float(iteration))}}, {{"iteration": iteration}})

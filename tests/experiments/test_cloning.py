@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.learned import LearnedController
 from esper.errors import ConfigError
-from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.collect import collect_expert_rollouts, new_policy
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
+from esper.checkpoints import Checkpoints
 from esper.control.learned import LearnedController
 from esper.control.rules.simple import SHUFFLED, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
-from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.evaluate import Evaluation, evaluate_run, instances_for, load_policy
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config
 from esper.experiments.results import read_evaluation, select_split
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
 from esper.tasks.registry import get_suite
+from esper.telemetry.run_directory import RunDirectory
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import short_suite
 

@@ -24,10 +24,10 @@ from esper.experiments.evaluation import (
     evaluate_cohort,
     split_into_cohorts,
 )
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.tasks.registry import get_suite
+from esper.telemetry.run_directory import RunDirectory
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import short_suite
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.checkpoints import Checkpoints
 from esper.cli import main
-from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.iteration import Iteration
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.live import LineView
 from experiments.launching import assert_same_end, launch, resume_words, train_words
 from experiments.short_suite import short_suite

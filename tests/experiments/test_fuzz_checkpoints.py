@@ -16,8 +16,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
-from esper.experiments.checkpoints import Checkpoints
 from fuzzing import Mutator, assert_legible, harmless
 
 TENSORS = {

@@ -18,7 +18,6 @@ from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import EvaluationConfig, evaluate_cohort, evaluation_config, split_into_cohorts
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.process_pool import run_task
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Backend, Given, require_devices
 from esper.lifecycle.rules import Rules
@@ -26,6 +25,7 @@ from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
 from esper.rl.structs import named_arrays
 from esper.tasks.registry import get_suite
+from esper.telemetry.run_directory import RunDirectory
 from esper.training.execution import Execution, Parameters
 from experiments.runs import ignore, started, tiny
 from experiments.short_suite import short_suite

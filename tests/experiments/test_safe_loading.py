@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.checkpoints import MOST_MANIFEST_BYTES, Checkpoints
 from esper.cli import main
 from esper.config import load_settings
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.behaviour import read_behaviour
-from esper.experiments.checkpoints import MOST_MANIFEST_BYTES, Checkpoints
 from esper.experiments.results import read_evaluation, write_results
 from esper.experiments.settings import TrainSettings
 from esper.files import UnsuitableFileError, read_bounded, write_atomically

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from esper import checkpoints
+from esper.checkpoints import Checkpoints
 from esper.control.learned import LearnedController
-from esper.experiments import checkpoints, collect
-from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.run_directory import RunDirectory
+from esper.experiments import collect
 from esper.rl.ppo import PolicyOptimizer
 from esper.signals import Interrupts, Terminated
 from esper.telemetry.events import RunInterrupted
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from experiments.launching import (
     ENVIRONMENT,
     Launcher,

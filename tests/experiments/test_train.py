@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from esper.checkpoints import Checkpoints
 from esper.errors import RunError
-from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.trainer import Trainer
 from esper.rl.ppo import PolicyOptimizer
 from esper.telemetry.events import (
@@ -28,6 +27,7 @@ from esper.telemetry.events import (
     RunStarted,
 )
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from experiments.runs import at, ignore, resumed, started, tiny
 from experiments.short_suite import short_suite
 

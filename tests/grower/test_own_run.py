@@ -21,7 +21,6 @@ import yaml
 from esper import Decision, Grower, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
-from esper.experiments.run_directory import RunDirectory, State, read_progress
 from esper.grower.decision import Change
 from esper.grower.structure import regrow
 from esper.lifecycle.actions import Op
@@ -40,6 +39,7 @@ from esper.telemetry.events import (
     StepTaken,
 )
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory, State, read_progress
 from grower.training_loop import Loop, growing, host
 
 BLOWN_UP = 6

@@ -9,12 +9,12 @@ import pytest
 
 from esper.config import dump_settings, load_settings
 from esper.errors import ConfigError, TaskError
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
 from esper.settings import compare_settings
 from esper.tasks.practice.registry import get_host, get_task, task_names
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
 

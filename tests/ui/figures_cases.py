@@ -9,12 +9,12 @@ from esper.config import dump_settings
 from esper.experiments.behaviour import Behaviour, Usage, write_behaviour
 from esper.experiments.iteration import record
 from esper.experiments.results import Result, write_results
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import LEVELS
 from esper.practice.run import GrowDirectory
 from esper.practice.settings import GrowSettings
 from esper.telemetry.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from ui import planted
 

@@ -15,10 +15,10 @@ from textual.pilot import Pilot
 
 from esper import Decision
 from esper.cli import main
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.bridges.tail import Tail
 from esper.telemetry.events import StepTaken
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui import formats
 from esper.ui.dash.queries.comparison import comparison
 from esper.ui.dash.queries.model import model

@@ -11,11 +11,11 @@ import tyro
 from rich.console import Console
 
 from esper.errors import RunError
-from esper.experiments.lock import hold, is_held
-from esper.experiments.run_directory import RunDirectory
 from esper.parsing import parse_yaml
 from esper.telemetry.bridges.bridge import VENDORS, Bridge, Goal, flatten
 from esper.telemetry.bridges.tail import Tail
+from esper.telemetry.lock import hold, is_held
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import say
 
 BRIDGES = "bridges"

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from esper.experiments.comparison import compare_splits
 from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, Evaluation, evaluate_run
 from esper.experiments.evaluation import COHORT
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.signals import Terminated
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
 from esper.ui.standings import basis, standings_table

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.export import EventFormat, export_events
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 
 
 def command(

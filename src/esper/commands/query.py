@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.errors import RunError
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.question import Answer, view_columns
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.views import VIEWS
 from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say

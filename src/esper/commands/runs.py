@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.commands.options import RUNS
-from esper.experiments.run_directory import ListedRun, RunProgress, State, list_runs
+from esper.telemetry.run_directory import ListedRun, RunProgress, State, list_runs
 from esper.ui.formats import figure
 from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say

@@ -12,12 +12,12 @@ import tyro
 from esper.commands.options import require_seed
 from esper.config import Overrides
 from esper.errors import ConfigError
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import CAUTION, Ranked, Sweep, load_space, run_sweep
 from esper.experiments.workers import Backend
 from esper.settings import compare_settings, shared_differences
 from esper.signals import Terminated
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say, say_differences
 from esper.ui.report import write_report
 from esper.ui.sweep import SweepView, ranking_table

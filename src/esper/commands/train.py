@@ -13,13 +13,13 @@ from esper.commands.options import new_run_path
 from esper.config import Overrides, dump_settings, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
 from esper.signals import Terminated
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.course import Course
 from esper.ui.formats import duration, score
 from esper.ui.live import training_view

@@ -10,9 +10,9 @@ from typing import Annotated
 import tyro
 
 from esper.errors import ConfigError
-from esper.experiments.run_directory import RunDirectory
 from esper.extras import require
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.watch.feed import Feed
 
 

@@ -19,9 +19,7 @@ from esper.experiments.contest import WHAT, Contest, Trial
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import EvaluationConfig, EvaluationResult, evaluate_controllers, evaluation_config
-from esper.experiments.lock import hold
 from esper.experiments.results import Arm, ArmResults, Result, cache_key, load_or_compute
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.schedules import MOST_PLANTINGS, schedule_of
 from esper.experiments.settings import TrainSettings
 from esper.experiments.static_networks import (
@@ -39,7 +37,9 @@ from esper.experiments.workers import LOCAL, Backend, Workers
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
+from esper.telemetry.lock import hold
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.training.population import Fossils
 
 _STREAM = 22

@@ -22,11 +22,11 @@ from esper.experiments.results import (
     read_outcomes,
     select_split,
 )
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.settings import compare_settings
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 
 RECORDS = "contest.json"
 ARMS = "arms"

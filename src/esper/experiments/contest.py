@@ -20,7 +20,6 @@ from esper.experiments.evaluation import evaluate_controllers, evaluation_config
 from esper.experiments.iteration import Iteration
 from esper.experiments.process_pool import run_task
 from esper.experiments.results import Outcomes, Result, read_outcomes
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.static_networks import measure_arm
 from esper.experiments.trainer import Trainer
@@ -28,6 +27,7 @@ from esper.experiments.workers import LOCAL, Backend, Workers
 from esper.files import write_atomically
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+from esper.telemetry.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from esper import __version__
+from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
@@ -18,7 +19,6 @@ from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.behaviour import Behaviour, describe_behaviour, write_behaviour
-from esper.experiments.checkpoints import Checkpoints
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluation import (
     CohortTask,
@@ -29,12 +29,12 @@ from esper.experiments.evaluation import (
     split_into_cohorts,
 )
 from esper.experiments.results import SPLITS, Result, write_results
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
+from esper.telemetry.run_directory import RunDirectory
 
 _STREAMS: dict[Split, int] = {"heldout": 4, "transfer": 5}
 """Keeps the instances of evaluations apart from those of training and from each other."""

@@ -11,12 +11,12 @@ from typing import Self
 import numpy as np
 
 from esper import __version__
+from esper.checkpoints import Checkpoint, Checkpoints
 from esper.control.learned import LearnedController
 from esper.control.policy import Policy
 from esper.devices import usable_device
 from esper.errors import EsperError, RunError
 from esper.experiments.baselines import baselines
-from esper.experiments.checkpoints import Checkpoint, Checkpoints
 from esper.experiments.collect import (
     ShardTask,
     collect,
@@ -33,7 +33,6 @@ from esper.experiments.iteration import (
     summarise_iteration,
 )
 from esper.experiments.process_pool import run_task
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers, require_devices
 from esper.rl.cloning import clone
@@ -43,6 +42,7 @@ from esper.rl.rollout import concatenate
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
 _PROBE_STREAM = 3

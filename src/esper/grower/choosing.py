@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.loading import PolicyOrigin, restore_policy
@@ -12,12 +13,11 @@ from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError
-from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.run_directory import RunDirectory
 from esper.grower.subject import Catalogue
 from esper.grower.timing import Timing
 from esper.growth.names import did_you_mean
 from esper.lifecycle.rules import Rules
+from esper.telemetry.run_directory import RunDirectory
 
 ALL_AT_START = "all_at_start"
 Offered = list[tuple[int, int]]

@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary, finalize
 import yaml
 
 from esper.errors import RunError
-from esper.experiments.run_directory import GROWER, RunDirectory
 from esper.files import write_atomically
 from esper.grower.decision import Change
 from esper.grower.recording import Account, Recording
@@ -21,6 +20,7 @@ from esper.growth.model import GrowingModel
 from esper.settings import Settings
 from esper.telemetry.events import RunEnded
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import GROWER, RunDirectory
 from esper.telemetry.store import RunStore
 
 _ID = "id"

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
-from esper.experiments.checkpoints import Checkpoints
-from esper.experiments.run_directory import RunDirectory
 from esper.grower.packing import pack, unpack
 from esper.grower.recording import Recording
 from esper.grower.structure import regrow, structure
@@ -20,6 +19,7 @@ from esper.practice.result import GrowResult, epoch_scalars, read_result, summar
 from esper.practice.training import Epoch, HostTraining
 from esper.signals import Interrupts, Terminated
 from esper.telemetry.events import RunEnded, RunInterrupted
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.tensor_file import take_prefix
 

@@ -17,10 +17,10 @@ from esper.experiments.contest import Contest, run_contest
 from esper.experiments.evaluate import LoadedPolicy
 from esper.experiments.evaluation import EvaluationResult, evaluate_controllers
 from esper.experiments.results import Arm
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.tasks.registry import get_suite
+from esper.telemetry.run_directory import RunDirectory
 from experiments.arms.planting import planter
 from experiments.runs import tiny
 

@@ -12,10 +12,10 @@ import torch
 from esper.cli import main
 from esper.config import load_settings
 from esper.experiments.results import Result
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import CAUTION, Ranked, Sweep, Told, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import LocalWorkers
+from esper.telemetry.run_directory import RunDirectory
 from experiments.launching import newest_tensors
 from experiments.runs import TINY, ignore, started
 from experiments.short_suite import short_suite

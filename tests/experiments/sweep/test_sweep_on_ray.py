@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.lock import is_held
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.sweep import Ranked, Told
 from esper.experiments.workers import Backend, LocalWorkers, Workers
+from esper.telemetry.lock import is_held
+from esper.telemetry.run_directory import RunDirectory
 from experiments import short_sweep
 from experiments.launching import ENVIRONMENT, assert_same_end
 from experiments.short_sweep import DOOMED, ITERATIONS, sweep_short

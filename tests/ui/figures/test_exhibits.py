@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.figures import growing, learning, tables
 from esper.ui.figures.exhibits import grown_exhibits, training_exhibits
 from esper.ui.figures.export import Exported, export

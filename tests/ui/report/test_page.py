@@ -14,11 +14,11 @@ from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Episode, Plant, Usage, write_behaviour
 from esper.experiments.episode_log import BlueprintGradients, StageChange
 from esper.experiments.results import Result, write_results
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.seed_shapley import KeptPair, KeptSeed, SeedShapley
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import LEVELS
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.ui.formats import EN_DASH, MINUS
 from esper.ui.report import write_report

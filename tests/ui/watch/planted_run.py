@@ -10,8 +10,8 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.events import EpisodeEnded, EpisodeStarted, LifecycleTransition, RunStarted, StepTaken
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.ui.watch.app import Watch
 from esper.ui.watch.feed import Feed

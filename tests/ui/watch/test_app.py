@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from esper.experiments.run_directory import RunDirectory
 from esper.telemetry.events import AnomalyRaised, RolledBack, RunEnded, RunFailed, RunResumed
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.ui.formats import signed
 from esper.ui.watch import app as watch_app

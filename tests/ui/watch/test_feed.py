@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.run_directory import RunDirectory
+from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.ui.watch import feed as watch_feed
 from esper.ui.watch import queries

@@ -10,12 +10,12 @@ from esper.config import load_settings, settings_text
 from esper.experiments.behaviour import Behaviour, read_behaviour
 from esper.experiments.comparison import Comparison, compare_splits
 from esper.experiments.results import read_evaluation
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.experiments.summary import Summary, summarise
 from esper.tasks.suite import Split
 from esper.telemetry.events import RolledBack, RunStarted
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.figures.growing import REWARDS, SEEDS
 from esper.ui.figures.health import HEALTH
 from esper.ui.figures.learning import LEARNING, OPERATIONS

@@ -11,7 +11,6 @@ from typing import Any
 
 from esper.errors import RunError
 from esper.experiments.episode_log import StageChange
-from esper.experiments.run_directory import GROWER, RunProgress, maker_of, read_progress
 from esper.files import read_bounded
 from esper.lifecycle.stages import Stage
 from esper.parsing import MOST_BYTES
@@ -19,6 +18,7 @@ from esper.practice.result import GrowResult, read_result
 from esper.practice.run import GrowDirectory
 from esper.telemetry.metric import ACCURACY, LOSS, Metric
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import GROWER, RunProgress, maker_of, read_progress
 from esper.ui.figures.exhibits import grown_exhibits, own_exhibits
 from esper.ui.figures.grown import CHANGES, CONTRIBUTIONS, CURVES
 from esper.ui.figures.record import Exhibit, Figure, Table

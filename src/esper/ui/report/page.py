@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from esper.experiments.run_directory import RunDirectory
 from esper.files import write_atomically
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.figures.evaluation import evaluation_source
 from esper.ui.formats import duration, score
 from esper.ui.report.comparison import comparison_section

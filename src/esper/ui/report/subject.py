@@ -10,10 +10,10 @@ from pathlib import Path
 from esper.errors import RunError
 from esper.experiments.compared_runs import is_comparison, read_comparison, read_over_seeds
 from esper.experiments.comparison import Comparison
-from esper.experiments.run_directory import MADE, RunDirectory
 from esper.practice.run import GrowDirectory
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import MADE, RunDirectory
 from esper.ui.figures.contest import contest_exhibits
 from esper.ui.figures.evaluation import PLACES, evaluation_exhibits, over_seeds_source
 from esper.ui.figures.exhibits import training_exhibits

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from esper.experiments.run_directory import RunDirectory, RunProgress
+from esper.telemetry.run_directory import RunDirectory, RunProgress
 from esper.ui.listing import printable
 from esper.ui.watch.events import Events
 from esper.ui.watch.feed import Feed

@@ -8,9 +8,9 @@ from threading import Lock
 from typing import Any
 
 from esper.errors import RunError
-from esper.experiments.run_directory import RunDirectory, RunProgress, read_progress
 from esper.telemetry.events import NetworkEvent, RunResumed
 from esper.telemetry.reader import CHUNK, EventRecord, RunReader
+from esper.telemetry.run_directory import RunDirectory, RunProgress, read_progress
 from esper.ui.watch.queries import grows_alone, network_events, new_points, standing
 
 _TOO_FAR_BEHIND = 4 * CHUNK

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from esper.experiments.run_directory import RunProgress
 from esper.telemetry.metric import Metric
 from esper.telemetry.reader import EventRecord
+from esper.telemetry.run_directory import RunProgress
 from esper.ui.listing import printable
 from esper.ui.watch.feed import News
 from esper.ui.watch.networks import Episodes, Network

@@ -11,8 +11,8 @@ from typing import Any
 from esper.errors import EsperError
 from esper.experiments.comparison import compare_splits
 from esper.experiments.results import read_evaluation
-from esper.experiments.run_directory import RunDirectory, judged_by
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory, judged_by
 from esper.ui.dash.queries.values import plain
 from esper.ui.verdict import evaluation_record
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import EsperError
-from esper.experiments.run_directory import RunDirectory, read_progress
 from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory, read_progress
 from esper.ui.dash.queries.values import plain
 
 _TOLD = ("suite", "task", "host", "controller", "seed", "environments")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from esper.errors import RunError
-from esper.experiments.run_directory import RunDirectory
+from esper.telemetry.run_directory import RunDirectory
 
 
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from esper.errors import RunError
-from esper.experiments.lock import hold, is_held
 from esper.files import TEMPORARY_SUFFIX
 from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.telemetry.lock import hold, is_held
 from esper.telemetry.metric import Metric
 from esper.telemetry.reader import EventRecord, RunReader
 from esper.telemetry.store import RunStore

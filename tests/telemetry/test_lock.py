@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from esper.errors import RunError
-from esper.experiments.lock import is_held
-from esper.experiments.run_directory import RunDirectory
 from esper.experiments.workers import LocalWorkers
+from esper.telemetry.lock import is_held
+from esper.telemetry.run_directory import RunDirectory
 from experiments.launching import launch, train_words
 from experiments.worker_tasks import holds
 
