@@ -1,4 +1,4 @@
-"""Draw which room of the code stands on which, from its imports, into docs/architecture.md.
+"""Draw which room of the code stands on which, from its imports, and list its files, into docs/architecture.md.
 
 python docs/draw_rooms.py          # draw anew
 python docs/draw_rooms.py --check  # fail if the page shows something else
@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "esper"
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- drawn by docs/draw_rooms.py -->\n", "<!-- end of the drawing -->\n"
+MARKS = ("drawing", "files")
+"""Parts of the page that are made here, each between two comments."""
 
 Edges = Counter[tuple[str, str]]
 """How many files of the first room import something of the second."""
@@ -87,19 +88,33 @@ def draw() -> str:
     return "\n".join(["```mermaid", "flowchart LR", *rooms, *arrows, "```", ""])
 
 
+def list_files() -> str:
+    """Every file by room, with the first line of its docstring."""
+    rooms: dict[str, list[str]] = {}
+    for file in sorted(SOURCES.rglob("*.py")):
+        inner = file.relative_to(SOURCES)
+        docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+        if file.name == "__init__.py" and len(inner.parts) > 1:
+            continue
+        room = room_of(inner.with_suffix("").parts) or "at the root"
+        rooms.setdefault(room, []).append(f"- `{inner.as_posix()}`: {docstring.partition(chr(10))[0]}")
+    return "\n".join(f"### {room}\n\n" + "\n".join(lines) + "\n" for room, lines in sorted(rooms.items()))
+
+
 def main() -> None:
-    """Write the drawing between its marks, or compare."""
+    """Write both parts between their marks, or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail if the page shows something else")
     check: bool = parser.parse_args().check
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    drawn = f"{before}{BEGIN}{draw()}{END}{after}"
-    if check and drawn != page:
+    page = made = PAGE.read_text()
+    for mark, text in zip(MARKS, (draw(), list_files()), strict=True):
+        begin, end = f"<!-- {mark}: made by docs/draw_rooms.py -->\n", f"<!-- end of {mark} -->\n"
+        before, rest = made.split(begin)
+        made = f"{before}{begin}{text}{end}{rest.split(end)[1]}"
+    if check and made != page:
         sys.exit(f"{PAGE.name} shows an older layout: run python docs/draw_rooms.py")
     if not check:
-        PAGE.write_text(drawn)
+        PAGE.write_text(made)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
@@ -118,3 +120,21 @@ def test_the_lineage_names_tests_that_exist(defect: str):
         assert named, f"{part}: name the test, not its file alone"
         defined = set(re.findall(r"^def test_(\w+)\(", (ROOT / "tests" / file).read_text(), re.MULTILINE))
         assert set(tests.split(", ")) <= defined
+
+
+def test_the_architecture_page_shows_the_code_as_it_is():
+    found = subprocess.run(
+        [sys.executable, ROOT / "docs" / "draw_rooms.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_architecture_page_names_files_and_functions_that_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    answers = re.findall(r"`(src/esper/\S+\.py)`:((?:.|\n)*?)(?=\n\d\. |\n\n)", page)
+    assert len(answers) == 9
+    for path, words in answers:
+        code = (ROOT / path).read_text()
+        for name in re.findall(r"`(\w+)(?:\.(\w+))?`", words):
+            if name[0] not in {"E", "lint"} and name[0] != "Population":
+                assert all(re.search(rf"(def|class) {part}\b", code) for part in name if part), (path, name)
