@@ -39,7 +39,7 @@ OPTIONS: Final = {
     ),
     "horizon": optional(whole(1, "give the number of decisions that are planned, at least 1")),
     "rules": optional(instance(Rules, advice="give an esper.lifecycle.rules.Rules")),
-    "conduct": instance(EpisodeConfig, advice="give an esper.Conduct"),
+    "conduct": instance(EpisodeConfig, advice="give an esper.EpisodeConfig"),
     "rent": amount("give a number from 0 on"),
     "train_size": whole(1, "give the number of training examples, at least 1"),
     "seed": whole(0, f"give a whole number from 0 to {LARGEST}"),
