@@ -44,13 +44,13 @@ class Kind:
         try:
             return self.read(value)
         except TypeError:
-            found = described(value)
+            found = describe(value)
         except ValueError:
-            found = _shown(value)
+            found = _show(value)
         raise error(f"{name} is {found}: {self.advice}")
 
 
-def checked(error: type[EsperError], **kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def check_arguments(error: type[EsperError], **kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Refuse arguments of the function that are not of their kinds, by raising ``error`` with a sentence.
 
     How many there are and what they are called is Python's own affair, and so are defaults.
@@ -184,7 +184,7 @@ def number(value: object) -> float:
         return math.inf if cast(int, plain) > 0 else -math.inf
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """A value in a few words, its type first."""
     if value is None:
         return "None"
@@ -199,11 +199,11 @@ def described(value: object) -> str:
         return f"the class {value.__name__}"
     kind = type(value)
     article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
-    shown = f", {_shown(value)}" if kind.__module__ == "builtins" else ""
+    shown = f", {_show(value)}" if kind.__module__ == "builtins" else ""
     return f"{article} {kind.__name__}{shown}"
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     try:
         return reprlib.repr(value)
     except ValueError:  # of whole numbers with too many digits

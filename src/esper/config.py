@@ -41,10 +41,10 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     values = {} if path is None else _read_mapping(path)
     for override in overrides:
         merge(model, values, override)
-    return validated(model, values, lambda key: _source(key, path, overrides))
+    return validate_settings(model, values, lambda key: _source(key, path, overrides))
 
 
-def validated(model: type[S], values: dict[str, Any], source: Callable[[str], str]) -> S:
+def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[str], str]) -> S:
     """Build `model` from its defaults and these values; ``source`` says where the value at a dotted key comes from.
 
     Raises:

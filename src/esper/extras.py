@@ -20,10 +20,10 @@ def require(extra: str, what: str, *modules: str, error: type[EsperError] = Conf
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise error(lacking(extra, what, *missing))
+        raise error(find_missing(extra, what, *missing))
 
 
-def lacking(extra: str, what: str, *modules: str | None) -> str:
+def find_missing(extra: str, what: str, *modules: str | None) -> str:
     """The sentence that ``what`` needs these modules, which the extra installs."""
     return f"{what} needs {', '.join(map(str, modules))}: {install_command(extra)}"
 

@@ -19,7 +19,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         RunError: the file cannot be written; what was there before is untouched.
     """
     data = content.encode() if isinstance(content, str) else content
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replace_file(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -31,14 +31,14 @@ def move_durably(source: Path, path: Path) -> None:
     Raises:
         RunError: that cannot be done; what was there before is untouched.
     """
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         with source.open("rb") as file:
             os.fsync(file.fileno())
         source.rename(temporary)
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[Path]:
+def replace_file(path: Path) -> Generator[Path]:
     """A path beside `path` to be filled, durably; what is there in the end takes the place of `path` in one step.
 
     Raises:

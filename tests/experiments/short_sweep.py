@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from esper.experiments.results import Result
-from esper.experiments.sweep import Ranked, Sweep, Told, _computed, _TrialTask, load_space, run_sweep
+from esper.experiments.sweep import Ranked, Sweep, Told, _compute_trial, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import Backend, Workers
 from experiments.ray_tasks import die_once
 from experiments.short_suite import short_suite
@@ -37,7 +37,7 @@ LAST_WORD = 3
 def computed_short(mark: str, task: _TrialTask) -> Generator[Told, None, list[Result]]:
     """A trial, whose process dies once if there is a mark."""
     with short_suite():
-        course = _computed(task)
+        course = _compute_trial(task)
         while True:
             try:
                 told = next(course)
@@ -53,7 +53,7 @@ def sweep_short(folder: Path, workers: Workers, hear: Callable[[Told], None], ma
     file = folder / "space.yaml"
     file.write_text(SPACE)
     with pytest.MonkeyPatch.context() as patch, short_suite():
-        patch.setattr("esper.experiments.sweep._computed", partial(computed_short, mark))
+        patch.setattr("esper.experiments.sweep._compute_trial", partial(computed_short, mark))
         trials = load_space(file).trials(None, 0)
         return run_sweep(Sweep(folder, trials, instances=4), workers, hear, lambda _number, _ranked: None)
 

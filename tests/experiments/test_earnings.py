@@ -18,8 +18,8 @@ from esper.experiments.evaluate import evaluate_run
 from esper.experiments.evaluation import EvaluationConfig, EvaluationProgress, evaluate_cohort, split_into_cohorts
 from esper.experiments.seed_shapley import (
     KeptPair,
-    KeptSeed,
     SeedShapley,
+    SeedValue,
     attribute_kept_seeds,
     summarise_blueprints,
     summarise_pairs,
@@ -120,8 +120,8 @@ def test_an_evaluation_stores_what_the_policy_alone_kept(tmp_path: Path) -> None
     assert kept > 0
 
 
-SEED = KeptSeed(0, "norm", 0.1, 0.0)
-OTHER = KeptSeed(1, "mlp", -0.1, 0.0)
+SEED = SeedValue(0, "norm", 0.1, 0.0)
+OTHER = SeedValue(1, "mlp", -0.1, 0.0)
 KEPT = SeedShapley("plain/mean/1", "plain", (SEED, OTHER), (KeptPair(0, 1, 0.02),))
 BEHAVIOUR = Behaviour(1, ("layer0", "layer1"), ("norm", "mlp"), (Usage("plain", "heldout", 2, {"wait": 1.0}, ()),), ())
 
@@ -154,7 +154,7 @@ def test_impossible_earnings_are_refused(tmp_path: Path, damaged: SeedShapley, r
 
 
 def kept(family: str, *values: tuple[str, float], pairs: tuple[KeptPair, ...] = ()) -> SeedShapley:
-    seeds = tuple(KeptSeed(slot, blueprint, value, 0.0) for slot, (blueprint, value) in enumerate(values))
+    seeds = tuple(SeedValue(slot, blueprint, value, 0.0) for slot, (blueprint, value) in enumerate(values))
     return SeedShapley(family, family, seeds, pairs)
 
 

@@ -16,7 +16,7 @@ from esper.control.rules.simple import SHUFFLED, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
-from esper.experiments.evaluate import Evaluation, evaluate_run, instances_for, load_policy
+from esper.experiments.evaluate import RunEvaluation, evaluate_run, instances_for, load_policy
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config
 from esper.experiments.results import read_evaluation, select_split
 from esper.experiments.workers import LocalWorkers
@@ -50,12 +50,12 @@ def progress() -> list[tuple[int, int, str]]:
 
 
 @pytest.fixture(scope="module")
-def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> Evaluation:
+def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> RunEvaluation:
     with LocalWorkers(1) as workers:
         return evaluate_run(run, workers, HELDOUT, TRANSFER, lambda *step: progress.append(step))
 
 
-def test_everyone_plays_the_same_instances_of_each_split(found: Evaluation):
+def test_everyone_plays_the_same_instances_of_each_split(found: RunEvaluation):
     names = ["policy", *(controller.name for controller in baselines(get_suite("short"))), SHUFFLED]
     for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
         results = select_split(found.results, split)
@@ -65,7 +65,7 @@ def test_everyone_plays_the_same_instances_of_each_split(found: Evaluation):
         assert len(set(played["policy"])) == count
 
 
-def test_the_splits_are_what_they_say(found: Evaluation):
+def test_the_splits_are_what_they_say(found: RunEvaluation):
     suite = get_suite("short")
     assert {one.family for one in select_split(found.results, "heldout")} == set(suite.families)
     assert {one.family for one in select_split(found.results, "transfer")} == set(suite.transfer_families)
@@ -79,14 +79,14 @@ def test_instances_follow_from_the_runs_seed_and_are_new():
     assert all(one.family in suite.families for one in same[0])
 
 
-def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: Evaluation):
+def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: RunEvaluation):
     records = json.loads(run.evaluation.read_text())
     assert len(records) == (HELDOUT + TRANSFER) * (2 + len(baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
     assert read_evaluation(run.evaluation) == found.results
 
 
-def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: Evaluation):
+def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: RunEvaluation):
     none = [one for one in found.results if one.controller == "none"]
     assert all(one.score == one.test_accuracy and one.added_parameters == 0 for one in none)
     grown = [one for one in found.results if one.added_parameters]
@@ -94,7 +94,7 @@ def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: Evaluation
     assert all(one.score < one.test_accuracy for one in grown)
 
 
-def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: Evaluation):
+def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: RunEvaluation):
     """By hand: the policy is played once more, and its actions are handed on."""
     settings, policy = tiny(), load_policy(run, tiny()).controller
     chosen = instances_for(settings, "heldout", HELDOUT)
@@ -120,7 +120,7 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     assert fits[places, donors].all(), "everybody's actions were handed on once, to somebody else"
 
 
-def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Evaluation):
+def test_baselines_score_as_when_played_alone(run: RunDirectory, found: RunEvaluation):
     settings = tiny()
     controller = baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
@@ -131,7 +131,7 @@ def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Evaluati
     assert together == [one.score for one in alone]
 
 
-def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: Evaluation):
+def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: RunEvaluation):
     behaviour = read_behaviour(run.behaviour)
     assert behaviour == found.behaviour
     assert behaviour.iteration == 1
@@ -147,7 +147,7 @@ def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: Evaluat
     assert any(one.plants for one in behaviour.usage)
 
 
-def test_an_episode_of_each_family_is_kept(found: Evaluation):
+def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
     scores = {one.instance: one.score for one in found.results if one.controller == LearnedController.name}
     episodes = found.behaviour.episodes
     assert len({one.family for one in episodes}) == len(episodes) == len(found.behaviour.usage)
@@ -158,7 +158,7 @@ def test_an_episode_of_each_family_is_kept(found: Evaluation):
         assert (one.growth > 0) == any(change.after == "fossilized" for change in one.changes)
 
 
-def test_progress_is_told(found: Evaluation, progress: list[tuple[int, int, str]]):
+def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, str]]):
     total = 2 * (2 + len(baselines(get_suite("short"))))
     assert [done for done, _, _ in progress] == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}

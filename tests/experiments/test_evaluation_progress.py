@@ -14,7 +14,7 @@ import pytest
 from esper.control.rules.simple import Uniform
 from esper.errors import RunError
 from esper.experiments.baselines import baselines
-from esper.experiments.episode_log import EpisodeLog, Rollback, log_from_json, log_to_json
+from esper.experiments.episode_log import EpisodeLog, RecordedRollback, log_from_json, log_to_json
 from esper.experiments.evaluate import evaluate_run
 from esper.experiments.evaluation import (
     CohortTask,
@@ -73,7 +73,7 @@ def assert_same(one: EpisodeLog, other: EpisodeLog) -> None:
 def test_a_tally_survives_json(tally: EpisodeLog):
     assert tally.changes
     assert tally.gradients
-    tally.rollbacks.append(Rollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
+    tally.rollbacks.append(RecordedRollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
     text = json.dumps(log_to_json(tally))
     assert_same(log_from_json(json.loads(text), get_suite("short"), tally.instances), tally)
 

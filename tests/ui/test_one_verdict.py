@@ -19,7 +19,7 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, judge
-from esper.experiments.evaluate import Evaluation
+from esper.experiments.evaluate import RunEvaluation
 from esper.experiments.results import Result
 from esper.telemetry.events import RunStarted
 from esper.telemetry.store import RunStore
@@ -105,7 +105,7 @@ def with_rule(said: Said, text: str) -> Said:
 def one_policy(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
     assert seeds == 1
     run = evaluated(folder / "run", of_seed(0))
-    monkeypatch.setattr("esper.commands.evaluate._evaluate", lambda *_: Evaluation(of_seed(0), BEHAVIOUR))
+    monkeypatch.setattr("esper.commands.evaluate._evaluate", lambda *_: RunEvaluation(of_seed(0), BEHAVIOUR))
     assert main(["evaluate", str(run.path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     page = run.report.read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper.experiments.sweep import Ranked, Told, Trial, load_space
+from esper.experiments.sweep import Ranked, SweepTrial, Told, load_space
 from esper.ui.sweep import SweepView
 from ui.planted import iteration
 
@@ -16,7 +16,7 @@ TOTAL = 8
 
 
 @pytest.fixture
-def trials(tmp_path: Path) -> list[Trial]:
+def trials(tmp_path: Path) -> list[SweepTrial]:
     file = tmp_path / "space.yaml"
     file.write_text(f"base: {{iterations: {TOTAL}}}\ngrid: {{seed: [0, 1]}}")
     return load_space(file).trials(None, 0)
@@ -28,7 +28,7 @@ def rows(view: SweepView) -> list[list[str]]:
     return [line.split() for line in console.export_text().splitlines()][1:]
 
 
-def test_a_trial_that_goes_on_counts_what_was_done_before_and_tells_only_of_its_own(trials: list[Trial]):
+def test_a_trial_that_goes_on_counts_what_was_done_before_and_tells_only_of_its_own(trials: list[SweepTrial]):
     output = io.StringIO()
     view = SweepView(Console(file=output, width=100), trials)
     for done in range(1, 5):

@@ -10,13 +10,13 @@ import tyro
 
 from esper.commands.options import RUNS
 from esper.errors import ConfigError
-from esper.extras import lacking
+from esper.extras import find_missing
 from esper.ui.dash.runs import RunFinder
 
 try:
     from esper.ui.dash.server import admitted, serve
 except ModuleNotFoundError as error:
-    raise ConfigError(lacking("ui", "`esper dash`", error.name)) from error
+    raise ConfigError(find_missing("ui", "`esper dash`", error.name)) from error
 
 PORT = 8765
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from esper.experiments.comparison import compare_splits
-from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, Evaluation, evaluate_run
+from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, RunEvaluation, evaluate_run
 from esper.experiments.evaluation import COHORT
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.signals import Terminated
@@ -57,7 +57,7 @@ def command(
         print_json({"run": str(directory.path), "iteration": iteration, **evaluation_record(comparisons)})
 
 
-def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> Evaluation:
+def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.errors import RunError
-from esper.telemetry.question import Answer, view_columns
+from esper.telemetry.question import QueryResult, view_columns
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.views import VIEWS
@@ -63,7 +63,7 @@ def _list_views(console: Console, json: bool) -> None:
     say(console, '\nask for instance: esper query RUN "select * from episodes order by objective desc limit 10"')
 
 
-def _show(console: Console, answer: Answer) -> None:
+def _show(console: Console, answer: QueryResult) -> None:
     table, shown = _table(answer), SHOWN
     unbounded = console.options.update(width=WIDEST)
     if len(answer.columns) > 1 and Measurement.get(console, unbounded, table).maximum > console.width:
@@ -76,14 +76,14 @@ def _show(console: Console, answer: Answer) -> None:
         say(console, "no rows")
 
 
-def _table(answer: Answer) -> Table:
+def _table(answer: QueryResult) -> Table:
     table = listing(*map(printable, answer.columns))
     for row in answer.rows[:SHOWN]:
         table.add_row(*(Text(_cell(value), justify="right" if _is_number(value) else "left") for value in row))
     return table
 
 
-def _upright(answer: Answer) -> Table:
+def _upright(answer: QueryResult) -> Table:
     """A line per field, for rows that are wider than the terminal."""
     table = listing("row", "field", "value")
     for number, row in enumerate(answer.rows[:SHOWN_UPRIGHT], 1):
@@ -108,7 +108,7 @@ def _cell(value: Any) -> str:
             return printable(str(value))
 
 
-def _objects(answer: Answer) -> list[dict[str, Any]]:
+def _objects(answer: QueryResult) -> list[dict[str, Any]]:
     twice = sorted({name for name in answer.columns if answer.columns.count(name) > 1})
     if twice:
         raise RunError(f"several columns are called {', '.join(twice)}: name them apart with AS")

@@ -14,7 +14,7 @@ from esper.config import Overrides, dump_settings, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import Summary, summarise
+from esper.experiments.summary import TrainingSummary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
@@ -70,7 +70,7 @@ def command(
         print_json(_json(run, summary))
 
 
-def _train(run: RunDirectory, computing: Backend, console: Console) -> Summary:
+def _train(run: RunDirectory, computing: Backend, console: Console) -> TrainingSummary:
     """Do what remains of the run, and say how to go on if that is interrupted."""
     try:
         return _go_on(run, computing, console)
@@ -79,7 +79,7 @@ def _train(run: RunDirectory, computing: Backend, console: Console) -> Summary:
         raise
 
 
-def _go_on(run: RunDirectory, computing: Backend, console: Console) -> Summary:
+def _go_on(run: RunDirectory, computing: Backend, console: Console) -> TrainingSummary:
     settings = load_settings(TrainSettings, run.config)
     with run.open_store() as store, computing.open(settings.shards) as workers:
         trainer = Trainer.opened(run, settings, store, workers)
@@ -96,7 +96,7 @@ def _go_on(run: RunDirectory, computing: Backend, console: Console) -> Summary:
         return summarise(store)
 
 
-def _conclude(console: Console, run: RunDirectory, summary: Summary, report: Path) -> None:
+def _conclude(console: Console, run: RunDirectory, summary: TrainingSummary, report: Path) -> None:
     say(
         console,
         f"{summary.iterations} iterations in {duration(summary.seconds)}, "
@@ -111,7 +111,7 @@ def _conclude(console: Console, run: RunDirectory, summary: Summary, report: Pat
     say(console, f"run: {run.path}")
 
 
-def _json(run: RunDirectory, summary: Summary) -> dict[str, Any]:
+def _json(run: RunDirectory, summary: TrainingSummary) -> dict[str, Any]:
     return {
         "run": str(run.path),
         **asdict(summary),

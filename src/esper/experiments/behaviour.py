@@ -48,7 +48,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Episode:
+class EpisodeTimeline:
     """One network's life: its validation accuracy after each decision and its slots' changes of stage."""
 
     instance: str
@@ -74,7 +74,7 @@ class Behaviour:
     sites: tuple[str, ...]
     blueprints: tuple[str, ...]
     usage: tuple[Usage, ...]
-    episodes: tuple[Episode, ...]
+    episodes: tuple[EpisodeTimeline, ...]
     """The first of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
     """What was kept in each episode; None in files from before this was measured."""
@@ -85,7 +85,7 @@ class Behaviour:
 def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, EvaluationResult]]) -> Behaviour:
     """Sum up what was played on the instances of each split."""
     usage: list[Usage] = []
-    episodes: list[Episode] = []
+    episodes: list[EpisodeTimeline] = []
     for split, one in played:
         families = sorted({record.family for record in one.records})
         usage += [_usage(family, split, one.tallies) for family in families]
@@ -167,7 +167,7 @@ def _usage(family: str, split: Split, tallies: Sequence[EpisodeLog]) -> Usage:
     )
 
 
-def _first(family: str, split: Split, played: EvaluationResult) -> Episode:
+def _first(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
     """The first episode of a family, of which there is one."""
     records = iter(played.records)
     for tally in played.tallies:
@@ -178,11 +178,11 @@ def _first(family: str, split: Split, played: EvaluationResult) -> Episode:
     raise ValueError(f"no episode of family {family} was played")
 
 
-def _episode(row: int, split: Split, tally: EpisodeLog, record: Result) -> Episode:
+def _episode(row: int, split: Split, tally: EpisodeLog, record: Result) -> EpisodeTimeline:
     instance = tally.instances[row]
     accuracies = tally.accuracies[np.stack(tally.running)[:, row], row]
     drift = instance.drift_step
-    return Episode(
+    return EpisodeTimeline(
         instance.name,
         instance.family,
         instance.variant,

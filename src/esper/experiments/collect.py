@@ -89,10 +89,10 @@ def collect(task: ShardTask) -> Generator[Told, None, ShardResult]:
         RunError: the device's memory ran out.
     """
     with enough_memory():
-        return (yield from _collected(task))
+        return (yield from _collect_shard(task))
 
 
-def _collected(task: ShardTask) -> Generator[Told, None, ShardResult]:
+def _collect_shard(task: ShardTask) -> Generator[Told, None, ShardResult]:
     settings, steps = task.settings, get_suite(task.settings.suite).steps
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))

@@ -109,12 +109,12 @@ def _arms(first: Path, seeds: Iterable[int]) -> Comparison | None:
     policy = arms.pop(POLICY, None)
     if policy is None or not arms:
         return None
-    own = _played(policy[0])
-    same = [Arm(name, records) for name, records in arms.items() if all(_played(one) == own for one in records)]
+    own = _list_instances(policy[0])
+    same = [Arm(name, records) for name, records in arms.items() if all(_list_instances(one) == own for one in records)]
     return compare_arms([Arm(POLICY, policy), *same])
 
 
-def _played(records: ArmResults) -> list[str]:
+def _list_instances(records: ArmResults) -> list[str]:
     return [one.instance for one in records.outcomes]
 
 

@@ -120,7 +120,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     for contrast, difference in zip(contrasts, judge(contrasts, families, claim), strict=True):
         better = probability_of_improvement(contrast.first, contrast.second, paired=contrast.paired)
         against.append(Against(difference, better))
-    standings = [_standing(one, families, of) for one, of in zip(entries, against, strict=True)]
+    standings = [_make_standing(one, families, of) for one, of in zip(entries, against, strict=True)]
     return Comparison(claim, len(played), len(played[0]), standings, _family_scores(entries))
 
 
@@ -184,7 +184,7 @@ def _by_score(found: Comparison) -> Comparison:
     return replace(found, standings=sorted(found.standings, key=lambda one: one.score.estimate, reverse=True))
 
 
-def _standing(entry: Entry, families: Sequence[str] | None, against: Against | None) -> Standing:
+def _make_standing(entry: Entry, families: Sequence[str] | None, against: Against | None) -> Standing:
     scores = _table(entry, _score)
     return Standing(
         entry.name,

@@ -55,7 +55,7 @@ class JudgedRun:
         run = RunDirectory.create(self.path) if new else RunDirectory(self.path)
         with run.locked(self.what):
             self._settle(run, new)
-            records = _known(run, instances)
+            records = _read_known(run, instances)
             if records is None:
                 yield from self._trained(run, workers)
                 policy = load_policy(run, self.settings).controller
@@ -79,7 +79,7 @@ class JudgedRun:
                 yield from trainer.iterations()
 
 
-def _known(run: RunDirectory, instances: Sequence[Instance]) -> list[Result] | None:
+def _read_known(run: RunDirectory, instances: Sequence[Instance]) -> list[Result] | None:
     """The records of a run that is done, if they are of these instances."""
     try:
         records = read_outcomes(_file(run))

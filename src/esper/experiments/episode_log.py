@@ -66,7 +66,7 @@ class StageChange:
 
 
 @dataclass(frozen=True)
-class Rollback(Incident):
+class RecordedRollback(Incident):
     """A rollback by the governor."""
 
     step: int
@@ -80,7 +80,7 @@ class EpisodeLog:
         self._blueprints = suite.blueprints
         self.instances = list(instances)
         self.changes: list[StageChange] = []
-        self.rollbacks: list[Rollback] = []
+        self.rollbacks: list[RecordedRollback] = []
         self.gradients: list[SeedGradients] = []
         """Of every seed that learned; known at the end."""
         self._transitions: list[Transitions] = []
@@ -104,7 +104,7 @@ class EpisodeLog:
         self.steps.append(actions)
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
-        self.rollbacks += [Rollback(step=step, **vars(incident)) for incident in result.incidents]
+        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.incidents]
         self._health.append(result.training.health)
         changes = result.transitions
         self._transitions.append(changes)
@@ -169,7 +169,7 @@ def stack_actions(tallies: Sequence[EpisodeLog]) -> NDArray[np.int64]:
     return np.concatenate(padded, axis=1)
 
 
-Numbered = TypeVar("Numbered", StageChange, Rollback, SeedGradients)
+Numbered = TypeVar("Numbered", StageChange, RecordedRollback, SeedGradients)
 
 
 def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
@@ -217,10 +217,10 @@ def average_by_blueprint(found: Sequence[SeedGradients]) -> list[BlueprintGradie
     own: dict[str, list[SeedGradients]] = defaultdict(list)
     for one in found:
         own[one.blueprint].append(one)
-    return [_summed(blueprint, seeds) for blueprint, seeds in sorted(own.items())]
+    return [_average(blueprint, seeds) for blueprint, seeds in sorted(own.items())]
 
 
-def _summed(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradients:
+def _average(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradients:
     ratios = [seed.ratio for seed in seeds if seed.ratio is not None]
     return BlueprintGradients(
         blueprint,
@@ -231,13 +231,13 @@ def _summed(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradient
     )
 
 
-_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, Rollback, SeedGradients)}
+_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback, SeedGradients)}
 """Dataclasses of plain values that a tally may list."""
 
 
 def log_to_json(tally: EpisodeLog) -> dict[str, Any]:
     """All that was counted; not the suite and the instances, which whoever reads it back has to know."""
-    return {name: _encoded(value) for name, value in _counted(tally).items()}
+    return {name: _encode(value) for name, value in _list_fields(tally).items()}
 
 
 def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
@@ -247,38 +247,38 @@ def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[I
         ValueError: what was counted then is not what is counted now.
     """
     tally = EpisodeLog(suite, instances)
-    if record.keys() != _counted(tally).keys():
+    if record.keys() != _list_fields(tally).keys():
         raise ValueError(f"not the record of a tally: {sorted(record)}")
-    vars(tally).update({name: _decoded(value) for name, value in record.items()})
+    vars(tally).update({name: _decode(value) for name, value in record.items()})
     return tally
 
 
-def _counted(tally: EpisodeLog) -> dict[str, Any]:
+def _list_fields(tally: EpisodeLog) -> dict[str, Any]:
     return {name: value for name, value in vars(tally).items() if name != "instances" and not name.startswith("_")}
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
         return {"dtype": array.dtype.str, "array": array.tolist()}
     if isinstance(value, list):
-        return [_encoded(one) for one in cast("list[Any]", value)]
+        return [_encode(one) for one in cast("list[Any]", value)]
     kind = type(value).__name__
     return {"kind": kind, "fields": asdict(value)} if kind in _RECORDS else value
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(one) for one in cast("list[Any]", value)]
+        return [_decode(one) for one in cast("list[Any]", value)]
     match value:
         case {"dtype": dtype, "array": array}:
             return np.array(array, np.dtype(dtype))
         case {"kind": kind, "fields": fields}:
-            return _RECORDS[kind](**{name: _frozen(one) for name, one in fields.items()})
+            return _RECORDS[kind](**{name: _freeze(one) for name, one in fields.items()})
         case _:
             return value
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """JSON has no tuples, and records, being immutable, no lists."""
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

@@ -61,7 +61,7 @@ class LoadedPolicy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RunEvaluation:
     """What all controllers scored, and what the policy did."""
 
     results: list[Result]
@@ -91,7 +91,7 @@ def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Ins
     return get_suite(settings.suite).sample(count, split, rng)
 
 
-def _unseen(_done: int, _total: int, _current: str = "") -> None:
+def _ignore_progress(_done: int, _total: int, _current: str = "") -> None:
     """Progress that nobody watches."""
 
 
@@ -100,9 +100,9 @@ def evaluate_run(
     workers: Workers,
     heldout: int = HELDOUT_INSTANCES,
     transfer: int = TRANSFER_INSTANCES,
-    progress: Progress = _unseen,
-    taken_over: TakenOver = _unseen,
-) -> Evaluation:
+    progress: Progress = _ignore_progress,
+    taken_over: TakenOver = _ignore_progress,
+) -> RunEvaluation:
     """Let the policy and all baselines play the same instances, and write the results into the run.
 
     So does ``shuffled``: the policy's own actions, each instance's played on another one. What the policy scores above
@@ -135,13 +135,13 @@ def evaluate_run(
     for done, game in enumerate(games):
         progress(done, len(games), f"{game.controller.name}, {game.split} instances")
         if game.controller.name == SHUFFLED:
-            game = _shuffled(game, settings, own[-1][1])
+            game = _shuffle_game(game, settings, own[-1][1])
         played = join_cohorts(1, finished.play(workers, game.cohorts))[0]
         results += [replace(record, split=game.split) for record in played.records]
         if game.controller is policy.controller:
             own.append((game.split, played))
     progress(len(games), len(games), "")
-    found = Evaluation(results, describe_behaviour(suite, policy.iteration, own))
+    found = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
     write_results(run.evaluation, found.results)
     write_behaviour(run.behaviour, found.behaviour)
     finished.remove()
@@ -157,7 +157,7 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
     ]
 
 
-def _shuffled(game: _Game, settings: TrainSettings, played: EvaluationResult) -> _Game:
+def _shuffle_game(game: _Game, settings: TrainSettings, played: EvaluationResult) -> _Game:
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
     rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))

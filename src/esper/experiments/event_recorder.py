@@ -91,8 +91,8 @@ class EventRecorder:
             likely = {head: step.head_log_probs[head][row].exp() for head in Head if relevant[head]}
             yield PolicyLooked(
                 *self._place(row),
-                *(_nested(part[row]) for part in observation),
-                probabilities={head.name.lower(): _nested(probabilities) for head, probabilities in likely.items()},
+                *(_nest(part[row]) for part in observation),
+                probabilities={head.name.lower(): _nest(probabilities) for head, probabilities in likely.items()},
             )
 
     def stepped(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
@@ -149,12 +149,12 @@ class EventRecorder:
                 self._named(int(changes.blueprint[index])),
                 Cause(changes.cause[index]).name.lower(),
                 Reason(changes.reason[index]).name.lower(),
-                _measured([float(self._contributions[row, slot])])[0],
+                _drop_unmeasured([float(self._contributions[row, slot])])[0],
             )
 
     def _decided(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
         columns = {**self._chosen(actions, policy), **self._stood(result)}
-        terms = {name: _rounded(term) for name, term in result.terms.items()}
+        terms = {name: _round(term) for name, term in result.terms.items()}
         for row in result.running.nonzero()[0].tolist():
             yield StepTaken(
                 *self._place(row),
@@ -171,24 +171,24 @@ class EventRecorder:
             "slot": [None if one[Head.OP] == Op.WAIT else one[Head.SLOT] for one in taken],
             "blueprint": [blueprints[one[Head.BLUEPRINT]] if one[Head.OP] == Op.GERMINATE else None for one in taken],
             "choices": [describe_choices(one) for one in taken],
-            "value": nothing if policy is None else _rounded(policy.value.cpu().numpy()),
-            "log_prob": nothing if policy is None else _rounded(policy.log_prob.cpu().numpy()),
+            "value": nothing if policy is None else _round(policy.value.cpu().numpy()),
+            "log_prob": nothing if policy is None else _round(policy.log_prob.cpu().numpy()),
         }
 
     def _stood(self, result: StepResult) -> dict[str, list[Any]]:
         """Fields of `StepTaken` about what the decisions led to, an entry per network."""
         population, table = self._episodes.population, self._episodes.population.table
         return {
-            "reward": _rounded(result.reward),
-            "train_loss": _rounded(result.training.loss),
-            "loss": _rounded(result.evaluation.loss),
-            "metric": _rounded(result.evaluation.accuracy),
-            "objective": _rounded(result.potential),
-            "added": _rounded(population.parameters_in(table.blended) / population.host_parameters),
+            "reward": _round(result.reward),
+            "train_loss": _round(result.training.loss),
+            "loss": _round(result.evaluation.loss),
+            "metric": _round(result.evaluation.accuracy),
+            "objective": _round(result.potential),
+            "added": _round(population.parameters_in(table.blended) / population.host_parameters),
             "stages": [tuple(_STAGES[stage] for stage in row) for row in cast("list[list[int]]", table.stage.tolist())],
             "blueprints": [tuple(map(self._named, row)) for row in table.blueprint.tolist()],
-            "alphas": [tuple(row) for row in _rounded(table.alpha)],
-            "contributions": [_measured(row) for row in _rounded(result.evaluation.accuracy_contribution)],
+            "alphas": [tuple(row) for row in _round(table.alpha)],
+            "contributions": [_drop_unmeasured(row) for row in _round(result.evaluation.accuracy_contribution)],
         }
 
     def _ended(self, result: StepResult) -> Iterator[Event]:
@@ -210,18 +210,18 @@ class EventRecorder:
             )
 
 
-def _rounded(values: NDArray[np.floating]) -> list[Any]:
+def _round(values: NDArray[np.floating]) -> list[Any]:
     return np.round(values.astype(np.float64), _DECIMALS).tolist()
 
 
-def _measured(values: Sequence[float]) -> tuple[float | None, ...]:
+def _drop_unmeasured(values: Sequence[float]) -> tuple[float | None, ...]:
     """None for what was not measured."""
     return tuple(None if math.isnan(value) else value for value in values)
 
 
-def _nested(values: Tensor) -> tuple[Any, ...]:
+def _nest(values: Tensor) -> tuple[Any, ...]:
     """A tensor's values, as tuples of tuples."""
-    return _as_tuple(_rounded(values.cpu().numpy()))
+    return _as_tuple(_round(values.cpu().numpy()))
 
 
 def _as_tuple(values: Any) -> Any:

@@ -19,7 +19,7 @@ _ORDERS = 0
 
 
 @dataclass(frozen=True)
-class KeptSeed:
+class SeedValue:
     """A fossil at the end of an episode."""
 
     slot: int
@@ -47,7 +47,7 @@ class SeedShapley:
 
     instance: str
     family: str
-    seeds: tuple[KeptSeed, ...]
+    seeds: tuple[SeedValue, ...]
     pairs: tuple[KeptPair, ...]
     """None where values are estimates."""
 
@@ -67,7 +67,7 @@ def _earnings(episodes: Episodes, found: Attribution, row: int) -> SeedShapley:
     values, errors = found.values[ACCURACY, row], found.errors[ACCURACY, row]
     interactions = found.interactions[ACCURACY, row]
     seeds = [
-        KeptSeed(slot, episodes.suite.blueprints[blueprints[slot]], float(values[slot]), float(errors[slot]))
+        SeedValue(slot, episodes.suite.blueprints[blueprints[slot]], float(values[slot]), float(errors[slot]))
         for slot in slots
     ]
     pairs = [

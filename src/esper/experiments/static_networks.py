@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Occupancy:
+class SlotHistory:
     """The slots of E networks over T decisions."""
 
     stage: Ints
@@ -52,7 +52,7 @@ class Occupancy:
     """What each network had committed in the end, ``[E]``."""
 
 
-def track_occupancy(tally: EpisodeLog, suite: Suite, given: Sequence[Fossils] = ()) -> Occupancy:
+def track_occupancy(tally: EpisodeLog, suite: Suite, given: Sequence[Fossils] = ()) -> SlotHistory:
     """Of finished episodes that began with the fossils ``given``, or with none.
 
     Rollbacks come after the training of their decision.
@@ -67,7 +67,7 @@ def track_occupancy(tally: EpisodeLog, suite: Suite, given: Sequence[Fossils] = 
         slots.apply(before, suite, actions)
         seen.append(copy.deepcopy(slots))
         slots.apply(after, suite, actions)
-    return Occupancy(
+    return SlotHistory(
         np.stack([one.stage for one in seen]),
         np.stack([one.blueprint for one in seen]),
         np.stack([one.blend for one in seen]),
@@ -165,7 +165,7 @@ def examples_per_decision(suite: Suite) -> int:
 
 
 def training_flops(
-    suite: Suite, prices: Prices, instances: Sequence[Instance], slots: Occupancy, running: Bools
+    suite: Suite, prices: Prices, instances: Sequence[Instance], slots: SlotHistory, running: Bools
 ) -> Ints:
     """FLOPs of each network's training after each decision, ``[T, E]``; 0 where it is not ``running``, bool ``[T, E]``.
 
@@ -185,7 +185,7 @@ class MeasuredArm:
     """What a controller did on its instances, and what it came to."""
 
     outcomes: list[Result]
-    slots: list[Occupancy]
+    slots: list[SlotHistory]
     """One per cohort."""
     flops: list[int]
     """Of each network's training."""

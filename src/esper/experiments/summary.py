@@ -14,7 +14,7 @@ RECENT = 10
 
 
 @dataclass(frozen=True)
-class Summary:
+class TrainingSummary:
     """What a training run came to, all its processes taken together."""
 
     iterations: int
@@ -35,11 +35,11 @@ class Summary:
         return self.environment_steps / self.seconds if self.seconds else 0.0
 
 
-def summarise(reader: RunReader) -> Summary:
+def summarise(reader: RunReader) -> TrainingSummary:
     """The run's figures so far; what the reader's store has not flushed is not in them."""
     objective = [value for _, value in reader.series("objective")]
     probe = [value for _, value in reader.series("probe_score")]
-    return Summary(
+    return TrainingSummary(
         reader.last_iteration(),
         float(np.mean(objective[-RECENT:])) if objective else None,
         probe[-1] if probe else None,

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 from pydantic import Field, model_validator
 
-from esper.config import load_settings, merge, override_of, put, validated
+from esper.config import load_settings, merge, override_of, put, validate_settings
 from esper.errors import ConfigError
 from esper.experiments.contest import JudgedRun
 from esper.experiments.iteration import Iteration
@@ -67,7 +67,7 @@ class _File(Settings):
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     """A choice of settings, by dotted key, and all settings that follow from it."""
 
     name: str
@@ -91,7 +91,7 @@ class Space:
         """Points of the grid."""
         return math.prod(len(values) for values in self.grid.values())
 
-    def trials(self, draws: int | None, seed: int) -> list[Trial]:
+    def trials(self, draws: int | None, seed: int) -> list[SweepTrial]:
         """Every draw at every point of the grid; more draws later leave the first ones as they are.
 
         Raises:
@@ -107,7 +107,7 @@ class Space:
         chosen = [{**point, **draw} for draw in drawn for point in points]
         return [self._trial(f"trial-{number:03}", choices) for number, choices in enumerate(chosen)]
 
-    def _trial(self, name: str, choices: Mapping[str, Any]) -> Trial:
+    def _trial(self, name: str, choices: Mapping[str, Any]) -> SweepTrial:
         values = dict(self.base)
         for key, value in choices.items():
             put(TrainSettings, values, key, value, f"{self.source}: {self.part(key)}: `{key}`")
@@ -120,7 +120,7 @@ class Space:
             words = ", ".join(f"{chosen} {value}" for chosen, value in choices.items())
             return f"{self.source}: {name} ({words}): "
 
-        return Trial(name, choices, validated(TrainSettings, values, source))
+        return SweepTrial(name, choices, validate_settings(TrainSettings, values, source))
 
     def part(self, key: str) -> str:
         """The part of the file that a dotted key, or what is below it, comes from."""
@@ -157,7 +157,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
 
 def _choice(value: Any, source: str) -> Range | list[Any]:
     if isinstance(value, dict):
-        return validated(Range, cast("dict[str, Any]", value), lambda _: f"{source}: ")
+        return validate_settings(Range, cast("dict[str, Any]", value), lambda _: f"{source}: ")
     return _values(value, source, "a list of values, or low and high")
 
 
@@ -220,7 +220,7 @@ class Sweep:
     """Trials on one suite, and the number of held-out instances that every policy plays."""
 
     folder: Path
-    trials: Sequence[Trial]
+    trials: Sequence[SweepTrial]
     instances: int
 
     def __post_init__(self) -> None:
@@ -233,7 +233,7 @@ class Sweep:
         """The file of what is finished, best first."""
         return self.folder / "sweep.json"
 
-    def path(self, trial: Trial) -> Path:
+    def path(self, trial: SweepTrial) -> Path:
         """The trial's run directory."""
         return self.folder / trial.name
 
@@ -268,16 +268,16 @@ def run_sweep(
         for number, trial in enumerate(sweep.trials)
     ]
     ranking: list[Ranked] = []
-    for number, outcomes in workers.computed(_computed, tasks, hear):
+    for number, outcomes in workers.computed(_compute_trial, tasks, hear):
         trial = sweep.trials[number]
-        ranked = _ranked(trial, outcomes)
+        ranked = _rank_trial(trial, outcomes)
         finished(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
         _write(sweep, ranking)
     return ranking
 
 
-def _computed(task: _TrialTask) -> Generator[Told, None, list[Result]]:
+def _compute_trial(task: _TrialTask) -> Generator[Told, None, list[Result]]:
     """Tells of every iteration, in order, those done before included: begun anew, a task has to say the same again."""
     done = 0
     with LocalWorkers(1) as workers:
@@ -299,7 +299,7 @@ def _done_before(task: _TrialTask, told: int, done: int) -> Generator[Told]:
         yield Told(task.number, number, None)
 
 
-def _ranked(trial: Trial, outcomes: Sequence[Result]) -> Ranked:
+def _rank_trial(trial: SweepTrial, outcomes: Sequence[Result]) -> Ranked:
     return Ranked(
         trial.name,
         trial.choices,

@@ -39,7 +39,7 @@ class Shared(Protocol[T_co]):
 
 
 @dataclass(frozen=True)
-class Given(Generic[T]):
+class InlineValue(Generic[T]):
     """A shared value that every task carries with it."""
 
     value: T
@@ -127,9 +127,9 @@ class LocalWorkers(Workers):
             return self._crew.finished(function, tasks, hear)
         return ((index, run_task(function(task), hear)) for index, task in enumerate(tasks))
 
-    def share(self, value: T) -> Given[T]:
+    def share(self, value: T) -> InlineValue[T]:
         """As it is."""
-        return Given(value)
+        return InlineValue(value)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

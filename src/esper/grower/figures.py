@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from esper import arguments
-from esper.arguments import Kind, described
+from esper.arguments import Kind, describe
 from esper.errors import ConfigError
 from esper.telemetry.metric import ACCURACY, LOSS
 
@@ -73,4 +73,4 @@ def _named(returned: object) -> Figures:
             return {LOSS: number(returned, "the loss of evaluate")}
         except ConfigError:
             pass  # the sentence below says more
-    raise ConfigError(f"evaluate returned {described(cast(object, returned))}: it must return {EXPECTED}")
+    raise ConfigError(f"evaluate returned {describe(cast(object, returned))}: it must return {EXPECTED}")

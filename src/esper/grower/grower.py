@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.arguments import checked
+from esper.arguments import check_arguments
 from esper.control.controller import Controller
 from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, ConfigError, DivergedError
@@ -56,7 +56,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke, step
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
-from esper.training.governor.model import Governor, Rollback, Verdict
+from esper.training.governor.model import Governor, GovernorVerdict, Rollback
 
 STATE_VERSION = 3
 """Of what `Grower.state_dict` returns."""
@@ -124,7 +124,7 @@ class Grower:
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
-    @checked(ConfigError, model=GROWING, optimizer=OPTIMIZER, controller=CONTROLLER, **OPTIONS)
+    @check_arguments(ConfigError, model=GROWING, optimizer=OPTIMIZER, controller=CONTROLLER, **OPTIONS)
     def __init__(
         self,
         model: GrowingModel,
@@ -315,7 +315,7 @@ class Grower:
         """
         return bool(self.conduct.stalled(self._history.plateau_age, self.subject.table)[0])
 
-    @checked(ConfigError, loss=MINIBATCH_LOSS)
+    @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Let seeds in isolation ``shadow`` and forks learn from a minibatch too; without any it does nothing.
 
@@ -341,7 +341,7 @@ class Grower:
         """Whether `learn_apart` is to be called for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
-    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Verdict | None]:
+    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, GovernorVerdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
@@ -349,7 +349,7 @@ class Grower:
         found = self._examiner.measure(loss, now.whole, due)
         return now, found, None if watch is None else watch.judge(loss, found.usual, blind=found.blind)
 
-    def _undo(self, verdict: Verdict | None) -> tuple[Rollback | None, Transitions]:
+    def _undo(self, verdict: GovernorVerdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
         governor = self.governor
         if governor is None or verdict is None or not governor.accept(verdict):
@@ -435,7 +435,7 @@ class Grower:
         }
         return state if self.telling.run is None else {**state, "run": self.telling.run}
 
-    @checked(CheckpointError, state=STATE)
+    @check_arguments(CheckpointError, state=STATE)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
 

@@ -14,7 +14,7 @@ from esper.grower.scores import Scores
 from esper.lifecycle.actions import Op
 from esper.state import from_plain, to_plain
 from esper.training.governor.detectors import GovernorSettings
-from esper.training.governor.model import Governor, Verdict
+from esper.training.governor.model import Governor, GovernorVerdict
 
 CHECKS_AT_CHANCE = 8
 """A network that does no better than chance in so many checks in a row hardly will: its owner is told."""
@@ -52,11 +52,11 @@ class Watch:
         """Whether the model can be measured at all."""
         return math.isfinite(train_loss) and self._governor.finite(gradients=not self._scaled)
 
-    def broken(self, train_loss: float) -> Verdict:
+    def broken(self, train_loss: float) -> GovernorVerdict:
         """Of what is not finite."""
         return self._governor.judge(train_loss, (math.nan, math.nan), finite=False)
 
-    def judge(self, train_loss: float, found: Figures, *, blind: bool) -> Verdict:
+    def judge(self, train_loss: float, found: Figures, *, blind: bool) -> GovernorVerdict:
         """Of a model of which ``found`` was measured; ``blind`` if its answer was the same to everything."""
         if not (math.isfinite(found[LOSS]) and math.isfinite(self._scores.score(found))):
             return self.broken(train_loss)
@@ -64,7 +64,9 @@ class Watch:
         hopeless = self._hopeless(found, *skills)
         return self._governor.judge(train_loss, (0.0, 0.0) if blind else skills, finite=True, hopeless=hopeless)
 
-    def barred(self, verdict: Verdict, train_loss: float, found: Figures, *, blind: bool, idle: bool) -> tuple[Op, ...]:
+    def barred(
+        self, verdict: GovernorVerdict, train_loss: float, found: Figures, *, blind: bool, idle: bool
+    ) -> tuple[Op, ...]:
         """Operations for which there are no grounds now; ``idle`` if all gradients are zero. Warns as told above."""
         better = self._better(found, train_loss, usual=verdict.usual) and not blind
         self._learned |= better and not idle

@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 from torch import nn
 
-from esper.arguments import checked, optional, truth
+from esper.arguments import check_arguments, optional, truth
 from esper.errors import SlotError
 from esper.growth.arguments import INPUTS, MODULE, PLACES
 from esper.growth.blueprints.registry import get
@@ -24,7 +24,9 @@ Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
 """Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
 
 
-@checked(SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth()))
+@check_arguments(
+    SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth())
+)
 def attach(
     model: nn.Module,
     slots: Places,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from esper.arguments import checked, instance, name_of, one_of
+from esper.arguments import check_arguments, instance, name_of, one_of
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.apart import parameter_names
 from esper.growth.arguments import MODULE
@@ -189,7 +189,7 @@ class GrowingModel(nn.Module):
             groups.append({"params": own, SLOT_KEY: slot.name, **options})
         return groups
 
-    @checked(SlotError, optimizer=OPTIMIZER)
+    @check_arguments(SlotError, optimizer=OPTIMIZER)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
 
@@ -198,7 +198,7 @@ class GrowingModel(nn.Module):
         """
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
-    @checked(SlotError, average=MODULE)
+    @check_arguments(SlotError, average=MODULE)
     def mirror(self, average: nn.Module) -> None:
         """Let a copy of this model grow as it does, such as an average of its weights over training.
 
@@ -229,7 +229,7 @@ class GrowingModel(nn.Module):
         """What each blueprint on offer would cost in each slot that is free, in parameters and FLOPs. Print it."""
         return previewed(self.slots.values(), self.host_parameters)
 
-    @checked(SlotError, slot=_SLOT)
+    @check_arguments(SlotError, slot=_SLOT)
     def disable(self, slot: str) -> None:
         """Let nothing germinate in ``slot`` from now on; a seed that lives there stays.
 
@@ -238,7 +238,7 @@ class GrowingModel(nn.Module):
         """
         self.slots[slot].enabled = False
 
-    @checked(SlotError, slot=_SLOT)
+    @check_arguments(SlotError, slot=_SLOT)
     def enable(self, slot: str) -> None:
         """Undo `disable`."""
         self.slots[slot].enabled = True
@@ -250,7 +250,7 @@ class GrowingModel(nn.Module):
         self._guards.clear()
         self.copies.released = True
 
-    @checked(ConfigError, unfinished=one_of(Unfinished))
+    @check_arguments(ConfigError, unfinished=one_of(Unfinished))
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.
 

@@ -14,7 +14,7 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from esper import tensor_file
-from esper.arguments import checked
+from esper.arguments import check_arguments
 from esper.errors import CheckpointError, EsperError, RunError
 from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
 from esper.growth import topology
@@ -27,7 +27,7 @@ TOPOLOGY_FILE = "model.json"
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
-@checked(CheckpointError, model=GROWING, folder=FOLDER)
+@check_arguments(CheckpointError, model=GROWING, folder=FOLDER)
 def save(model: GrowingModel, folder: Path | str) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
@@ -52,7 +52,7 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
 
-@checked(CheckpointError, folder=FOLDER, host=MODULE, example_input=INPUTS)
+@check_arguments(CheckpointError, folder=FOLDER, host=MODULE, example_input=INPUTS)
 def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model that computes, and goes on learning, as the one that `save` wrote.
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from esper.errors import ConfigError
-from esper.extras import lacking
+from esper.extras import find_missing
 from esper.grower import Grower
 from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.measuring import Evaluate
@@ -27,7 +27,7 @@ try:
 
     from esper.integrations.unheard import unheard
 except ModuleNotFoundError as error:
-    raise ConfigError(lacking("lightning", "esper.integrations.lightning", error.name)) from error
+    raise ConfigError(find_missing("lightning", "esper.integrations.lightning", error.name)) from error
 
 _log = logging.getLogger(__name__)
 

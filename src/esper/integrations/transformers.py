@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.errors import ConfigError
-from esper.extras import lacking
+from esper.extras import find_missing
 from esper.grower import Grower
 from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
@@ -22,7 +22,7 @@ from esper.integrations.reporting import MeanLoss, figures
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
-    raise ConfigError(lacking("hf", "esper.integrations.transformers", error.name)) from error
+    raise ConfigError(find_missing("hf", "esper.integrations.transformers", error.name)) from error
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from esper.errors import RunError
-from esper.files import replacing
+from esper.files import replace_file
 from esper.telemetry.file_system import file_system_of, wal_safe
-from esper.telemetry.limits import LARGEST_VALUE, READING_SECONDS, limited, result_code
+from esper.telemetry.limits import LARGEST_VALUE, READING_SECONDS, limit_reading, result_code
 from esper.telemetry.views import definitions
 
 APPLICATION_ID = 0x45535052  # "ESPR"
@@ -56,7 +56,7 @@ def create_database(path: Path) -> sqlite3.Connection:
     """Make a new, empty run store at `path`, whole or not at all; RunError if something is there already."""
     if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
-    with replacing(path) as temporary, translated_errors(path):
+    with replace_file(path) as temporary, translated_errors(path):
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink()
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -82,7 +82,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
     connection = _connect(path, "immutable=1" if frozen else "mode=ro")
-    with _closing_at_errors(connection), translated_errors(path), limited(connection, path, READING_SECONDS):
+    with _closing_at_errors(connection), translated_errors(path), limit_reading(connection, path, READING_SECONDS):
         connection.executescript(definitions("TEMP VIEW"))
         connection.execute("PRAGMA query_only = TRUE")
     return connection
@@ -107,7 +107,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{options}"
         # Whoever shares a connection between threads locks it.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        with _closing_at_errors(connection), limited(connection, path, READING_SECONDS):
+        with _closing_at_errors(connection), limit_reading(connection, path, READING_SECONDS):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
             _check_ours(connection, path)

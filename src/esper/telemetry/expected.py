@@ -73,7 +73,7 @@ def trouble_in(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str | Non
     return None
 
 
-def checked(metadata: dict[str, Any]) -> dict[str, Any]:
+def check_expected(metadata: dict[str, Any]) -> dict[str, Any]:
     """The same metadata; ValueError if one of them is not of its type."""
     try:
         _Metadata.model_validate(metadata)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from esper.errors import RunError
 from esper.extras import require
-from esper.files import replacing
+from esper.files import replace_file
 from esper.telemetry.events import fields
 from esper.telemetry.reader import EventRecord, RunReader
 
@@ -50,7 +50,7 @@ def export_events(reader: RunReader, to: EventFormat, out: Path) -> int:
             count += len(chunk)
             yield chunk
 
-    with replacing(out) as temporary, temporary.open("wb") as file:
+    with replace_file(out) as temporary, temporary.open("wb") as file:
         with reader.named():
             _WRITERS[to](counted(), file)
         file.flush()

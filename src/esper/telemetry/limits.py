@@ -29,7 +29,7 @@ _CHUNK = 1000
 
 
 @contextmanager
-def limited(connection: sqlite3.Connection, path: Path, seconds: float) -> Generator[None]:
+def limit_reading(connection: sqlite3.Connection, path: Path, seconds: float) -> Generator[None]:
     """Stop what the connection to the store at ``path`` does within as soon as it has taken longer.
 
     Raises:

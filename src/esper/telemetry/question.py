@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import RunError
-from esper.telemetry.limits import ASKING_SECONDS, chunks, limited
+from esper.telemetry.limits import ASKING_SECONDS, chunks, limit_reading
 from esper.telemetry.views import VIEWS, definitions
 
 TABLES = ("events", "scalars", "metadata")
@@ -17,14 +17,14 @@ _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """What a question came to: names of columns, and rows of numbers, texts and None."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
-def ask(connection: sqlite3.Connection, path: Path, sql: str) -> Answer:
+def ask(connection: sqlite3.Connection, path: Path, sql: str) -> QueryResult:
     """Answer one SELECT about the store at `path`.
 
     Raises:
@@ -40,7 +40,7 @@ def ask(connection: sqlite3.Connection, path: Path, sql: str) -> Answer:
         return sqlite3.SQLITE_DENY
 
     try:
-        with limited(connection, path, ASKING_SECONDS):
+        with limit_reading(connection, path, ASKING_SECONDS):
             # SQLite makes these two at their first use, which an authorizer sees as a write.
             connection.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
             connection.set_authorizer(judge)
@@ -52,7 +52,7 @@ def ask(connection: sqlite3.Connection, path: Path, sql: str) -> Answer:
         connection.set_authorizer(None)
     if cursor.description is None:
         raise RunError(f"the query is empty: {_advice()}")
-    return Answer(tuple(name for name, *_ in cursor.description), rows)
+    return QueryResult(tuple(name for name, *_ in cursor.description), rows)
 
 
 def view_columns() -> dict[str, tuple[str, ...]]:

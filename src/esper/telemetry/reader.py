@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 from esper.errors import RunError
 from esper.telemetry.database import open_for_reading, translated_errors
 from esper.telemetry.events import Event, decode
-from esper.telemetry.expected import checked, trouble_in
-from esper.telemetry.limits import READING_SECONDS, chunks, limited
-from esper.telemetry.question import Answer, ask
+from esper.telemetry.expected import check_expected, trouble_in
+from esper.telemetry.limits import READING_SECONDS, chunks, limit_reading
+from esper.telemetry.question import QueryResult, ask
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
@@ -75,7 +75,7 @@ class RunReader:
         """All metadata of the run."""
         rows = self._query("SELECT key, value AS text FROM metadata")
         try:
-            return checked({key: json.loads(text) for key, text in rows})
+            return check_expected({key: json.loads(text) for key, text in rows})
         except (ValueError, RecursionError) as error:
             raise RunError(f"the metadata of the run store {self.path} are damaged ({error})") from error
 
@@ -130,7 +130,7 @@ class RunReader:
         """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""
         return self._query("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
 
-    def ask(self, sql: str) -> Answer:
+    def ask(self, sql: str) -> QueryResult:
         """Answer a question in SQL.
 
         Raises:
@@ -188,7 +188,7 @@ class RunReader:
 
     def _query(self, sql: str, *parameters: int | str) -> list[Any]:
         found: list[Any] = []
-        with translated_errors(self.path), limited(self._connection, self.path, READING_SECONDS):
+        with translated_errors(self.path), limit_reading(self._connection, self.path, READING_SECONDS):
             cursor = self._connection.execute(sql, parameters)
             names = [name for name, *_ in cursor.description]
             for chunk in chunks(cursor, self.path):

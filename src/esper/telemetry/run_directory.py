@@ -297,7 +297,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         paths = sorted(path for path in folder.iterdir() if _is_run(path))
     except OSError as error:
         raise RunError(f"cannot list {folder} ({error.strerror}): give a folder that has runs in it") from error
-    return sorted(map(_listed, paths), key=lambda run: run.progress.started or 0.0, reverse=True)
+    return sorted(map(_describe_run, paths), key=lambda run: run.progress.started or 0.0, reverse=True)
 
 
 def _is_run(path: Path) -> bool:
@@ -305,7 +305,7 @@ def _is_run(path: Path) -> bool:
     return run.config.is_file() and (run.store.is_file() or run.lock.is_file())
 
 
-def _listed(path: Path) -> ListedRun:
+def _describe_run(path: Path) -> ListedRun:
     run = RunDirectory(path)
     size = sum(_sizes(path))
     if not run.store.is_file():

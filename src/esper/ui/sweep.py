@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from esper.experiments.sweep import Ranked, Told, Trial
+from esper.experiments.sweep import Ranked, SweepTrial, Told
 from esper.ui.course import PACE_WINDOW, smoothed
 from esper.ui.formats import duration, percent, score
 from esper.ui.live import REFRESHES_PER_SECOND
@@ -32,7 +32,7 @@ def choices_text(choices: Mapping[str, Any]) -> str:
 class _Row:
     """What is known of a trial while it goes on."""
 
-    trial: Trial
+    trial: SweepTrial
     done: int = 0
     objectives: list[float] = field(default_factory=list[float])
     paces: deque[float] = field(default_factory=lambda: deque[float](maxlen=PACE_WINDOW))
@@ -64,7 +64,7 @@ class _Row:
 class SweepView:
     """Shows a sweep that goes on; use it as a context manager."""
 
-    def __init__(self, console: Console, trials: Sequence[Trial]) -> None:
+    def __init__(self, console: Console, trials: Sequence[SweepTrial]) -> None:
         self._rows = [_Row(trial) for trial in trials]
         self._console = console
         self._live = Live(get_renderable=self.table, console=console, refresh_per_second=REFRESHES_PER_SECOND)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.episode_log import EpisodeLog, StageChange
-from esper.experiments.static_networks import TRAINING_PASSES, Occupancy, Prices, track_occupancy, training_flops
+from esper.experiments.static_networks import TRAINING_PASSES, Prices, SlotHistory, track_occupancy, training_flops
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
@@ -18,12 +18,12 @@ from experiments.arms.planting import instances, planted
 MIX, SKIP = 3, 6
 
 
-def slots(blend: Blend, *steps: tuple[Stage, int]) -> Occupancy:
+def slots(blend: Blend, *steps: tuple[Stage, int]) -> SlotHistory:
     """One network whose slot 1 has these stages and blueprints."""
     stage, blueprint = np.zeros((len(steps), 1, 3), np.int64), np.full((len(steps), 1, 3), -1)
     for step, (at, kind) in enumerate(steps):
         stage[step, 0, 1], blueprint[step, 0, 1] = at, kind
-    return Occupancy(stage, blueprint, np.full_like(stage, blend), [()])
+    return SlotHistory(stage, blueprint, np.full_like(stage, blend), [()])
 
 
 @pytest.mark.parametrize("blend", Blend)

@@ -62,7 +62,7 @@ def test_the_best_trial_comes_first_and_the_file_grows_with_every_trial(
         assert ranked.score == scores[number]
         counts.append(json.loads(plan.ranking.read_text())["finished"] if plan.ranking.exists() else 0)
 
-    monkeypatch.setattr("esper.experiments.sweep._computed", played)
+    monkeypatch.setattr("esper.experiments.sweep._compute_trial", played)
     file = tmp_path / "space.yaml"
     file.write_text("base: {suite: short}\ngrid: {seed: [3, 4, 5, 6]}")
     plan, counts = Sweep(tmp_path, load_space(file).trials(None, 0), instances=2), list[int]()

@@ -11,10 +11,10 @@ import pytest
 
 from esper.config import dump_settings
 from esper.errors import RunError
-from esper.experiments.behaviour import Behaviour, Episode, Plant, Usage, write_behaviour
+from esper.experiments.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.experiments.episode_log import BlueprintGradients, StageChange
 from esper.experiments.results import Result, write_results
-from esper.experiments.seed_shapley import KeptPair, KeptSeed, SeedShapley
+from esper.experiments.seed_shapley import KeptPair, SeedShapley, SeedValue
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import LEVELS
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
@@ -27,7 +27,7 @@ from ui import planted as training
 
 ITERATIONS = 12
 MEANS = {"policy": 0.7, "none": 0.5, "heuristic": 0.6}
-EPISODE = Episode(
+EPISODE = EpisodeTimeline(
     instance="order/far/1",
     family="order",
     variant="far",
@@ -58,7 +58,7 @@ EARNINGS = tuple(
     SeedShapley(
         f"order/far/{number}",
         "order",
-        (KeptSeed(0, "token_mix", 0.2 + number / 100, 0.0), KeptSeed(1, "norm", -0.05, 0.0)),
+        (SeedValue(0, "token_mix", 0.2 + number / 100, 0.0), SeedValue(1, "norm", -0.05, 0.0)),
         (KeptPair(0, 1, 0.01),),
     )
     for number in range(8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from esper.arguments import checked, file_path, instance, one_of, truth
+from esper.arguments import check_arguments, file_path, instance, one_of, truth
 from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
 from esper.growth.arguments import INPUTS
@@ -27,7 +27,7 @@ _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
 
 
-@checked(
+@check_arguments(
     ExportError,
     model=instance(nn.Module, advice="give an nn.Module, such as finalize() returns"),
     example_input=INPUTS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.errors import TaskError
-from esper.files import replacing
+from esper.files import replace_file
 
 
 def cache_folder() -> Path:
@@ -61,7 +61,7 @@ def fetch(remote: Remote, path: Path) -> None:
     """
     ensure_folder(path.parent)
     digest = hashlib.md5(usedforsecurity=False)
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replace_file(path) as temporary, temporary.open("wb") as file:
         for chunk in _receive(remote):
             digest.update(chunk)
             file.write(chunk)

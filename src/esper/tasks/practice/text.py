@@ -14,7 +14,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from esper.errors import TaskError
-from esper.files import replacing, write_atomically
+from esper.files import replace_file, write_atomically
 from esper.tasks.practice.download import cache_folder, ensure_folder
 from esper.tasks.practice.examples import Splits, Tokens, Windows
 from esper.tasks.practice.registry import DataAccess
@@ -73,7 +73,7 @@ def _survey(text: Path) -> _Survey:
 
 
 def _write(text: Path, found: _Survey, path: Path) -> None:
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         tokens = open_memmap(temporary, mode="w+", dtype=_token_type(found), shape=(found.length,))
         begin = 0
         for chunk in _chunks(text):

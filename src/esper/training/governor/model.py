@@ -36,7 +36,7 @@ class Rollback:
     """Slots whose seeds are gone."""
 
 
-class Verdict(NamedTuple):
+class GovernorVerdict(NamedTuple):
     """What a governor thinks of the present state."""
 
     trouble: Trouble
@@ -130,7 +130,7 @@ class Governor:
         """Whether all parameters and the optimizer's moments are, and the ``gradients`` too."""
         return all(bool(tensor.isfinite().all()) for tensor in self._tensors(gradients))
 
-    def judge(self, loss: float, skills: Sequence[float], finite: bool, *, hopeless: bool = False) -> Verdict:
+    def judge(self, loss: float, skills: Sequence[float], finite: bool, *, hopeless: bool = False) -> GovernorVerdict:
         """The first half of `check`: look, and do nothing about it.
 
         Args:
@@ -145,9 +145,9 @@ class Governor:
         judgement = self._monitor.judge(vitals, np.full(SKILLS, hopeless))
         troubles = judgement.trouble[judgement.trouble != Trouble.NONE]
         trouble = Trouble(troubles[0]) if len(troubles) else Trouble.NONE
-        return Verdict(trouble, bool(judgement.usual.all()), bool(judgement.good.all()), loss)
+        return GovernorVerdict(trouble, bool(judgement.usual.all()), bool(judgement.good.all()), loss)
 
-    def accept(self, verdict: Verdict) -> Trouble:
+    def accept(self, verdict: GovernorVerdict) -> Trouble:
         """The second half of `check`, which may follow a verdict of the same model's governor in another process."""
         self._trouble, self._loss = verdict.trouble, verdict.loss
         if verdict.good:

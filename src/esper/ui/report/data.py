@@ -11,7 +11,7 @@ from esper.experiments.behaviour import Behaviour, read_behaviour
 from esper.experiments.comparison import Comparison, compare_splits
 from esper.experiments.results import read_evaluation
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import Summary, summarise
+from esper.experiments.summary import TrainingSummary, summarise
 from esper.tasks.suite import Split
 from esper.telemetry.events import RolledBack, RunStarted
 from esper.telemetry.reader import RunReader
@@ -36,7 +36,7 @@ class ReportData:
     """Of the Esper that began the run."""
     settings: TrainSettings
     settings_text: str
-    summary: Summary
+    summary: TrainingSummary
     rollbacks: Mapping[str, int]
     """How often the governor stepped in during training, by what the trouble was."""
     comparisons: Mapping[Split, Comparison]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from esper.experiments.behaviour import Behaviour, Episode
+from esper.experiments.behaviour import Behaviour, EpisodeTimeline
 from esper.experiments.episode_log import StageChange
 from esper.lifecycle.stages import COOLDOWN, Stage
 from esper.ui.figures.record import Files
@@ -94,7 +94,7 @@ def stage_legend() -> Element:
     return element("div", *samples, class_="legend")
 
 
-def _panel(episode: Episode, sites: Sequence[str]) -> Element:
+def _panel(episode: EpisodeTimeline, sites: Sequence[str]) -> Element:
     note = f"score {score(episode.score)}, parameters +{percent(episode.growth)}"
     if episode.split == "transfer":
         note += ", new family"
@@ -107,7 +107,7 @@ def _panel(episode: Episode, sites: Sequence[str]) -> Element:
     )
 
 
-def _accuracy(episode: Episode) -> Element:
+def _accuracy(episode: EpisodeTimeline) -> Element:
     steps = len(episode.accuracy)
     plot = Plot(
         counting_axis(steps), axis_for([0.0, 1.0], 3), ACCURACY_HEIGHT, left=LEFT, right=RIGHT, label_ticks=False
