@@ -216,7 +216,7 @@ def test_whoever_takes_settings_starts_from_the_defaults_of_their_class() -> Non
                 if isinstance(parameter.default, Settings):
                     assert parameter.default == type(parameter.default)(), f"{module.__name__}.{function.__name__}"
                     seen += 1
-    assert seen >= 4  # Episodes, Grower, PopulationPlan, Terms
+    assert seen >= 4  # Episodes, Grower, PopulationConfig, EvaluationConfig
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

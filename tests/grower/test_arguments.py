@@ -114,7 +114,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give the number of decisions .*, or leave it out$"),
     ({"rent": None}, r"^rent is None: give a number from 0 on$"),
     ({"rent": -0.5}, r"^rent is -0\.5: give"),
-    ({"conduct": {}}, r"^conduct is a mapping with the keys \[\]: give an esper\.Conduct$"),
+    ({"conduct": {}}, r"^conduct is a mapping with the keys \[\]: give an esper\.EpisodeConfig$"),
     ({"run": 123}, r"^run is an int, 123: give the path of a new folder"),
     ({"controller": Heuristic}, r"^controller is the class Heuristic: give a rule's name"),
     ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the very model that esper\.attach returned"),

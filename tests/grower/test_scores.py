@@ -268,7 +268,7 @@ def test_figures_may_be_handed_in() -> None:
 
 
 def test_a_train_accuracy_is_no_mistake_before_it_is_known_what_growth_is_about() -> None:
-    found = grower(lambda _: (math.inf, 0.5), conduct=esper.Conduct(governor=None))[1]
+    found = grower(lambda _: (math.inf, 0.5), conduct=esper.EpisodeConfig(governor=None))[1]
     found.step(train_loss=1.0, train_accuracy=0.5)
 
 

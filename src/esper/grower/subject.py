@@ -64,7 +64,7 @@ class Catalogue:
 
 
 class ModelSubject:
-    """A growing model with its lifecycle table: an `esper.control.growing_networks.Subject`."""
+    """A growing model with its lifecycle table: an `esper.control.growing_networks.GrowingNetworks`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
         self.specs = Catalogue(model, optimizer)
