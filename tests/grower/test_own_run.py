@@ -23,7 +23,7 @@ from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.experiments.run_directory import RunDirectory, State, read_progress
 from esper.grower.decision import Change
-from esper.grower.structure import regrow
+from esper.grower.state_dict import regrow
 from esper.lifecycle.actions import Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage

@@ -22,13 +22,10 @@ from esper import Grower, GrowingModel
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.counterfactual import Counterfactual
-from esper.grower.fork import Fork
-from esper.grower.packing import pack
 from esper.grower.practice.growth import Growth
 from esper.grower.practice.settings import GrowSettings
-from esper.grower.refit import REFIT
-from esper.grower.structure import regrow
+from esper.grower.refit import REFIT, Counterfactual, Fork
+from esper.grower.state_dict import pack, regrow
 from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage

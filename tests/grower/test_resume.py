@@ -21,9 +21,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.replay import Replay
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
-from esper.grower.in_state_dict import KEY, GrowthInStateDict
-from esper.grower.packing import pack, unpack
-from esper.grower.structure import regrow, structure
+from esper.grower.state_dict import KEY, GrowthInStateDict, pack, regrow, structure, unpack
 from esper.lifecycle.actions import Op
 from esper.plain_state import from_plain, to_plain
 from esper.rl.conduct import Conduct

@@ -1,9 +1,15 @@
-"""Controllers by name, or from a run that trained one."""
+"""Who decides, and when: controllers by name or from a run that trained one, timed for the decisions that are planned."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import torch
 
 from esper.config import load_settings
 from esper.control.controller import Controller
@@ -16,9 +22,84 @@ from esper.experiments.evaluate import load_policy
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.grower.subject import Catalogue
-from esper.grower.timing import Timing
+from esper.growth.model import GrowingModel
 from esper.growth.names import did_you_mean
-from esper.lifecycle.rules import Rules
+from esper.growth.probe import probe
+from esper.lifecycle.rules import Isolation, Rules
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+
+HORIZON = 100
+"""Decisions in which controllers see times as shares, where nobody said how many there will be."""
+MOST_PROGRESS = 0.5
+"""Controllers are never told that more of these is over: until then every rule still plants."""
+LONGEST_TRIAL = 4
+"""A trial takes at most one part in so many of the horizon."""
+LATEST_PLANTING = 3
+"""In a short growth, seeds may germinate in one part in so many of it, whatever becomes of them by its end."""
+_BEFORE_BLENDING = 1
+"""Decisions after its germination at which a seed that nothing isolates begins to count."""
+_BEFORE_END = 1
+"""Decisions for which a seed should have counted at the end, so that it has learned with the host."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What controllers are told of time, and how their rules go by it.
+
+    Args:
+        planned: Decisions, or None: until somebody stops.
+        rules: What may happen to seeds, and how fast.
+    """
+
+    planned: int | None
+    rules: Rules
+
+    @property
+    def horizon(self) -> int:
+        """Decisions of which controllers see shares."""
+        return HORIZON if self.planned is None else self.planned
+
+    def progress(self, decision: int) -> float:
+        """The share of the growth that is over at the decision of that number, from 1, as controllers are told."""
+        return min(decision / self.horizon, MOST_PROGRESS if self.planned is None else 1.0)
+
+    @property
+    def isolated(self) -> int:
+        """Decisions for which a seed learns apart at least."""
+        return 0 if self.rules.isolation is Isolation.NONE else self.rules.min_training_steps
+
+    def require_growth(self) -> None:
+        """Refuse a plan in which no seed could be planted, count and learn.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        needed = 1 + self.isolated + _BEFORE_BLENDING + _BEFORE_END
+        if self.horizon < needed:
+            apart = f", after {self.isolated} in isolation {self.rules.isolation}" if self.isolated else ""
+            raise ConfigError(
+                f"{self.horizon} decisions are too few for anything to grow: a seed germinates, counts from the next "
+                f"decision on{apart}, and must learn until another; plan at least {needed}, or choose controller 'none'"
+            )
+
+    @property
+    def trial(self) -> int:
+        """Decisions for which rules hold a seed before they judge it."""
+        return min(HeuristicSettings().trial, max(self.horizon // LONGEST_TRIAL, 1))
+
+    @property
+    def stop_after(self) -> float:
+        """The share of the growth after which rules plant nothing any more.
+
+        Where there is time, every seed is judged after a full trial before the end. In a short growth the last ones
+        are unfinished then, which `esper.Grower.finish` judges.
+        """
+        usual = HeuristicSettings()
+        needed = 1 + self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + self.trial + usual.at_a_time
+        latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
+        return min(usual.stop_after, latest / self.horizon)
+
 
 ALL_AT_START = "all_at_start"
 Offered = list[tuple[int, int]]
@@ -98,3 +179,53 @@ def _offered(catalogue: Catalogue) -> Offered:
 def _one_each(offered: Offered) -> list[Planting]:
     """In each slot the dearest that it offers."""
     return [Planting(0, slot, kind) for slot, kind in sorted(dict(offered).items())]
+
+
+_DRAWN = 256
+"""Instances that show which rents a suite has."""
+
+
+def warn_of_the_unknown(
+    trained: TrainSettings | None, model: GrowingModel, timing: Timing, rent: float, classes: int
+) -> None:
+    """Say once what ``model`` and its circumstances have that the suite of a policy's training had not.
+
+    Nothing that a policy learned tells it what to do there. It may plant and prune for ever, and keep nothing.
+    """
+    if trained is None:
+        return
+    suite = get_suite(trained.suite)
+    slots = model.slots.values()
+    rents = _rents(suite)
+    foreign = [
+        *_strangers("blueprints", {name for slot in slots for name in slot.blueprints}, suite.blueprints),
+        *_strangers("layouts", {slot.site.layout.value for slot in slots}, _layouts(suite)),
+    ]
+    if timing.horizon != suite.steps:
+        foreign.append(f"a horizon of {timing.horizon} (it knows {suite.steps})")
+    if not min(rents) <= rent <= max(rents):
+        known = " to ".join(f"{one:g}" for one in sorted({min(rents), max(rents)}))
+        foreign.append(f"rent {rent:g} (it knows {known})")
+    if classes != suite.classes:
+        foreign.append(f"{classes} classes (it knows {suite.classes})")
+    if foreign:
+        warnings.warn(
+            f"the policy was trained on suite {suite.name} and never met {'; '.join(foreign)}: it may plant and prune "
+            "without keeping anything; compare it with controller 'heuristic', or train one on problems like yours",
+            stacklevel=4,
+        )
+
+
+def _strangers(what: str, here: Iterable[str], known: Iterable[str]) -> list[str]:
+    strange = sorted(set(here) - set(known))
+    return [f"{what} {', '.join(strange)} (it knows {', '.join(known)})"] if strange else []
+
+
+def _layouts(suite: Suite) -> list[str]:
+    """Of the sites at which the suite's hosts grow."""
+    sites = probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
+    return sorted({site.layout.value for site in sites})
+
+
+def _rents(suite: Suite) -> list[float]:
+    return [instance.rent for instance in suite.sample(_DRAWN, "train", np.random.default_rng(0))]

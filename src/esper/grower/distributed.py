@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from esper.errors import DistributedError
-from esper.grower.hooks import on_gradients
+from esper.grower.gradients import on_gradients
 
 T = TypeVar("T")
 

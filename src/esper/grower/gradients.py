@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
 from esper.plain_state import to_plain
 from esper.training.gradients import HealthTable
@@ -116,3 +115,19 @@ def _norm(gradient: Tensor) -> Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     # Detached, as gradients that are differentiated again have a graph of their own.
     return cast(Tensor, torch.linalg.vector_norm(values.detach()))
+
+
+def on_gradients(modules: Iterable[nn.Module], told: Callable[[Tensor], None], known: WeakSet[nn.Module]) -> None:
+    """Call ``told`` with every parameter in ``modules`` whenever a backward pass has added to its gradient.
+
+    Those of ``known`` modules are left out; the others become known. What is told first hears first.
+    """
+    for module in modules:
+        if module in known:
+            continue
+        known.add(module)
+        for parameter in module.parameters():
+            learns = parameter.requires_grad
+            parameter.requires_grad_(True)  # only then torch takes a hook
+            parameter.register_post_accumulate_grad_hook(told)
+            parameter.requires_grad_(learns)

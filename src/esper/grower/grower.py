@@ -17,29 +17,30 @@ from esper.control.controller import Controller
 from esper.control.features import View
 from esper.control.observation import observe
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.arguments import CONTROLLER, MINIBATCH_LOSS, OPTIONS, STATE, Heard, heard, require_conduct
-from esper.grower.choosing import chosen
-from esper.grower.counterfactual import Counterfactual, require_forks
-from esper.grower.decision import Decision, told
+from esper.grower.arguments import (
+    CONTROLLER,
+    MINIBATCH_LOSS,
+    OPTIONS,
+    STATE,
+    Heard,
+    Terms,
+    heard,
+    require_conduct,
+    require_same,
+)
+from esper.grower.choosing import chosen, warn_of_the_unknown
+from esper.grower.decision import Decision, Ending, resolved, told
 from esper.grower.distributed import Processes
-from esper.grower.examining import Examiner
-from esper.grower.familiarity import warn_of_the_unknown
-from esper.grower.finishing import Ending, resolved
 from esper.grower.gradients import Gradients
-from esper.grower.measuring import Evaluate, Measurement, Number, note
-from esper.grower.own_run import OwnRun
+from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, note
 from esper.grower.passes import Passes
-from esper.grower.recording import Account
-from esper.grower.refit import Refit
+from esper.grower.recording import Account, OwnRun, Telling
+from esper.grower.refit import Counterfactual, Refit, require_forks
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
-from esper.grower.structure import require, require_planted, structure
-from esper.grower.subject import ModelSubject
-from esper.grower.surgery import carry_out, settle
-from esper.grower.telling import Telling
-from esper.grower.terms import Terms, require_same
-from esper.grower.trained import TrainedBy
-from esper.grower.watch import Watch
+from esper.grower.state_dict import require, require_planted, structure
+from esper.grower.subject import ModelSubject, carry_out, settle
+from esper.grower.watch import TrainedBy, Watch
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait

@@ -1,23 +1,32 @@
-"""What a model's seeds contribute, found by switching each of them off, or against forks that do without it."""
+"""Measure one model and what its seeds contribute, and make of it what controllers see and gates know.
+
+Seeds are measured by switching each of them off, or against forks that do without it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.grower.answers import Answers
-from esper.grower.figures import LOSS, Figures, figures
-from esper.grower.passes import Passes
+from esper.control.history import History
+from esper.grower.arguments import Heard
+from esper.grower.gradients import Gradients
+from esper.grower.passes import IncomparableError, Passes, flattened
 from esper.grower.refit import Refit
+from esper.grower.scores import LOSS, Figures, Scores, figures
+from esper.grower.subject import ModelSubject
 from esper.growth.model import GrowingModel
 from esper.growth.modes import modes_kept
 from esper.lifecycle.table import SeedTable
-from esper.training.evaluation import Evaluation
+from esper.training.evaluation import Evaluation, remembered
+from esper.training.learning import TrainingReport
 
 Bools = NDArray[np.bool_]
 
@@ -94,3 +103,133 @@ def note(model: GrowingModel, contributions: NDArray[np.float64]) -> None:
     for slot, contribution in zip(model.slots.values(), contributions[0].tolist(), strict=True):
         if slot.seed is not None and math.isfinite(contribution):
             slot.seed.contribution = contribution
+
+
+T = TypeVar("T")
+
+ROUNDING = 2 * torch.finfo(torch.float32).eps
+"""Relative difference of what is computed of equal rows in one minibatch."""
+
+
+class Answers:
+    """Listens to a model's calls until one of its answers depends on the example."""
+
+    def __init__(self) -> None:
+        self._varied = self._heard = False
+
+    @property
+    def blind(self) -> bool:
+        """Whether examples that differ were all answered alike, in every minibatch; False where that is not known."""
+        return self._heard and not self._varied
+
+    @contextmanager
+    def of(self, model: GrowingModel) -> Generator[None]:
+        """Listen within the block."""
+        handle = model.register_forward_hook(self._hear, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def first_of(self, evaluate: Callable[[GrowingModel], T]) -> Callable[[GrowingModel], T]:
+        """``evaluate``, to whose first call this listens."""
+        calls = 0
+
+        def listened(model: GrowingModel) -> T:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                return evaluate(model)
+            with self.of(model):
+                return evaluate(model)
+
+        return listened
+
+    @torch.no_grad()
+    def _hear(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        if self._varied or torch.compiler.is_compiling():
+            return
+        try:
+            asked, said = _rows((arguments, keywords)), _rows(output)
+        except IncomparableError:
+            self._varied = True  # as far as anybody can tell
+            return
+        said = [rows for rows in said if rows.is_floating_point()]
+        if said and any(_differ(rows) for rows in asked):
+            self._heard = True
+            self._varied = any(_differ(rows) for rows in said)
+
+
+def _rows(value: Any) -> list[Tensor]:
+    """The tensors in ``value`` that may hold several examples, ``[N, ...]``."""
+    leaves = [leaf for leaf in flattened(value) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves if leaf.dim() > 0 and len(leaf) > 1 and leaf.numel() and not leaf.is_complex()]
+
+
+def _differ(rows: Tensor) -> bool:
+    """Whether the examples are not all the same."""
+    first = rows[:1]
+    if not rows.is_floating_point():
+        return bool((rows != first).any())
+    return not bool(torch.isclose(rows, first, rtol=ROUNDING, atol=0.0).all())
+
+
+class Examiner:
+    """Examines ``model`` at every decision.
+
+    Args:
+        model: The one that grows.
+        subject: Its lifecycle table, and the evidence that gates know.
+        scores: What growth is about.
+        evaluate: As for `esper.Grower`.
+        passes: How it is measured.
+        refit: The forks that seeds on trial are compared with.
+        gradients: Of the training since the last decision.
+    """
+
+    def __init__(
+        self,
+        model: GrowingModel,
+        subject: ModelSubject,
+        scores: Scores,
+        evaluate: Evaluate,
+        passes: Passes,
+        refit: Refit,
+        gradients: Gradients,
+    ) -> None:
+        self._model, self._subject, self._scores, self._evaluate = model, subject, scores, evaluate
+        self._passes, self._refit, self._gradients = passes, refit, gradients
+        shape = 1, len(model.slots), len(subject.roster.kinds)
+        self.history = History(*shape, scores.chance_loss, scores.chance_score)
+        """What controllers see of the past."""
+
+    def measure(self, train_loss: float, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
+        """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
+        found = measured(self._refit, self._subject.table, self._evaluate, whole, due)
+        self._scores.begin(found.usual, train_loss)
+        return found
+
+    def take_in(self, now: Heard, found: Measurement, actions: NDArray[np.int64]) -> tuple[TrainingReport, Evaluation]:
+        """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``."""
+        subject, scores = self._subject, self._scores
+        scores.begin(found.usual, now.train_loss)
+        self.history.expect(scores.chance_loss, scores.chance_score)
+        newest = compared(found, self._model, subject.table, scores.score)
+        known = scores.train_score(now.train_accuracy)
+        host, seeds, health = self._gradients.report()
+        training = TrainingReport(
+            np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
+        )
+        evaluation = self.history.completed(newest, subject.evidence)
+        note(self._model, evaluation.accuracy_contribution)
+        subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
+        progress = scores.progress(found.usual)
+        improved = None if progress is None else np.array([progress])
+        self.history.record(actions, subject.table, training, evaluation, improved)
+        return training, evaluation
+
+    def dependence(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end."""
+        subject = self._subject
+        found = measured(self._passes, subject.table, self._evaluate, None, slots)
+        return compared(found, self._model, subject.table, self._scores.score).accuracy_contribution

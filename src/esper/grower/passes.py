@@ -2,7 +2,7 @@
 
 The measure is a function that calls the model on data which nobody else knows. It is called once for each figure; but
 in its first call every minibatch goes through the model once for all figures, so that what lies before a seed is
-computed once (`esper.grower.replay`), and in the later calls the model answers with what it gave there, to the same
+computed once (`esper.grower.passes`), and in the later calls the model answers with what it gave there, to the same
 inputs. All else that the measure reads or calls is real. So its figures equal those of separate passes to the bit; on
 the first minibatch with any set of seeds that is tried, and where it does not hold, passes are separate from then on.
 """
@@ -10,16 +10,14 @@ the first minibatch with any set of seeds that is tried, and where it does not h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from esper.grower.replay import Forward, Handler, Replay, StrayedError, Trace, handled
-from esper.grower.values import IncomparableError, apart, copied, flattened, same, size
 from esper.growth.hook_tables import global_hook_tables, hook_tables
 from esper.growth.model import GrowingModel
 from esper.growth.slot import InputTap, Slot
@@ -240,3 +238,187 @@ def _equal(leaves: list[Any], value: Any) -> bool:
         return same(leaves, flattened(value))
     except IncomparableError:
         return False
+
+
+Forward = Callable[..., Any]
+Handler = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
+"""What happens instead of a forward: gets the module, its own forward, and the arguments."""
+
+
+class StrayedError(Exception):
+    """The network did not call the submodules that it called before."""
+
+
+@dataclass
+class _Call:
+    module: nn.Module
+    output: Any = None
+    """Before hooks, which run again."""
+    end: int | None = None
+    """Number of the first call after it and all within it; None while it is under way."""
+
+
+class Trace:
+    """The calls of one forward pass in the order in which they began, up to the last of ``slots``.
+
+    Calls within a call that is over are forgotten, unless one of ``slots`` is among them.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.calls: list[_Call] = []
+        self.places: dict[nn.Module, int] = {}
+        """Numbers of the calls of ``slots`` that there have been."""
+        self._awaited: set[nn.Module] = set(slots)
+
+    def record(self, module: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A `Handler` that computes, and remembers."""
+        if not self._awaited:
+            return plain(*arguments, **keywords)
+        number, call = len(self.calls), _Call(module)
+        self.calls.append(call)
+        if module in self._awaited:
+            self._awaited.discard(module)
+            self.places[module] = number
+        known = len(self.places)
+        output = plain(*arguments, **keywords)
+        if len(self.places) == known:
+            del self.calls[number + 1 :]
+        if self._awaited:
+            call.output, call.end = output, len(self.calls)
+        return output
+
+
+class Replay:
+    """Another pass on the same inputs, in which all is as in ``trace`` until ``slot`` is entered."""
+
+    def __init__(self, trace: Trace, slot: Slot) -> None:
+        self._calls = trace.calls
+        self._until = trace.places[slot]
+        self._next: int | None = 0
+        """Number of the call to come; None once the slot was entered."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the slot was entered."""
+        return self._next is None
+
+    def answer(self, module: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A `Handler` that computes what it must only.
+
+        Raises:
+            StrayedError: it is another module's turn.
+        """
+        if self._next is None:
+            return plain(*arguments, **keywords)
+        call = self._calls[self._next] if self._next < len(self._calls) else None
+        if call is None or call.module is not module:
+            raise StrayedError
+        if self._next == self._until:
+            self._next = None
+        elif call.end is not None and call.end <= self._until:
+            self._next = call.end
+            return call.output
+        else:
+            self._next += 1
+        return plain(*arguments, **keywords)
+
+
+class _Stand:
+    """Stands for a module's forward."""
+
+    def __init__(self, module: nn.Module, handler: Handler, spoil: Callable[[str], None]) -> None:
+        self._module, self._plain = module, module.forward
+        self._handler, self._spoil = handler, spoil
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if torch.compiler.is_compiling():
+            self._spoil("the network is compiled")
+            return self._plain(*arguments, **keywords)
+        return self._handler(self._module, self._plain, arguments, keywords)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies of the module get the forward of their own.
+        self._spoil("the network is copied while it is measured")
+        return _itself, (self._plain,)
+
+
+def _itself(forward: Forward) -> Forward:
+    return forward
+
+
+@contextmanager
+def handled(modules: Iterable[nn.Module], handler: Handler, spoil: Callable[[str], None]) -> Generator[None]:
+    """Within the block ``handler`` is asked instead of the forwards of ``modules``; their hooks run as ever.
+
+    ``spoil`` is told if one of them is compiled or copied, which has the forward of its own all the same.
+    """
+    before = [(module, vars(module).get("forward")) for module in modules]
+    try:
+        for module, _ in before:
+            vars(module)["forward"] = _Stand(module, handler, spoil)
+        yield
+    finally:
+        for module, forward in before:
+            if forward is None:
+                vars(module).pop("forward", None)
+            else:
+                vars(module)["forward"] = forward
+
+
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device)
+
+
+class IncomparableError(Exception):
+    """A value of which nobody knows what it is made of."""
+
+
+def flattened(value: Any) -> list[Any]:
+    """The tensors in ``value``, and what tells how they are arranged there.
+
+    Raises:
+        IncomparableError: there is something else in it.
+    """
+    if value is None or isinstance(value, _PLAIN):
+        return [value]
+    if isinstance(value, Tensor):
+        if value.is_nested or value.layout is not torch.strided:
+            raise IncomparableError("a tensor that is nested or sparse")
+        return [value]
+    if isinstance(value, Mapping):
+        parts = cast("Mapping[Any, Any]", value)
+        return [type(parts), *parts, *(leaf for part in parts.values() for leaf in flattened(part))]
+    if isinstance(value, tuple | list):
+        items = cast("Sequence[Any]", value)
+        return [type(items), len(items), *(leaf for item in items for leaf in flattened(item))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *(leaf for field in fields(value) for leaf in flattened(getattr(value, field.name)))]
+    raise IncomparableError(f"a {type(value).__name__}")
+
+
+def copied(leaves: list[Any]) -> list[Any]:
+    """With tensors of their own."""
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def size(leaves: list[Any]) -> int:
+    """Bytes."""
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def same(some: list[Any], others: list[Any]) -> bool:
+    """Whether two values were equal, not-a-numbers included."""
+    return len(some) == len(others) and all(_same(one, other) for one, other in zip(some, others, strict=True))
+
+
+def apart(some: list[Any], others: list[Any]) -> bool:
+    """Whether no tensor of the one shares memory with a tensor of the other."""
+    storages = {leaf.untyped_storage().data_ptr() for leaf in some if isinstance(leaf, Tensor) and leaf.numel()}
+    return not any(leaf.untyped_storage().data_ptr() in storages for leaf in others if isinstance(leaf, Tensor))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return type(one) is type(other) and bool(one == other)
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -1,32 +1,319 @@
-"""What a run store keeps of a model that grows: every decision, what it was made on and what it changed."""
+"""What others learn of a grower's decisions: a line each in the terminal, and the store of a run.
+
+`Recording` says what a store keeps of a decision. `OwnRun` is the run directory that a grower writes in its owner's
+loop, for `esper dash`, `watch`, `report` and the others. `Telling` is what the grower itself talks to.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
+from weakref import WeakValueDictionary, finalize
+
+import yaml
 
 from esper import __version__
-from esper.grower.decision import Change, Decision
+from esper.errors import RunError
+from esper.experiments.run_directory import GROWER, RunDirectory
+from esper.files import write_atomically
+from esper.grower.decision import Change, Decision, Ending
+from esper.grower.distributed import Processes
 from esper.growth.model import GrowingModel
 from esper.lifecycle.gates import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause
+from esper.settings import Settings
 from esper.telemetry.events import (
     Event,
     GateJudged,
     LifecycleTransition,
     RolledBack,
+    RunEnded,
     RunFailed,
     RunResumed,
     RunStarted,
     StepTaken,
 )
 from esper.telemetry.metric import SCORE, Metric
+from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
 from esper.training.governor.model import Rollback
+
+
+class Telling:
+    """Tells them, in the first process.
+
+    Args:
+        processes: All that there are.
+        own: The run that the grower writes itself, if any; it is opened.
+        verbose: Whether to print a line per decision.
+
+    Raises:
+        RunError: the folder for the run holds something else, is in use, or cannot be written.
+    """
+
+    def __init__(self, processes: Processes, own: OwnRun | None, *, verbose: bool) -> None:
+        self.recording: Recording | OwnRun | None = own
+        """Where decisions are kept, if anywhere."""
+        self._processes, self._own, self._verbose = processes, own, verbose
+        if own is not None:
+            processes.agreed(own.open)
+
+    @property
+    def run(self) -> str | None:
+        """Name of the grower's own run, if it writes one."""
+        return None if self._own is None else self._own.id
+
+    def resume(self, done: int, run: str | None) -> None:
+        """Go on after so many decisions, with a grower that was saved in that ``run``; raises `RunError`."""
+        own = self._own
+        if own is not None:
+            self._processes.agreed(lambda: own.resume(done, run))
+
+    def require_open(self) -> None:
+        """Raise `RunError` if the run's folder is not this grower's to write."""
+        if self._own is not None:
+            self._processes.agreed(self._own.require_open)
+
+    def decided(self, account: Account) -> None:
+        """Of a decision."""
+        self._print(line(account))
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.keep(account))
+
+    def finished(self, done: int, ending: Ending) -> None:
+        """Of how growth ended, after so many decisions."""
+        self._print(*ending.lines)
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.resolved(done, ending.changes, ending.contributions))
+
+    def failed(self, done: int, error: Exception) -> None:
+        """Of training that cannot go on, after so many decisions."""
+        recording = self.recording
+        if recording is not None:
+            self._processes.agreed(lambda: recording.failed(done, error))
+
+    def close(self, done: int) -> None:
+        """Of nothing more, after so many decisions."""
+        own = self._own
+        if own is not None:
+            self._processes.agreed(lambda: own.close(done))
+
+    def _print(self, *lines: str) -> None:
+        if self._verbose and self._processes.first:
+            sys.stdout.writelines(f"{one}\n" for one in lines)
+            sys.stdout.flush()
+
+
+def line(account: Account) -> str:
+    """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
+    loss = f"loss {account.decision.loss:.4g} (training {account.train_loss:.4g})"
+    earned = ", ".join(f"{slot} {value:+.3g}" for slot, value in account.decision.contributions.items())
+    decided = f"decision {account.decision.number}: {account.decision.what}"
+    return "; ".join(filter(None, [decided, f"{loss}{account.decision.measured}", earned]))
+
+
+_ID = "id"
+"""Metadata by which a saved grower knows its run again."""
+_SAME = ("slots", "blueprints")
+"""Metadata in which a run must agree with whoever goes on with it."""
+
+_written: WeakValueDictionary[Path, OwnRun] = WeakValueDictionary()
+"""Runs that growers of this process write, by their folders."""
+
+
+class OwnRun:
+    """A run that begins where its folder is new, and goes on once the grower that wrote it is loaded.
+
+    Args:
+        path: The folder.
+        model: The one that grows.
+        blueprints: Names of all that may grow, as the grower counts them.
+        told: What the grower was constructed with: with what can be said of the model it is the run's ``config.yaml``.
+
+    Raises:
+        RunError: the folder holds something else, is in use, or cannot be written.
+    """
+
+    def __init__(self, path: Path, model: GrowingModel, blueprints: Sequence[str], told: Mapping[str, Any]) -> None:
+        self.path = path.resolve()
+        self._directory = RunDirectory(self.path)
+        self._model, self._blueprints = model, list(blueprints)
+        plain = {n: v.model_dump(mode="json") if isinstance(v, Settings) else v for n, v in told.items()}
+        self._told: dict[str, Any] = {
+            "host": type(model.host).__name__,
+            "slots": {slot.name: list(slot.blueprints) for slot in model.slots.values()},
+            **plain,
+        }
+        self._horizon: int | None = told["horizon"]
+        """Decisions that are planned; None: there is no plan."""
+        self._held = ExitStack()
+        finalize(self, self._held.close)
+        self._store: RunStore | None = None
+        self._recording: Recording | None = None
+        self._began, self._ended, self._released = 0.0, False, False
+        self.id: str | None = None
+        """None before it is opened."""
+
+    def open(self) -> None:
+        """Begin the run, unless it has decisions already: then it waits for `resume`."""
+        self.id, done = self._found()
+        if not done:
+            self._write(0)
+
+    def resume(self, done: int, identity: str | None) -> None:
+        """Go on after so many decisions, with a grower that was saved in the run ``identity``.
+
+        Raises:
+            RunError: this is another run, or one that has not come so far.
+        """
+        found, known = self._found()
+        if known and identity != found:
+            raise RunError(
+                f"{self.path} holds another run than the one that this grower was saved in: give the folder of that "
+                "one, or a new one"
+            )
+        if known and known < done:
+            raise RunError(f"{self.path} ends after decision {known}, the grower's is {done}: give a new folder")
+        self._write(done)
+
+    def require_open(self) -> None:
+        """RunError if it is not this grower's to write."""
+        if self._recording is not None:
+            return
+        if self._released:
+            raise RunError(f"this grower no longer writes {self.path}: it was closed, or another one goes on with it")
+        raise RunError(
+            f"{self.path} holds a run already: go on with it by load_state_dict of a grower that was saved in it, or "
+            "give a new folder"
+        )
+
+    def keep(self, account: Account) -> None:
+        """Keep a decision, durably; with the last one that is planned the run has ended, until there is another."""
+        assert self._recording is not None
+        assert self._store is not None
+        number = account.decision.number
+        if self._ended:
+            self._begin(number - 1)
+        self._recording.keep(account)
+        if account.decision.finished or number == self._horizon:
+            self._end(number)
+
+    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+        """As `Recording.resolved`; the run has ended, until there is another decision."""
+        if self._recording is None and not changes:
+            return
+        self.require_open()
+        assert self._recording is not None
+        self._recording.resolved(done, changes, contributions)
+        if not self._ended:
+            self._end(done)
+
+    def failed(self, done: int, error: Exception) -> None:
+        """The run stops after so many decisions."""
+        assert self._recording is not None
+        self._recording.failed(done, error)
+
+    def close(self, done: int) -> None:
+        """Nothing more comes after so many decisions; the folder is free for others."""
+        if self._recording is None:
+            return
+        if not self._ended:
+            self._end(done)
+        self.release()
+
+    def _found(self) -> tuple[str, int]:
+        """Name and decisions of the run in the folder, which is ours, or a new one's."""
+        new = secrets.token_hex(8), 0
+        store = self._directory.store
+        if not store.is_file() or not store.stat().st_size:
+            self._require_empty()
+            return new
+        with RunReader.open(store) as reader:
+            metadata, done = reader.metadata(), reader.last_iteration()
+        if not metadata:  # it was killed in its first moment
+            return new
+        described = self._described()
+        if _ID not in metadata:
+            raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
+        for key in _SAME:
+            if metadata.get(key) != described[key]:
+                raise RunError(
+                    f"{self.path} holds another run, with {key} {metadata.get(key)!r} instead of {described[key]!r}: "
+                    "give a new folder"
+                )
+        return str(metadata[_ID]), done
+
+    def _require_empty(self) -> None:
+        if not self.path.exists():
+            return
+        try:
+            self._directory.require_new()
+        except OSError as error:
+            raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
+        except RunError:
+            raise RunError(f"{self.path} is not empty and holds no run: give a new folder") from None
+
+    def _write(self, done: int) -> None:
+        """Take the folder for oneself, and begin."""
+        if self._recording is None:
+            holder = _written.get(self.path)
+            if holder is not None:
+                holder.release()
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"cannot make the folder {self.path} ({error.strerror}): give another") from error
+            self._held.enter_context(self._directory.locked(GROWER))
+            self.id, _ = self._found()  # whoever held it may have written
+            self._store = self._held.enter_context(self._directory.open_store())
+            rent = float(self._told["rent"])
+            self._recording = Recording(self._store, self._model, self._blueprints, rent)
+            _written[self.path] = self
+        self._begin(done)
+        write_atomically(self._directory.config, yaml.safe_dump(dict(self._told), sort_keys=False))
+
+    def _begin(self, done: int) -> None:
+        assert self._recording is not None
+        self._recording.begin(done, int(self._told["seed"]), self._described())
+        self._began, self._ended = time.perf_counter(), False
+
+    def _end(self, done: int) -> None:
+        assert self._store is not None
+        self._store.emit(RunEnded(done, time.perf_counter() - self._began))
+        self._store.flush()
+        self._ended = True
+
+    def release(self) -> None:
+        """Let go of the folder, for good."""
+        self._store = self._recording = None
+        self._released = True
+        self._held.close()
+        _written.pop(self.path, None)
+
+    def _described(self) -> dict[str, Any]:
+        """What the metadata say besides what `Recording` does."""
+        planned = {} if self._horizon is None else {"iterations": self._horizon, "steps": self._horizon}
+        return {
+            _ID: self.id,
+            "host": type(self._model.host).__name__,
+            "controller": self._told["controller"],
+            "evidence": self._told["evidence"],
+            "slots": list(self._model.slots),
+            "blueprints": self._blueprints,
+            **planned,
+        }
+
 
 COMMAND = "grow"
 """What metadata call the runs of models that grow alone."""

@@ -7,22 +7,30 @@ host gets over that, and the difference between the two is close to what the see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
+from esper.control.controller import Controller
+from esper.control.rules.simple import Never
 from esper.errors import ConfigError
-from esper.grower.counterfactual import Counterfactual
-from esper.grower.fork import Fork
 from esper.grower.passes import Passes
-from esper.grower.shadow import LEARN_APART_LINE, Loss
+from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss, differentiated
 from esper.growth.aside import aside
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
+from esper.growth.slot import Slot
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.plain_state import from_plain, to_plain
 
 T = TypeVar("T")
 
@@ -191,3 +199,203 @@ class Refit:
                 self._average(parameter)
             if self._scaler is None or all(bool(p.grad.isfinite().all()) for p in fork.learned if p.grad is not None):
                 fork.step()
+
+
+class Counterfactual(StrEnum):
+    """The model without a seed, from which it follows what the seed contributes."""
+
+    DEPENDENCE = "dependence"
+    """The model as it is, with the seed switched off (leave-one-out). A model comes to lean on what it trains with, so
+    this says how much it would miss the seed now, which is more than it gains by having it."""
+    REFIT = "refit"
+    """While a seed is on trial: a fork of the model from when the trial began, which has trained without the seed on
+    the same minibatches since. Before and after, as ``dependence``."""
+
+
+def require_forks(
+    evidence: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
+) -> None:
+    """Refuse evidence that nothing is judged by, or for which a fork would have to learn where it cannot.
+
+    Raises:
+        ConfigError: the controller judges no seed by it, nobody said how to compute a ``loss``, or the optimizer
+            computes losses by itself.
+    """
+    if evidence is not Counterfactual.REFIT:
+        return
+    if isinstance(controller, Never):
+        raise ConfigError(
+            f"evidence refit is what seeds on trial are judged by, but controller {controller.name!r} plants none: "
+            "choose another controller, or leave evidence out"
+        )
+    if loss is None:
+        raise ConfigError(
+            "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "
+            f"loss, with {LOSS_LINE}, and call {LEARN_APART_LINE} before each loss.backward()"
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"evidence refit cannot step {type(optimizer).__name__}, which computes losses by itself: take an "
+            "optimizer whose step needs no closure, or evidence dependence"
+        )
+
+
+T = TypeVar("T")
+
+
+class _Whole(nn.Module):
+    """Calls a function of a model which has other values meanwhile, and tells what its buffers are afterwards."""
+
+    def __init__(self, model: GrowingModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], T]) -> tuple[T, dict[str, Tensor]]:
+        return compute(), dict(self.named_buffers())
+
+
+class Fork:
+    """What ``model`` would be had the seed in ``slot`` been removed when the fork was made.
+
+    It has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in the
+    model's forward pass. All else is the model's: seeds that do not count yet, the weights of the others, and whatever
+    lies outside of the model.
+
+    Args:
+        model: In training.
+        optimizer: The one that trains it.
+        slot: Of ``model``, with a seed.
+        counting: The host and the seeds that count, without this one.
+    """
+
+    def __init__(
+        self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot, counting: Iterable[nn.Module]
+    ) -> None:
+        assert slot.seed is not None
+        self.seed = slot.seed
+        """That is left out."""
+        self._whole = _Whole(model)
+        self._slot = slot
+        self._theirs = optimizer
+        self._parameters: dict[Tensor, nn.Parameter] = {}
+        """The fork's, by the model's."""
+        self._buffers: dict[str, Tensor] = {}
+        # Its groups and state follow with the parameters.
+        apart: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
+        self._optimizer = copy.deepcopy(optimizer, apart)
+        self.take_in(counting)
+
+    @torch.no_grad()
+    def take_in(self, counting: Iterable[nn.Module]) -> None:
+        """Copy what has begun to count in the model since, and let go of what is no more."""
+        modules = list(counting)
+        before, self._parameters = self._parameters, {}
+        state = self._optimizer.state
+        for theirs in (parameter for module in modules for parameter in module.parameters()):
+            if theirs in before:
+                self._parameters[theirs] = before[theirs]
+            elif theirs not in self._parameters:
+                own = self._parameters[theirs] = nn.Parameter(theirs.clone(), theirs.requires_grad)
+                if theirs in self._theirs.state:
+                    state[own] = copy.deepcopy(self._theirs.state[theirs])
+        for gone in before.keys() - self._parameters.keys():
+            state.pop(before[gone], None)
+        alphas = {part.alpha for module in modules for part in module.modules() if isinstance(part, Seed)}
+        counted = {buffer for module in modules for buffer in module.buffers()} - alphas
+        named = {name: buffer for name, buffer in self._whole.named_buffers() if buffer in counted}
+        kept = self._buffers
+        self._buffers = {name: kept[name] if name in kept else buffer.clone() for name, buffer in named.items()}
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Give the optimizer the groups and hyperparameters that the model's has now."""
+        self._optimizer.param_groups[:] = [
+            {**group, "params": [self._parameters[one] for one in group["params"] if one in self._parameters]}
+            for group in self._theirs.param_groups
+        ]
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns, which calls the model, where the model is this fork."""
+        named = dict(self._whole.named_parameters())
+        mine = {name: self._parameters[theirs] for name, theirs in named.items() if theirs in self._parameters}
+        with self._slot.vacated():
+            result, buffers = functional_call(self._whole, {**mine, **self._buffers}, (compute,))
+        self._buffers = {name: buffers[name].detach() for name in self._buffers}
+        return result
+
+    def gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Of ``loss``, which calls the model, by the fork's parameters.
+
+        Raises:
+            ConfigError: it does not depend on the fork, or on the model as well.
+        """
+        for theirs, own in self._parameters.items():
+            own.requires_grad_(theirs.requires_grad)
+        mine = [own for own in self._parameters.values() if own.requires_grad]
+        learning = cast("list[nn.Parameter]", [theirs for theirs in self._parameters if theirs.requires_grad])
+        # Within, as a backward pass may compute parts of the forward pass once more.
+        found = self.run(lambda: differentiated(loss(), [*mine, *learning]))
+        if not found.keys().isdisjoint(learning):
+            raise ConfigError(
+                "the loss that the grower was given uses parameters of the growing model that were taken from it "
+                "before: it must take them from the model whenever it is called"
+            )
+        if not found:
+            raise ConfigError(
+                f"the loss that the grower was given does not depend on the model without the seed in slot "
+                f"{self._slot.name!r}: it must call the growing model itself and return a loss that can be "
+                "differentiated"
+            )
+        return found
+
+    @torch.no_grad()
+    def add(self, gradients: Mapping[nn.Parameter, Tensor], weight: Tensor, *, anew: bool) -> None:
+        """Add ``gradients`` times ``weight`` to those since the last step, or begin ``anew`` with them."""
+        if anew:
+            self._optimizer.zero_grad()
+        for own, gradient in gradients.items():
+            part = (gradient * weight).to(own.dtype)
+            own.grad = part if own.grad is None else own.grad + part
+
+    @property
+    def learned(self) -> list[nn.Parameter]:
+        """Parameters that have a gradient."""
+        return [own for own in self._parameters.values() if own.grad is not None]
+
+    def step(self) -> None:
+        """Let the optimizer make a step."""
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is the fork's own, as plain values."""
+        own, state = self._named(), self._optimizer.state
+        moments = {name: state[parameter] for name, parameter in own.items() if parameter in state}
+        kind = type(self._theirs).__name__
+        return to_plain({"parameters": own, "buffers": self._buffers, "moments": moments, "optimizer": kind})
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Be what `state_dict` told; the model has the structure that it had then.
+
+        Raises:
+            CheckpointError: it has not.
+        """
+        own = self._named()
+        like = {"parameters": own, "buffers": self._buffers}
+        found = from_plain(like, {name: saved[name] for name in like}, "the state of a fork")
+        for name, parameter in own.items():
+            parameter.copy_(found["parameters"][name])
+        self._buffers = found["buffers"]
+        names = {parameter: name for name, parameter in own.items()}
+        order = [names[parameter] for group in self._optimizer.param_groups for parameter in group["params"]]
+        # Another optimizer may have taken the former's place: it begins anew.
+        moments: Mapping[str, Any] = saved["moments"] if saved["optimizer"] == type(self._theirs).__name__ else {}
+        state = {place: moments[name] for place, name in enumerate(order) if name in moments}
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+        self.arrange()
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        """The fork's parameters by the names of the model's."""
+        named = cast("Sequence[tuple[str, nn.Parameter]]", list(self._whole.named_parameters()))
+        return {name: self._parameters[theirs] for name, theirs in named if theirs in self._parameters}

@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from esper.errors import CheckpointError
-from esper.grower.packing import pack, unpack
 from esper.grower.practice.growth import Growth
-from esper.grower.structure import regrow, structure
+from esper.grower.state_dict import pack, regrow, structure, unpack
 from esper.rl.saved import under
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
