@@ -20,12 +20,10 @@ from torch import Tensor, nn
 from esper.errors import ExportError, RunError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export, formats
-from esper.growth.export.formats import ProgramWriter, WeightsWriter
-from esper.growth.export.inputs import Inputs
-from esper.growth.export.program import traced
+from esper.growth.export.exporting import verify
+from esper.growth.export.formats import ProgramWriter, WeightsWriter, source_of
 from esper.growth.export.reloading import tensors_in
-from esper.growth.export.source import source_of
-from esper.growth.export.verifying import verify
+from esper.growth.export.tracing import Inputs, traced
 from esper.growth.persist import save
 from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random

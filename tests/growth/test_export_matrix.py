@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esper.errors import EsperError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export
-from esper.growth.export.outputs import plain_output
+from esper.growth.export.tracing import plain_output
 from esper.growth.probe import Arguments
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, classifier, seeded

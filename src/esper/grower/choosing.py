@@ -1,4 +1,4 @@
-"""Who decides, and when: controllers by name or from a run that trained one, timed for the decisions that are planned."""
+"""Who decides, and when: controllers by name or from a run that trained one, timed for a planned growth."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from esper.experiments.evaluate import load_policy
 from esper.experiments.run_directory import RunDirectory
 from esper.experiments.settings import TrainSettings
 from esper.grower.subject import Catalogue
+from esper.growth.blueprints.registry import did_you_mean
 from esper.growth.model import GrowingModel
-from esper.growth.names import did_you_mean
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
 from esper.tasks.registry import get_suite

@@ -22,8 +22,8 @@ from esper.grower.passes import IncomparableError, Passes, flattened
 from esper.grower.refit import Refit
 from esper.grower.scores import LOSS, Figures, Scores, figures
 from esper.grower.subject import ModelSubject
+from esper.growth.aside import modes_kept
 from esper.growth.model import GrowingModel
-from esper.growth.modes import modes_kept
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation, remembered
 from esper.training.learning import TrainingReport

@@ -18,8 +18,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.hook_tables import global_hook_tables, hook_tables
 from esper.growth.model import GrowingModel
+from esper.growth.seating import global_hook_tables, hook_tables
 from esper.growth.slot import InputTap, Slot
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.growth import blending
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
+from esper.growth.seed import count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend, Head
 from esper.lifecycle.rules import Isolation
@@ -36,8 +36,8 @@ class Catalogue:
         names = dict.fromkeys(name for slot in self._slots for name in slot.blueprints)
         self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
         """Every blueprint that is on offer in some slot, in the order of the slots."""
-        parameters = self._cost(lambda kind, site: kind.parameters_at(site), blending.parameters_at)
-        flops = self._cost(lambda kind, site: kind.flops_at(site), blending.flops_at)
+        parameters = self._cost(lambda kind, site: kind.parameters_at(site), count_blend_parameters)
+        flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
         self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
         """Of blueprints that are not on offer in a slot: 0."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])

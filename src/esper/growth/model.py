@@ -1,30 +1,57 @@
-"""One host with its slots."""
+"""One host with its slots, which is called as the host is."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
 
 from esper.arguments import checked, instance, name_of, one_of
 from esper.errors import CheckpointError, ConfigError, SlotError
-from esper.growth.apart import parameter_names
 from esper.growth.arguments import MODULE
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies, mirrors_in
-from esper.growth.finalize import finalize
-from esper.growth.input_relay import input_place
+from esper.growth.finalize import Unfinished, finalize
+from esper.growth.fossils import input_place
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
+from esper.growth.positions import parameter_names
 from esper.growth.pretrained import guard
 from esper.growth.probe import Arguments, probe
 from esper.growth.seating import require_free, require_seated
 from esper.growth.seed import Seed
-from esper.growth.signature import called_as, unmade
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import Preview, Summary, previewed, summarised
-from esper.growth.unfinished import Unfinished
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@cache
+def called_as(model: type[M], host: type[nn.Module]) -> type[M]:
+    """The subclass of ``model`` for hosts of class ``host``: its ``forward`` has the signature of theirs.
+
+    Its name is theirs, too, behind "Growing". A class, not an instance, since libraries ask classes (Hugging Face's
+    `find_labels`), and since instances with a ``forward`` of their own would share it with their copies.
+    """
+
+    def forward(self: M, *arguments: Any, **keywords: Any) -> Any:
+        return model.forward(self, *arguments, **keywords)
+
+    forward.__doc__ = host.forward.__doc__
+    vars(forward)["__signature__"] = inspect.signature(host.forward)
+    name = f"Growing{host.__name__}"
+    members = {"__module__": model.__module__, "__doc__": model.__doc__, "forward": forward}
+    return cast("type[M]", type(name, (model,), members))
+
+
+def unmade(model: type[M], host: type[nn.Module]) -> M:
+    """An instance of `called_as`'s class without any state: where copies and pickles begin."""
+    made = called_as(model, host)
+    return made.__new__(made)
+
 
 OPTIMIZER = instance(
     torch.optim.Optimizer, advice="give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"

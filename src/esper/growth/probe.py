@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import SlotError
-from esper.growth.apart import Witness, declared_reason
-from esper.growth.causality import is_causal, output_tensor
-from esper.growth.modes import modes_kept
-from esper.growth.names import did_you_mean
-from esper.growth.ragged import padded
+from esper.growth.aside import modes_kept
+from esper.growth.blueprints.registry import did_you_mean
+from esper.growth.positions import Witness, declared_reason, is_causal, output_tensor, padded
 from esper.growth.site import IN_ORDER, Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -50,7 +48,7 @@ def probe(
     A rank-3 output is read as tokens ``[B, T, D]`` unless a convolution or a normalisation over channels made it, then
     as a sequence ``[B, C, L]``. Whether tokens are ``causal``, so that none may learn of later ones, shows in the
     host's outputs when the last token changes; say it where that cannot tell, as with a single token. Whether positions
-    stay ``apart``, so that none may learn of any other, shows in what modules are called with (`esper.growth.apart`).
+    stay ``apart``, so that none may learn of any other, shows in what modules are called with.
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ExportError, SlotError
-from esper.growth.apart import NOTHING_GIVEN, given, kept_apart, refuse_to_mix
 from esper.growth.blueprints.registry import for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
-from esper.growth.ragged import as_ragged, padded
+from esper.growth.positions import NOTHING_GIVEN, as_ragged, given, kept_apart, padded, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend

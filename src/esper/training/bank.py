@@ -9,13 +9,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from esper.growth.blending import Joined
 from esper.growth.blueprints.registry import Blueprint
+from esper.growth.seed import BlendedBlueprint
 from esper.training.functional import stacked_call
 from esper.training.rows import RowBlock, RowShape, pad
 
-SeedModule: TypeAlias = Blueprint | Joined
-"""What `esper.growth.blending.joined` makes: a seed's parameters, and what they change."""
+SeedModule: TypeAlias = Blueprint | BlendedBlueprint
+"""What `esper.growth.seed.joined` makes: a seed's parameters, and what they change."""
 
 
 @dataclass(frozen=True)

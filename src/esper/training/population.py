@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.growth.blending import joined
 from esper.growth.blueprints.registry import get
+from esper.growth.seed import blend_blueprint
 from esper.growth.site import Layout
 from esper.lifecycle.masks import ActionMasks, legal_actions
 from esper.lifecycle.stages import Stage
@@ -169,7 +169,7 @@ class Population:
     def _empty_bank(self, key: SeedKind) -> Bank:
         if key not in self._bank_templates:
             kind, site = self.state.roster.kinds[key.blueprint], self.execution.sites[key.slot]
-            template = joined(kind(site, torch.Generator().manual_seed(0)), site, key.blend)
+            template = blend_blueprint(kind(site, torch.Generator().manual_seed(0)), site, key.blend)
             self._bank_templates[key] = Bank.empty(template, self._moment_names, self.plan.dtype, self.plan.device)
         return self._bank_templates[key]
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from esper.growth import blending
 from esper.growth.blueprints.registry import Blueprint
+from esper.growth.seed import blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend
 from esper.training.bank import SeedModule
@@ -117,7 +117,7 @@ class Roster:
         owner = self.networks[network]
         site = self.sites[kind.slot].narrowed(owner.widths[kind.slot])
         blueprint = self.kinds[kind.blueprint](site, seed_generator(owner.seed, kind.slot, tries))
-        return blending.joined(blueprint, site, kind.blend)
+        return blend_blueprint(blueprint, site, kind.blend)
 
 
 class _Prices(NamedTuple):
@@ -138,8 +138,8 @@ def _prices(kinds: Sequence[type[Blueprint]], site: Site) -> _Prices:
         np.array([kind.parameters_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array([kind.flops_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array(serves, np.bool_),
-        np.array([blending.parameters_at(blend, site) for blend in Blend]),
-        np.array([blending.flops_at(blend, site) for blend in Blend]),
+        np.array([count_blend_parameters(blend, site) for blend in Blend]),
+        np.array([count_blend_flops(blend, site) for blend in Blend]),
     )
 
 

@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, positions_in, to_columns
-from esper.growth.blueprints.normalise import normalise
+from esper.growth.blueprints.layers import (
+    by_position,
+    from_columns,
+    lecun_normal,
+    normal,
+    normalise,
+    positions_in,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -41,10 +48,10 @@ class Attention(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         width = site.width
-        self.queries = initial.normal(generator, KEY, width, deviation=1 / math.sqrt(KEY * width))
-        self.keys = initial.linear(generator, KEY, width, fan_in=width)
-        self.values = initial.zeros(generator, width, width)
-        self.bias = initial.zeros(generator, width)
+        self.queries = normal(generator, KEY, width, deviation=1 / math.sqrt(KEY * width))
+        self.keys = lecun_normal(generator, KEY, width, fan_in=width)
+        self.values = zeros(generator, width, width)
+        self.bias = zeros(generator, width)
         self.register_buffer("live", torch.ones(width, device=generator.device))
         self.causal = site.causal
 

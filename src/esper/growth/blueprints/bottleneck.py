@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
+from esper.growth.blueprints.layers import (
+    TAPS,
+    from_columns,
+    has_neighbours,
+    he_normal,
+    neighbours,
+    positions_in,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import linear
@@ -36,12 +43,12 @@ class Bottleneck(Blueprint):
         width, inner = site.width, self.inner_width(site)
         taps = (TAPS,) * len(site.extent)
         fan_in = inner * TAPS ** len(site.extent)
-        self.reduce = initial.before_relu(generator, inner, width, fan_in=width)
-        self.reduce_bias = initial.zeros(generator, inner)
-        self.kernel = initial.before_relu(generator, inner, *taps, inner, fan_in=fan_in)  # [out, taps..., in]
-        self.bias = initial.zeros(generator, inner)
-        self.restore = initial.zeros(generator, width, inner)
-        self.restore_bias = initial.zeros(generator, width)
+        self.reduce = he_normal(generator, inner, width, fan_in=width)
+        self.reduce_bias = zeros(generator, inner)
+        self.kernel = he_normal(generator, inner, *taps, inner, fan_in=fan_in)  # [out, taps..., in]
+        self.bias = zeros(generator, inner)
+        self.restore = zeros(generator, width, inner)
+        self.restore_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         if self.layout is Layout.IMAGE:

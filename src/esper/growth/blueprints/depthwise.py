@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, shifted
+from esper.growth.blueprints.layers import (
+    TAPS,
+    from_columns,
+    has_neighbours,
+    lecun_normal,
+    positions_in,
+    shifted,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import linear
@@ -30,9 +37,9 @@ class Depthwise(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         taps = (TAPS,) * len(site.extent)
-        self.kernel = initial.linear(generator, site.width, *taps, fan_in=TAPS ** len(site.extent))
-        self.pointwise = initial.zeros(generator, site.width, site.width)
-        self.bias = initial.zeros(generator, site.width)
+        self.kernel = lecun_normal(generator, site.width, *taps, fan_in=TAPS ** len(site.extent))
+        self.pointwise = zeros(generator, site.width, site.width)
+        self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         if self.layout is Layout.IMAGE:

@@ -7,9 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
+from esper.growth.blueprints.layers import (
+    TAPS,
+    from_columns,
+    has_neighbours,
+    he_normal,
+    neighbours,
+    positions_in,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -26,9 +33,9 @@ class TokenConv(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         width = site.width
-        self.kernel = initial.before_relu(generator, width, TAPS, width, fan_in=TAPS * width)  # [out, tap, in]
-        self.bias = initial.zeros(generator, width)
-        self.outer = initial.zeros(generator, width, width)
+        self.kernel = he_normal(generator, width, TAPS, width, fan_in=TAPS * width)  # [out, tap, in]
+        self.bias = zeros(generator, width)
+        self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))

@@ -1,17 +1,20 @@
-"""Whether a host keeps positions apart, by masks of padding or by caches of what came before.
+"""Which positions of a host may learn of which others: of later ones, of padding, and of those in a cache.
 
 Where examples of different lengths share a batch, a mask keeps padding out of what the host computes; and where a
 language model generates, it may compute one token at a time and take the rest from a cache. Seeds see neither mask nor
 cache. So what grows in such hosts must treat each position by itself. Both show in what modules are called with: in
 their arguments' names, which are a convention, in Boolean tensors with an entry for each position, and in packed
-sequences.
+sequences. Whether positions may learn of later ones shows in the outputs, once the last position is another one.
+
+In eval mode torch's `TransformerEncoder` hands nested tensors to its layers when a padding mask is given. Seeds see
+such a batch with zeros where an example has ended, and what they put there is dropped.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -191,3 +194,58 @@ def _is_cache(name: str) -> bool:
 
 def _words(name: str) -> frozenset[str]:
     return frozenset(name.lower().split("_"))
+
+
+def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Whether another last position of ``inputs [B, T, ...]`` leaves the outputs of all earlier ones as they were.
+
+    Only of networks whose output has the same T positions along axis 1 can that be said; of others it is False, and so
+    of inputs with a single position. It is True of a network that mixes no positions, and of one whose outputs do not
+    change at all, perhaps because its last layer is still zero: either may be a language model, which nothing that
+    grows may spoil.
+    """
+    if inputs.dim() < 2 or inputs.shape[1] < 2:
+        return False
+    before = output_tensor(network(inputs))
+    if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
+        return False
+    after = output_tensor(network(_changed(inputs)))
+    assert after is not None
+    return torch.allclose(before[:, :-1], after[:, :-1])
+
+
+def _changed(inputs: Tensor) -> Tensor:
+    """With another last position: an index that occurs elsewhere in the input if one does, or random numbers."""
+    changed = inputs.clone()
+    if inputs.is_floating_point():
+        noise = torch.randn(inputs[:, -1].shape, generator=torch.Generator().manual_seed(0))
+        changed[:, -1] = noise.to(inputs)
+    else:
+        last = inputs[:, -1]
+        others = inputs[inputs != last.unsqueeze(1)]
+        changed[:, -1] = others[0] if len(others) else (last == 0).to(inputs.dtype)
+    return changed
+
+
+def output_tensor(returned: Any) -> Tensor | None:
+    """What a network returned, if it is a tensor, or the first tensor of a tuple or mapping that has axes."""
+    if isinstance(returned, Tensor):
+        return returned
+    if isinstance(returned, Mapping):
+        returned = tuple(cast("Mapping[str, Any]", returned).values())
+    parts = cast("tuple[Any, ...]", returned) if isinstance(returned, tuple) else ()
+    return next((part for part in parts if isinstance(part, Tensor) and part.dim() > 0), None)
+
+
+def padded(ragged: Tensor, tokens: int = 0) -> Tensor:
+    """``[B, T, D]``, zeros after the end of each example; T is the longest one's length, at least ``tokens``."""
+    lengths = [len(example) for example in ragged.unbind()]
+    shape = (len(lengths), max(tokens, *lengths), ragged.size(-1))
+    return cast("Tensor", torch.nested.to_padded_tensor(ragged, 0.0, shape))
+
+
+def as_ragged(features: Tensor, like: Tensor) -> Tensor:
+    """``features [B, T, D]`` cut to the lengths of the examples of ``like``."""
+    parts = zip(features, like.unbind(), strict=True)
+    ragged: Tensor = torch.nested.as_nested_tensor([example[: len(other)] for example, other in parts])
+    return ragged
