@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
-from esper.arguments import checked, optional, truth
+from esper.arguments import Kind, checked, optional, truth
 from esper.errors import SlotError
-from esper.growth.arguments import INPUTS, MODULE, PLACES
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments
+from esper.growth.probe import INPUTS, MODULE, Arguments
 
 PATTERN = "re:"
 """Begins a key of `Places` that is a regular expression."""
@@ -22,6 +21,31 @@ AUTO = "auto"
 
 Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
 """Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
+
+
+def _places(value: Any) -> Any:
+    """Names as a list, or by name the blueprints on offer."""
+    if isinstance(value, Mapping):
+        offers = cast("Mapping[Any, Any]", value)
+        if not all(isinstance(name, str) for name in offers):
+            raise TypeError
+        return {name: given if isinstance(given, str) else _names(given) for name, given in offers.items()}
+    return _names(value)
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError
+    names = list(cast("Iterable[Any]", value))
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError
+    return names
+
+
+PLACES = Kind(
+    _places,
+    "give a list of submodules' names, such as ['layer2'], or a mapping from names to a list of blueprints or 'auto'",
+)
 
 
 @checked(SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth()))

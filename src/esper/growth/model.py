@@ -12,7 +12,6 @@ from torch import nn
 
 from esper.arguments import checked, instance, name_of, one_of
 from esper.errors import CheckpointError, ConfigError, SlotError
-from esper.growth.arguments import MODULE
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies, mirrors_in
 from esper.growth.finalize import Unfinished, finalize
@@ -20,7 +19,7 @@ from esper.growth.fossils import input_place
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import parameter_names
 from esper.growth.pretrained import guard
-from esper.growth.probe import Arguments, probe
+from esper.growth.probe import MODULE, Arguments, probe
 from esper.growth.seating import require_free, require_seated
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot, require_untraced

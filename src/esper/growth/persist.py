@@ -18,12 +18,11 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from esper import strict_json, tensor_file
-from esper.arguments import checked
+from esper.arguments import checked, file_path
 from esper.errors import CheckpointError, EsperError, RunError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
-from esper.growth.arguments import FOLDER, INPUTS, MODULE
 from esper.growth.model import GROWING, GrowingModel
-from esper.growth.probe import Arguments
+from esper.growth.probe import INPUTS, MODULE, Arguments
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
@@ -33,10 +32,11 @@ from esper.reading import UnsuitableFileError, read_bounded
 from esper.settings import Settings
 
 TOPOLOGY_FILE = "model.json"
+_FOLDER = file_path("give the path of a folder")
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
-@checked(CheckpointError, model=GROWING, folder=FOLDER)
+@checked(CheckpointError, model=GROWING, folder=_FOLDER)
 def save(model: GrowingModel, folder: Path | str) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
@@ -61,7 +61,7 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
 
-@checked(CheckpointError, folder=FOLDER, host=MODULE, example_input=INPUTS)
+@checked(CheckpointError, folder=_FOLDER, host=MODULE, example_input=INPUTS)
 def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model that computes, and goes on learning, as the one that `save` wrote.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from esper.arguments import Kind, instance
 from esper.errors import SlotError
 from esper.growth.aside import modes_kept
 from esper.growth.blueprints.registry import did_you_mean
@@ -18,6 +19,27 @@ from esper.growth.site import IN_ORDER, Layout, Site
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""
 
+
+def _inputs(value: Any) -> Any:
+    """A tensor, a tuple, or a mapping from names."""
+    if isinstance(value, Tensor | tuple):
+        return cast(object, value)
+    if isinstance(value, list):
+        return tuple(cast("list[Any]", value))
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", value)):
+        raise TypeError
+    return cast(object, value)
+
+
+MODULE = instance(
+    nn.Module,
+    but=(torch.jit.ScriptModule,),
+    advice="give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of",
+)
+INPUTS = Kind(
+    _inputs,
+    "give what the model is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments",
+)
 FEWEST_EXAMPLES = 2
 """With one alone the batch axis looks like any axis of size 1, and what is the same for all like what is each one's."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}

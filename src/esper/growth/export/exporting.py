@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from esper.arguments import checked, file_path, instance, one_of, truth
 from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
-from esper.growth.arguments import INPUTS
 from esper.growth.export import reloading
 from esper.growth.export.formats import WRITERS, Format, ProgramWriter, WeightsWriter
 from esper.growth.export.reloading import tensors_in
 from esper.growth.export.tracing import Inputs, return_plain, traced
-from esper.growth.probe import Arguments
+from esper.growth.probe import INPUTS, Arguments
 from esper.growth.seating import slotted
 from esper.growth.slot import Slot
 
