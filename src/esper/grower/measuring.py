@@ -22,7 +22,7 @@ from esper.grower.passes import IncomparableError, Passes, flattened
 from esper.grower.refit import Refit
 from esper.grower.scores import LOSS, Figures, Scores, figures
 from esper.grower.subject import ModelSubject
-from esper.growth.aside import modes_kept
+from esper.growth.aside import keep_modes
 from esper.growth.model import GrowingModel
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation, remembered
@@ -79,7 +79,7 @@ def measured(
     }
     answers = Answers()
     measure = answers.first_of(evaluate) if whole is None else evaluate
-    with modes_kept(passes.model):
+    with keep_modes(passes.model):
         usual, others = passes.measure(lambda model: figures(measure(model)), changes, whole)
     return Measurement(usual, others, due, answers.blind)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.model import GrowingModel
-from esper.growth.seating import global_hook_tables, hook_tables
+from esper.growth.seating import find_global_hook_tables, find_hook_tables
 from esper.growth.slot import InputTap, Slot
 
 _log = logging.getLogger(__name__)
@@ -74,15 +74,15 @@ class Passes:
         return usual if whole is None else whole, others
 
     def _changed(self, evaluate: Callable[[GrowingModel], T], name: str, changes: Mapping[str, float]) -> T:
-        with weighing(self.model.slots[name], changes[name]):
+        with weigh_seed(self.model.slots[name], changes[name]):
             return evaluate(self.model)
 
 
 @contextmanager
-def weighing(slot: Slot, weight: float) -> Generator[None]:
+def weigh_seed(slot: Slot, weight: float) -> Generator[None]:
     """Within the block the slot's seed, which is there, has this weight."""
     assert slot.seed is not None
-    with slot.seed.weighing(weight):
+    with slot.seed.weigh(weight):
         yield
 
 
@@ -111,8 +111,8 @@ class _Sharing:
     @contextmanager
     def taking(self) -> Generator[None]:
         """The first call of the measure."""
-        self._hooks = [table for module in self._model.host.modules() for table in hook_tables(module)]
-        self._hooks += global_hook_tables()
+        self._hooks = [table for module in self._model.host.modules() for table in find_hook_tables(module)]
+        self._hooks += find_global_hook_tables()
         with (
             handled([*self._modules, *self._model.slots.values()], self._within, self._spoil),
             handled([self._model], self._take, self._spoil),
@@ -180,7 +180,7 @@ class _Sharing:
     ) -> Any:
         """The output with another weight of the seed in slot ``name``."""
         slot = self._slots[name]
-        with weighing(slot, self._changes[name]):
+        with weigh_seed(slot, self._changes[name]):
             if slot not in trace.places:
                 return plain(*arguments, **keywords)
             replay = Replay(trace, slot)
@@ -209,7 +209,7 @@ class _Sharing:
         expected = {"": output}
         found = {"": again()}
         for name, weight in self._changes.items():
-            with weighing(self._slots[name], weight):
+            with weigh_seed(self._slots[name], weight):
                 expected[name], found[name] = again(), outputs[name]
         if all(_equal(flattened(expected[name]), found[name]) for name in found):
             self.proved = True

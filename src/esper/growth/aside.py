@@ -25,7 +25,7 @@ def aside(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     try:
         with ExitStack() as weights:
             for seed in seeds:
-                weights.enter_context(seed.weighing(1.0))
+                weights.enter_context(seed.weigh(1.0))
             yield
     finally:
         for module, name, buffer in buffers:
@@ -41,7 +41,7 @@ def global_generators(network: nn.Module) -> list[torch.Generator]:
 
 
 @contextmanager
-def modes_kept(network: nn.Module) -> Generator[None]:
+def keep_modes(network: nn.Module) -> Generator[None]:
     """Afterwards every module of ``network`` is in the mode in which it was before, also where modes are mixed."""
     modes = [(module, module.training) for module in network.modules()]
     try:

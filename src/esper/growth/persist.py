@@ -78,10 +78,10 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
             no slots and its own values.
     """
     source = Path(folder) / TOPOLOGY_FILE
-    saved = decode(_read(source, MOST_BYTES), source)
-    tensors = _saved_tensors(Path(folder), saved)
+    saved = decode_topology(_read(source, MOST_BYTES), source)
+    tensors = _read_tensors(Path(folder), saved)
     try:
-        model = _built(saved, host, example_input)
+        model = _build(saved, host, example_input)
     except EsperError as error:
         raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
     try:
@@ -93,7 +93,7 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
     return model
 
 
-def _built(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
+def _build(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model with the slots and seeds of the saved one, and initial values."""
     offers = {one.name: one.blueprints for one in saved.slots}
     model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart)
@@ -119,7 +119,7 @@ def _tensors(model: GrowingModel) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _saved_tensors(folder: Path, saved: Topology) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, saved: Topology) -> dict[str, Tensor]:
     path = _tensors_path(folder, saved.tensors_sha256)
     data = _read(path, saved.tensors_bytes)
     if hashlib.sha256(data).hexdigest() != saved.tensors_sha256:
@@ -286,7 +286,7 @@ class Topology(Settings):
         return any(slot.site.apart for slot in self.slots)
 
 
-def decode(data: bytes, path: Path) -> Topology:
+def decode_topology(data: bytes, path: Path) -> Topology:
     """The topology in ``data``, read from ``path``.
 
     Raises:

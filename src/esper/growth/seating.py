@@ -27,7 +27,7 @@ def require_free(host: nn.Module) -> None:
         SlotError: it has slots already, or its parameters are sharded.
     """
     require_whole(host.named_parameters())
-    name = slotted(host)
+    name = find_slotted(host)
     if name is not None:
         raise SlotError(
             f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
@@ -35,7 +35,7 @@ def require_free(host: nn.Module) -> None:
         )
 
 
-def slotted(model: nn.Module) -> str | None:
+def find_slotted(model: nn.Module) -> str | None:
     """The name of a submodule behind which there is a slot; None if there is none."""
     named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _hooks(part))), None)
@@ -76,22 +76,22 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    return [hook for table in hook_tables(module) for hook in table.values()]
+    return [hook for table in find_hook_tables(module) for hook in table.values()]
 
 
 Tables = list[Mapping[int, Any]]
 
 
-def hook_tables(module: nn.Module) -> Tables:
+def find_hook_tables(module: nn.Module) -> Tables:
     """Of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    return _tables([module.register_forward_hook(_nothing), module.register_forward_pre_hook(_nothing)])
+    return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
 
 
-def global_hook_tables() -> Tables:
+def find_global_hook_tables() -> Tables:
     """Of those that are called for every module."""
-    return _tables([register_module_forward_hook(_nothing), register_module_forward_pre_hook(_nothing)])
+    return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
 
 
 def _tables(handles: Sequence[RemovableHandle]) -> Tables:
@@ -102,5 +102,5 @@ def _tables(handles: Sequence[RemovableHandle]) -> Tables:
     return tables
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     """As a hook."""

@@ -116,7 +116,7 @@ class Seed(BlendedBlueprint):
     """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
 
     A seed in isolation leaves the host's output as it is without it. In ``shadow`` it takes no part until it is
-    `weighing` something, in a pass of its own. In ``straight_through`` it learns by that estimator (Bengio et al.,
+    given a weight by `weigh`, in a pass of its own. In ``straight_through`` it learns by that estimator (Bengio et al.,
     2013): it reads detached features at full weight, and its output is taken back from the value but not from the
     gradient. It does not see what its own output does, and so drifts without bound: for comparisons only.
     """
@@ -141,7 +141,7 @@ class Seed(BlendedBlueprint):
         return features + self.alpha * self.change(features, inputs)
 
     @contextmanager
-    def weighing(self, alpha: float) -> Generator[None]:
+    def weigh(self, alpha: float) -> Generator[None]:
         """Within the block the seed counts with ``alpha``, whatever it did before and will do after."""
         usual, isolation = self.alpha.clone(), self.isolation
         self.isolation = Isolation.NONE

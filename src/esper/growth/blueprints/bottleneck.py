@@ -10,11 +10,11 @@ from torch import Tensor
 
 from esper.growth.blueprints.layers import (
     TAPS,
+    count_positions,
     from_columns,
+    gather_neighbours,
     has_neighbours,
     he_normal,
-    neighbours,
-    positions_in,
     to_columns,
     zeros,
 )
@@ -56,7 +56,7 @@ class Bottleneck(Blueprint):
             hidden = F.conv2d(hidden, self.kernel.permute(0, 3, 1, 2), self.bias, padding=TAPS // 2).relu()
             return F.conv2d(hidden, self.restore[:, :, None, None], self.restore_bias)
         hidden = linear(self.reduce, to_columns(features, self.layout), self.reduce_bias).relu()
-        around = neighbours(hidden, positions_in(features, self.layout))
+        around = gather_neighbours(hidden, count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
         return from_columns(linear(self.restore, hidden, self.restore_bias), features, self.layout)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from esper.growth.blueprints.layers import (
     TAPS,
+    count_positions,
     from_columns,
+    gather_neighbours,
     has_neighbours,
     he_normal,
-    neighbours,
-    positions_in,
     to_columns,
     zeros,
 )
@@ -49,7 +49,7 @@ class Conv3x3(Blueprint):
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
             return F.conv2d(hidden, self.outer[:, :, None, None], self.outer_bias)
-        around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))
+        around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from esper.growth.blueprints.layers import (
     TAPS,
+    count_positions,
     from_columns,
     has_neighbours,
     lecun_normal,
-    positions_in,
-    shifted,
+    shift,
     to_columns,
     zeros,
 )
@@ -46,7 +46,7 @@ class Depthwise(Blueprint):
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
             return F.conv2d(filtered, self.pointwise[:, :, None, None], self.bias)
-        before, here, after = shifted(to_columns(features, self.layout), positions_in(features, self.layout))
+        before, here, after = shift(to_columns(features, self.layout), count_positions(features, self.layout))
         left, centre, right = self.kernel.unsqueeze(-1).unbind(1)
         filtered = left * before + centre * here + right * after
         return from_columns(linear(self.pointwise, filtered, self.bias), features, self.layout)

@@ -60,14 +60,14 @@ def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
         case Layout.FEATURES:
             return columns.mT
         case Layout.TOKENS:
-            return by_position(columns, features.shape[-2]).transpose(-3, -1)
+            return split_positions(columns, features.shape[-2]).transpose(-3, -1)
         case Layout.SEQUENCE:
-            return by_position(columns, features.shape[-1]).movedim(-1, -3)
+            return split_positions(columns, features.shape[-1]).movedim(-1, -3)
         case Layout.IMAGE:
             return columns.reshape(*columns.shape[:-1], *features.shape[-2:], -1).movedim(-1, -4)
 
 
-def positions_in(features: Tensor, layout: Layout) -> int:
+def count_positions(features: Tensor, layout: Layout) -> int:
     """P, how many channel vectors each example of ``features [..., B, *example]`` has."""
     match layout:
         case Layout.FEATURES:
@@ -80,7 +80,7 @@ def positions_in(features: Tensor, layout: Layout) -> int:
             return features.shape[-2] * features.shape[-1]
 
 
-def by_position(columns: Tensor, positions: int) -> Tensor:
+def split_positions(columns: Tensor, positions: int) -> Tensor:
     """``[..., C, P * B]`` -> ``[..., C, P, B]``."""
     return columns.reshape(*columns.shape[:-1], positions, -1)
 
@@ -89,7 +89,7 @@ TAPS = 3
 """Kernel size along each axis: a position and its two neighbours."""
 
 
-def shifted(columns: Tensor, positions: int) -> list[Tensor]:
+def shift(columns: Tensor, positions: int) -> list[Tensor]:
     """Columns ``[..., C, P * B]`` one position before, at, and one after each position; zeros beyond the ends."""
     count = columns.shape[-1]
     step = count // positions
@@ -97,9 +97,9 @@ def shifted(columns: Tensor, positions: int) -> list[Tensor]:
     return [padded.narrow(-1, tap * step, count) for tap in range(TAPS)]
 
 
-def neighbours(columns: Tensor, positions: int) -> Tensor:
+def gather_neighbours(columns: Tensor, positions: int) -> Tensor:
     """``[..., C, P * B]`` -> ``[..., TAPS * C, P * B]``, tap by tap."""
-    return torch.cat(shifted(columns, positions), dim=-2)
+    return torch.cat(shift(columns, positions), dim=-2)
 
 
 def has_neighbours(site: Site) -> bool:

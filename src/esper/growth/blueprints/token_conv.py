@@ -9,11 +9,11 @@ from torch import Tensor
 
 from esper.growth.blueprints.layers import (
     TAPS,
+    count_positions,
     from_columns,
+    gather_neighbours,
     has_neighbours,
     he_normal,
-    neighbours,
-    positions_in,
     to_columns,
     zeros,
 )
@@ -38,7 +38,7 @@ class TokenConv(Blueprint, Stackable):
         self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))
+        around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import SlotError
-from esper.growth.blueprints.layers import by_position, from_columns, he_normal, to_columns, zeros
+from esper.growth.blueprints.layers import from_columns, he_normal, split_positions, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -41,7 +41,7 @@ class TokenMix(Blueprint, Stackable):
                 f"token_mix mixes {self.positions} tokens and was given {features.shape[-2]}: "
                 "where their number varies, leave it out of the slot's blueprints"
             )
-        columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
+        columns = split_positions(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
         tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
         mixed = linear(self.mixing, tokens, self.bias).relu()
         columns = mixed.view(*mixed.shape[:-1], -1, columns.shape[-1]).transpose(-3, -2).flatten(-2)

@@ -19,10 +19,10 @@ from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
 from esper.growth.export import reloading
 from esper.growth.export.formats import WRITERS, Format, ProgramWriter, WeightsWriter
-from esper.growth.export.reloading import tensors_in
-from esper.growth.export.tracing import Inputs, return_plain, traced
+from esper.growth.export.reloading import collect_tensors
+from esper.growth.export.tracing import Inputs, return_plain, trace_model
 from esper.growth.probe import INPUTS, Arguments
-from esper.growth.seating import slotted
+from esper.growth.seating import find_slotted
 from esper.growth.slot import Slot
 
 _TRACED_BATCH = 3
@@ -69,7 +69,7 @@ def export(
             the same; or the second file's place is taken by one of another origin.
         RunError: the file cannot be written, for instance because its folder is missing.
     """
-    if slotted(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
+    if find_slotted(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
         raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
     kind, path = Format(format), Path(path)
     writer = WRITERS[kind]
@@ -119,14 +119,16 @@ def _write_program(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     return_plain(plain)
-    program = traced(plain, inputs if fixed_batch else inputs.drawn(_TRACED_BATCH, generator), fixed_batch=fixed_batch)
-    fresh = inputs.drawn(inputs.batch if fixed_batch else _VERIFIED_BATCH, generator)
+    program = trace_model(
+        plain, inputs if fixed_batch else inputs.draw(_TRACED_BATCH, generator), fixed_batch=fixed_batch
+    )
+    fresh = inputs.draw(inputs.batch if fixed_batch else _VERIFIED_BATCH, generator)
     with torch.no_grad():
-        expected = tensors_in(plain(*fresh.positional, **fresh.keywords))
+        expected = collect_tensors(plain(*fresh.positional, **fresh.keywords))
     writer.write(plain, program, written)
     work = written.parent / "work"
     work.mkdir()
-    verify(kind, written, fresh, expected, work, tolerance_of(plain))
+    verify(kind, written, fresh, expected, work, choose_tolerance(plain))
 
 
 TOLERANCE = 1e-5
@@ -168,7 +170,7 @@ def verify(
     _compare(kind, [outputs[str(index)] for index in range(len(outputs))], expected, tolerance)
 
 
-def tolerance_of(model: nn.Module) -> float:
+def choose_tolerance(model: nn.Module) -> float:
     """The tolerance that suits the numbers in which ``model`` computes."""
     types = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     return max([TOLERANCE, *(torch.finfo(one).eps for one in types)])

@@ -90,7 +90,7 @@ def _check_onnx(model: nn.Module, inputs: Inputs) -> None:
 
 def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
     try:
-        with _quiet():
+        with _silence_torch():
             torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
     except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -98,7 +98,7 @@ def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
+def _silence_torch() -> Generator[None]:
     """Without torch's notes to itself, such as which operators of torchvision it has not found."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -116,15 +116,15 @@ def _write_safetensors(model: nn.Module, path: Path) -> None:
     strange = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if strange:
         raise ExportError(f"the model's state has {strange[0]!r}, which is no tensor: choose another format")
-    path.write_bytes(encode(_apart(model.state_dict())))
+    path.write_bytes(encode(_copy_apart(model.state_dict())))
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in modules}
     path.with_suffix(STRUCTURE_SUFFIX).write_text(json.dumps({"classes": classes}, indent=2) + "\n")
 
 
 def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> None:
-    path.write_text(source_of(program, type(model).__name__), encoding="utf-8")
-    path.with_suffix(WEIGHTS_SUFFIX).write_bytes(encode(_apart(weights_of(program))))
+    path.write_text(write_source(program, type(model).__name__), encoding="utf-8")
+    path.with_suffix(WEIGHTS_SUFFIX).write_bytes(encode(_copy_apart(collect_weights(program))))
 
 
 WRITERS: Mapping[Format, ProgramWriter | WeightsWriter] = {
@@ -135,7 +135,7 @@ WRITERS: Mapping[Format, ProgramWriter | WeightsWriter] = {
 }
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous copies, which share no memory as tied weights do: safetensors wants that."""
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
@@ -170,14 +170,14 @@ class Model(nn.Module):
 '''
 
 
-def source_of(program: ExportedProgram, name: str) -> str:
-    """The text. Its class ``Model`` has the tensors of `weights_of`; ``name`` says in the docstring what it was.
+def write_source(program: ExportedProgram, name: str) -> str:
+    """The text. Its class ``Model`` has the tensors of `collect_weights`; ``name`` says in the docstring what it was.
 
     Raises:
         ExportError: the graph holds more than calls of functions, for instance control flow.
     """
     lines = [_HEADER.format(name=name, suffix=WEIGHTS_SUFFIX).rstrip("\n")]
-    for attribute, tensor in weights_of(program).items():
+    for attribute, tensor in collect_weights(program).items():
         made = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
         if isinstance(tensor, nn.Parameter):
             lines.append(f"        self.{attribute} = nn.Parameter({made})")
@@ -186,7 +186,7 @@ def source_of(program: ExportedProgram, name: str) -> str:
     return "\n".join([*lines, "", *_forward(program), ""])
 
 
-def weights_of(program: ExportedProgram) -> dict[str, Tensor]:
+def collect_weights(program: ExportedProgram) -> dict[str, Tensor]:
     """Parameters, buffers and constants that the program reads, by the attributes that hold them in the text."""
     held = cast("dict[str, Tensor]", {**program.constants, **program.state_dict})
     return {

@@ -14,19 +14,19 @@ from torch.export import Dim, ExportedProgram
 from torch.export import export as trace
 
 from esper.errors import ExportError
-from esper.growth.export.reloading import tensors_in
+from esper.growth.export.reloading import collect_tensors
 from esper.growth.fossils import TRACING_ERRORS
 from esper.growth.probe import Arguments
 
 
-def traced(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> ExportedProgram:
+def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> ExportedProgram:
     """The graph of ``model``, which is in eval mode, with a batch of at least two as example unless it is fixed.
 
     Raises:
         ExportError: `torch.export` cannot make one, or none that holds for other batch sizes.
     """
     try:
-        return _traced(model, inputs, fixed_batch)
+        return _trace(model, inputs, fixed_batch)
     except TRACING_ERRORS as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         if not fixed_batch and _is_traceable(model, inputs):
@@ -44,29 +44,29 @@ def traced(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> Ex
 def _is_traceable(model: nn.Module, inputs: Inputs) -> bool:
     """Whether it can be traced for batches of one size."""
     try:
-        _traced(model, inputs, fixed_batch=True)
+        _trace(model, inputs, fixed_batch=True)
     except TRACING_ERRORS:
         return False
     return True
 
 
-def _traced(model: nn.Module, inputs: Inputs, fixed_batch: bool) -> ExportedProgram:
+def _trace(model: nn.Module, inputs: Inputs, fixed_batch: bool) -> ExportedProgram:
     axes = None
     if not fixed_batch:
         given = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
-        axes = {name: _dynamic(argument, inputs) for name, argument in given.items()}
+        axes = {name: _choose_dynamic(argument, inputs) for name, argument in given.items()}
     # Copies, as torch marks the very tensors that it was to take for dynamic.
     keywords = {name: one.clone() for name, one in inputs.keywords.items()}
     return trace(model, tuple(one.clone() for one in inputs.positional), keywords, dynamic_shapes=axes)
 
 
-def _dynamic(argument: Any, inputs: Inputs) -> Any:
+def _choose_dynamic(argument: Any, inputs: Inputs) -> Any:
     """Which axes vary, in the same structure as the argument; ``*args`` is a tuple and ``**kwargs`` a dictionary."""
     if isinstance(argument, Tensor):
         return {0: Dim.DYNAMIC} if inputs.has_batch(argument) else None
     if isinstance(argument, tuple):
-        return tuple(_dynamic(one, inputs) for one in cast("tuple[Any, ...]", argument))
-    return {name: _dynamic(one, inputs) for name, one in argument.items()}
+        return tuple(_choose_dynamic(one, inputs) for one in cast("tuple[Any, ...]", argument))
+    return {name: _choose_dynamic(one, inputs) for name, one in argument.items()}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Inputs:
         """Whether the first axis of ``tensor``, one of these, is the batch."""
         return tensor.dim() > 0 and len(tensor) == self.batch
 
-    def drawn(self, batch: int, generator: torch.Generator) -> Inputs:
+    def draw(self, batch: int, generator: torch.Generator) -> Inputs:
         """Random ones of another batch size.
 
         Floating-point ones are normal, as large as these. Others, and those with infinities, may be indices and masks
@@ -127,22 +127,24 @@ class Inputs:
         """
         examples = torch.randint(self.batch, (batch,), generator=generator)
 
-        def draw(like: Tensor) -> Tensor:
+        def draw_like(like: Tensor) -> Tensor:
             if like.is_floating_point() and like.isfinite().all():
                 shape = (batch, *like.shape[1:]) if self.has_batch(like) else like.shape
                 noise = torch.randn(shape, generator=generator).to(like.dtype)
                 return like.mean() + noise * (like.std() if like.numel() > 1 else 1.0)
             return like[examples] if self.has_batch(like) else like
 
-        return Inputs(tuple(map(draw, self.positional)), {name: draw(one) for name, one in self.keywords.items()})
+        return Inputs(
+            tuple(map(draw_like, self.positional)), {name: draw_like(one) for name, one in self.keywords.items()}
+        )
 
 
 def return_plain(model: nn.Module) -> None:
-    """Let ``model`` return what `plain_output` makes of its output."""
-    model.register_forward_hook(lambda _module, _arguments, returned: plain_output(returned))
+    """Let ``model`` return what `make_plain` makes of its output."""
+    model.register_forward_hook(lambda _module, _arguments, returned: make_plain(returned))
 
 
-def plain_output(returned: Any) -> Any:
+def make_plain(returned: Any) -> Any:
     """Mappings and dataclasses as dictionaries, sequences as tuples or lists; what holds no tensor is left out.
 
     That is for instance the cache that a language model returns beside its logits, which is an object of its own.
@@ -151,7 +153,7 @@ def plain_output(returned: Any) -> Any:
         ExportError: no tensor is left.
     """
     plain = _plain(returned)
-    if not tensors_in(plain):
+    if not collect_tensors(plain):
         raise ExportError(
             f"the model returns a {type(returned).__name__} in which no tensor is found: wrap the model in a module "
             "that returns a tensor, or a tuple, list, mapping or dataclass of tensors"
