@@ -27,7 +27,7 @@ from esper.control.spaces import MaskTensors, Observation, mask_tensors
 from esper.experiments.open_rules import OPEN_RULES
 from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score, measured
+from esper.grower.measuring import Score, measure_seeds
 from esper.growth.attach import attach
 from esper.lifecycle.masks import ActionMasks
 from esper.lifecycle.table import Evidence
@@ -240,7 +240,7 @@ def model_parts(slots: int) -> Parts:
         "training step, live seeds, grower": training(growing, watched),
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
-        "validation, all counterfactuals": lambda: measured(
+        "validation, all counterfactuals": lambda: measure_seeds(
             grower.passes, grower.subject.table, validate, None, every_slot
         ),
     }

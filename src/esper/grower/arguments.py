@@ -25,7 +25,7 @@ from esper.arguments import (
 from esper.control.controller import Controller
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.refit import Counterfactual
-from esper.grower.scores import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, figures, number
+from esper.grower.scores import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, check_figures, check_number
 from esper.lifecycle.rules import Rules
 from esper.rl.conduct import Conduct
 from esper.training.governor.settings import GovernorSettings
@@ -81,7 +81,7 @@ def require_conduct(conduct: Conduct, horizon: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Heard:
+class StepInputs:
     """What a grower hears at each step, checked."""
 
     train_loss: float
@@ -90,27 +90,27 @@ class Heard:
     """Of the model as it is, if that is known already."""
 
 
-def heard(
+def check_step(
     train_loss: object, train_accuracy: object, val_loss: object, accuracy: object, metrics: Mapping[str, Any] | None
-) -> Heard:
+) -> StepInputs:
     """What the arguments of a step mean.
 
     Raises:
         ConfigError: one is no number, an accuracy no fraction, or figures are given without the validation loss.
     """
-    loss = number(train_loss, "train_loss")
-    known = None if train_accuracy is None else number(train_accuracy, "train_accuracy")
+    loss = check_number(train_loss, "train_loss")
+    known = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if known is not None and not 0 <= known <= 1 + ROUNDING:
         raise ConfigError(f"train_accuracy is {known:g}: give a fraction in [0, 1], or leave it out")
     if val_loss is None and accuracy is None and metrics is None:
-        return Heard(loss, known, None)
+        return StepInputs(loss, known, None)
     if val_loss is None:
         raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
     given = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
     others = cast(object, {} if metrics is None else metrics)
     if not isinstance(others, Mapping) or given.keys() & set(cast("Mapping[Any, Any]", others)):
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
-    return Heard(loss, known, figures({**given, **cast("Mapping[Any, Any]", others)}))
+    return StepInputs(loss, known, check_figures({**given, **cast("Mapping[Any, Any]", others)}))
 
 
 _SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
@@ -136,14 +136,14 @@ class Terms:
     seed: int
     """That of the first process, in all of them."""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All by name; evidence as text."""
         return {**vars(self), "evidence": self.evidence.value}
 
     def signature(self) -> dict[str, Any]:
         """What must be the same where a state is saved and where it is loaded; plain values."""
-        told = self.told()
-        return {name: told[name] for name in _SAME}
+        terms = self.to_dict()
+        return {name: terms[name] for name in _SAME}
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:

@@ -108,7 +108,7 @@ Offered = list[tuple[int, int]]
 _RULES = (Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
 
 
-class Chosen(NamedTuple):
+class ControllerChoice(NamedTuple):
     """Who decides, and within which bounds."""
 
     controller: Controller
@@ -117,9 +117,9 @@ class Chosen(NamedTuple):
     """Of the run that trained it; None for rules."""
 
 
-def chosen(
+def choose_controller(
     controller: str | Path | Controller, catalogue: Catalogue, horizon: int | None, rules: Rules | None
-) -> Chosen:
+) -> ControllerChoice:
     """The controller; without ``rules``, those it knows: that a policy was trained with, the default ones otherwise.
 
     Raises:
@@ -127,23 +127,23 @@ def chosen(
         RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
-        return Chosen(controller, Timing(horizon, rules or Rules()), None)
+        return ControllerChoice(controller, Timing(horizon, rules or Rules()), None)
     name = str(controller)
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
-        return Chosen(_rule(name, _offered(catalogue), timing), timing, None)
-    run, settings = _trained(name)
+        return ControllerChoice(_make_rule(name, _list_offers(catalogue), timing), timing, None)
+    run, settings = _open_run(name)
     timing = Timing(horizon, rules or settings.rules)
     timing.require_growth()
-    return Chosen(load_policy(run, settings).controller, timing, settings)
+    return ControllerChoice(load_policy(run, settings).controller, timing, settings)
 
 
 def rules_of(name: str) -> Rules:
-    """The rules that the controller of that name knows, as `chosen` tells them; raises what it raises."""
-    return Rules() if name in _RULES else _trained(name)[1].rules
+    """The rules that the controller of that name knows, as `choose_controller` tells them; raises what it raises."""
+    return Rules() if name in _RULES else _open_run(name)[1].rules
 
 
-def _trained(name: str) -> tuple[RunDirectory, TrainSettings]:
+def _open_run(name: str) -> tuple[RunDirectory, TrainSettings]:
     """The run with that directory, and its settings."""
     if not Path(name).exists():
         raise ConfigError(
@@ -154,21 +154,21 @@ def _trained(name: str) -> tuple[RunDirectory, TrainSettings]:
     return run, load_settings(TrainSettings, run.config)
 
 
-def _rule(name: str, offered: Offered, timing: Timing) -> Controller:
+def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
     if name == Never.name:
         return Never()
     timing.require_growth()
     if name == Uniform.name:
         return Uniform()
     if name == ALL_AT_START:
-        return Schedule(_one_each(offered), timing.horizon, ALL_AT_START)
+        return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
     trial, stop_after = timing.trial, timing.stop_after
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
 
 
-def _offered(catalogue: Catalogue) -> Offered:
+def _list_offers(catalogue: Catalogue) -> Offered:
     """Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first."""
     parameters = catalogue.costs.parameters.blueprints[0]
     slots, kinds = catalogue.compatible[0].nonzero()
@@ -176,7 +176,7 @@ def _offered(catalogue: Catalogue) -> Offered:
     return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))
 
 
-def _one_each(offered: Offered) -> list[Planting]:
+def _plant_one_each(offered: Offered) -> list[Planting]:
     """In each slot the dearest that it offers."""
     return [Planting(0, slot, kind) for slot, kind in sorted(dict(offered).items())]
 
@@ -185,7 +185,7 @@ _DRAWN = 256
 """Instances that show which rents a suite has."""
 
 
-def warn_of_the_unknown(
+def warn_of_unknown(
     trained: TrainSettings | None, model: GrowingModel, timing: Timing, rent: float, classes: int
 ) -> None:
     """Say once what ``model`` and its circumstances have that the suite of a policy's training had not.
@@ -196,10 +196,10 @@ def warn_of_the_unknown(
         return
     suite = get_suite(trained.suite)
     slots = model.slots.values()
-    rents = _rents(suite)
+    rents = _draw_rents(suite)
     foreign = [
-        *_strangers("blueprints", {name for slot in slots for name in slot.blueprints}, suite.blueprints),
-        *_strangers("layouts", {slot.site.layout.value for slot in slots}, _layouts(suite)),
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, suite.blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, _find_layouts(suite)),
     ]
     if timing.horizon != suite.steps:
         foreign.append(f"a horizon of {timing.horizon} (it knows {suite.steps})")
@@ -216,16 +216,16 @@ def warn_of_the_unknown(
         )
 
 
-def _strangers(what: str, here: Iterable[str], known: Iterable[str]) -> list[str]:
+def _list_unknown(what: str, here: Iterable[str], known: Iterable[str]) -> list[str]:
     strange = sorted(set(here) - set(known))
     return [f"{what} {', '.join(strange)} (it knows {', '.join(known)})"] if strange else []
 
 
-def _layouts(suite: Suite) -> list[str]:
+def _find_layouts(suite: Suite) -> list[str]:
     """Of the sites at which the suite's hosts grow."""
     sites = probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
     return sorted({site.layout.value for site in sites})
 
 
-def _rents(suite: Suite) -> list[float]:
+def _draw_rents(suite: Suite) -> list[float]:
     return [instance.rent for instance in suite.sample(_DRAWN, "train", np.random.default_rng(0))]

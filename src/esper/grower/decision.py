@@ -83,7 +83,7 @@ class Decision:
         return f"{what}{where}{undone}{over}"
 
 
-def told(
+def describe_decision(
     number: int,
     slots: Sequence[str],
     blueprints: Sequence[str],
@@ -106,7 +106,7 @@ def told(
         op,
         None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
         blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
-        changed(slots, blueprints, changes),
+        describe_changes(slots, blueprints, changes),
         {name: value for name, value in found if math.isfinite(value)},
         float(evaluation.loss[0]),
         metric,
@@ -117,7 +117,7 @@ def told(
     )
 
 
-def changed(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
+def describe_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
     """Changes of one model in words."""
     return tuple(
         Change(
@@ -145,21 +145,21 @@ class Ending:
     """By slot, of the seeds that counted: as in `Decision`, measured when they were judged."""
 
     def __str__(self) -> str:
-        return f"finished: {', '.join(map(self._told, self.changes)) or 'nothing was unfinished'}"
+        return f"finished: {', '.join(map(self._describe, self.changes)) or 'nothing was unfinished'}"
 
     @property
     def lines(self) -> list[str]:
         """What was decided, a line for each seed."""
-        return [f"finished: {told}" for told in map(self._told, self.changes)] or [str(self)]
+        return [f"finished: {fate}" for fate in map(self._describe, self.changes)] or [str(self)]
 
-    def _told(self, change: Change) -> str:
+    def _describe(self, change: Change) -> str:
         verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
         known = self.contributions.get(change.slot)
         worth = "did not count yet" if known is None else f"contribution {known:+.4f}"
         return f"{verb} {change.blueprint} in {change.slot} ({worth})"
 
 
-def resolved(
+def resolve_unfinished(
     subject: ModelSubject,
     rent: float,
     measure: Callable[[Bools], Floats],
@@ -186,7 +186,7 @@ def resolved(
     known = np.full(table.stage.shape, np.nan)
     while (live := subject.table.live).any():
         known = np.where(live, measure(live), known)
-        worth = known - _rents(subject, rent)
+        worth = known - _compute_rents(subject, rent)
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0:
             parts.append(resolve(live, nothing))
@@ -196,10 +196,10 @@ def resolved(
             parts.append(resolve(nothing, least))
     contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
     kinds = [kind.name for kind in subject.roster.kinds]
-    return Ending(changed(slots, kinds, joined(parts)), contributions)
+    return Ending(describe_changes(slots, kinds, joined(parts)), contributions)
 
 
-def _rents(subject: ModelSubject, rent: float) -> Floats:
+def _compute_rents(subject: ModelSubject, rent: float) -> Floats:
     """What each seed adds to the model's rent, ``[1, S]``."""
     host, table = subject.host_parameters, subject.table
     cost = subject.roster.costs.parameters.resident(table) / host[:, None]

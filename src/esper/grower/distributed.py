@@ -43,7 +43,7 @@ class Processes:
         """Whether this is the one that decides."""
         return self._group is None or distributed.get_rank() == FIRST
 
-    def agreed(self, compute: Callable[[], T]) -> T:
+    def agree(self, compute: Callable[[], T]) -> T:
         """What ``compute`` returns in the first process, in all of them; it is called only there.
 
         Raises:

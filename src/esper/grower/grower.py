@@ -22,25 +22,25 @@ from esper.grower.arguments import (
     MINIBATCH_LOSS,
     OPTIONS,
     STATE,
-    Heard,
+    StepInputs,
     Terms,
-    heard,
+    check_step,
     require_conduct,
     require_same,
 )
-from esper.grower.choosing import chosen, warn_of_the_unknown
-from esper.grower.decision import Decision, Ending, resolved, told
+from esper.grower.choosing import choose_controller, warn_of_unknown
+from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
-from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, note
+from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
 from esper.grower.passes import Passes
 from esper.grower.recording import Account, OwnRun, Telling
 from esper.grower.refit import Counterfactual, Refit, require_forks
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
-from esper.grower.state_dict import require, require_planted, structure
-from esper.grower.subject import ModelSubject, carry_out, settle
-from esper.grower.watch import TrainedBy, Watch
+from esper.grower.state_dict import require_planted, require_structure, structure
+from esper.grower.subject import ModelSubject, apply_table, apply_transitions
+from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
@@ -146,8 +146,8 @@ class Grower:
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, self._timing, trained = chosen(controller, self.subject.roster, horizon, rules)
-        warn_of_the_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
+        self.controller, self._timing, trained = choose_controller(controller, self.subject.roster, horizon, rules)
+        warn_of_unknown(trained, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()
         self.terms = Terms(
@@ -161,7 +161,7 @@ class Grower:
             metric=metric,
             higher_is_better=higher_is_better,
             evidence=Counterfactual(evidence),
-            seed=self._processes.agreed(lambda: seed),
+            seed=self._processes.agree(lambda: seed),
         )
         """What it was told."""
         self.passes = Passes(model)
@@ -170,7 +170,7 @@ class Grower:
         self._examiner = Examiner(model, self.subject, self.scores, evaluate, self.passes, self.refit, self._gradients)
         self._history = self._examiner.history
         self._begin()
-        own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.told())
+        own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.to_dict())
         self.telling = Telling(self._processes, own, verbose=verbose)
         """Whoever wants to know what it decides."""
 
@@ -181,10 +181,12 @@ class Grower:
         require_forks(evidence, self.controller, loss, optimizer)
         require_seated(model)
         model.link(optimizer)
-        self._trained = TrainedBy(model.host, optimizer)
+        self._trained = OptimizerCheck(model.host, optimizer)
         watch = self.conduct.governor
         self.governor = None if watch is None else Governor(model, optimizer, watch)
-        self._watch = None if self.governor is None else Watch(self.governor, self.scores, scaled=scaler is not None)
+        self._watch = (
+            None if self.governor is None else TrainingWatch(self.governor, self.scores, scaled=scaler is not None)
+        )
         self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
         self._shadow = Shadow(model, optimizer, loss, scaler, received)
@@ -231,18 +233,18 @@ class Grower:
             RunError: the run's folder is another grower's, or cannot be written.
         """
         self.telling.require_open()
-        given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
+        given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
         self._trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
+        now, found, verdict = self._processes.agree(lambda: self._look(given, due))
         value_before = math.nan if found is None else self.scores.value(found.usual)
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:
-            found = self._processes.agreed(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
+            found = self._processes.agree(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
         # Let gates and the controller know, and bar what there are no grounds for.
         stepped = self._gradients.stepped
         training, evaluation = self._examiner.take_in(now, found, self._actions)
@@ -256,9 +258,11 @@ class Grower:
         self.decisions += 1
         changes, slots, metric = joined([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
-        decision = told(self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished)
+        decision = describe_decision(
+            self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished
+        )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
-        self.telling.decided(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
+        self.telling.tell_decision(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
         return decision
 
     def close(self) -> None:
@@ -293,10 +297,12 @@ class Grower:
         require_seated(self.model)
         watch = self._watch
         if watch is not None and self.subject.table.live.any():
-            self._undo(self._processes.agreed(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
-        ending = resolved(self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots))
+            self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
+        ending = resolve_unfinished(
+            self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
+        )
         self.refit.attend(self.subject.table, self.subject.evidence)  # lets go of all forks
-        self.telling.finished(self.decisions, ending)
+        self.telling.tell_ending(self.decisions, ending)
         return ending
 
     @property
@@ -335,7 +341,7 @@ class Grower:
         """Whether `learn_apart` is to be called for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
-    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, Verdict | None]:
+    def _look(self, now: StepInputs, due: NDArray[np.bool_]) -> tuple[StepInputs, Measurement | None, Verdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
@@ -351,7 +357,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         except DivergedError as error:
-            self.telling.failed(self.decisions, error)
+            self.telling.tell_failure(self.decisions, error)
             raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
@@ -381,12 +387,12 @@ class Grower:
         masks = legal_actions(subject.table, subject.evidence, rules, subject.roster.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
-            actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
+            actions, state = self._processes.agree(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
-        carry_out(self.model, subject, result.transitions, actions, self.terms.seed)
+        apply_transitions(self.model, subject, result.transitions, actions, self.terms.seed)
         self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
-        settle(self.model, subject.table, self.rules.isolation)
+        apply_table(self.model, subject.table, self.rules.isolation)
         subject.evidence = self.refit.attend(subject.table, subject.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
@@ -394,14 +400,14 @@ class Grower:
 
     def _contributions(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`."""
-        contributions = self._processes.agreed(lambda: self._examiner.dependence(slots))
-        note(self.model, contributions)
+        contributions = self._processes.agree(lambda: self._examiner.dependence(slots))
+        store_contributions(self.model, contributions)
         return contributions
 
     def _resolve(self, kept: NDArray[np.bool_], pruned: NDArray[np.bool_]) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
         table, changes = finish(self.subject.table, kept, pruned)
-        carry_out(self.model, self.subject, changes, wait(1), self.terms.seed)
+        apply_transitions(self.model, self.subject, changes, wait(1), self.terms.seed)
         self.subject.table = table
         if self.governor is not None and pruned.any():
             self.governor.expect_change()
@@ -444,15 +450,15 @@ class Grower:
             RunError: the ``run`` is not the one that the state was saved in.
         """
         require_same(state, self._signature(), ("seeds", "memory", "refit"))
-        require(self.model, state["seeds"])
+        require_structure(self.model, state["seeds"])
         self._trained.rebase()
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
-        settle(self.model, self.subject.table, self.rules.isolation)
+        apply_table(self.model, self.subject.table, self.rules.isolation)
         self.refit.attend(self.subject.table, self.subject.evidence)
         self.refit.load_state_dict(state["refit"])
-        note(self.model, self._history.accuracy_contribution)
+        store_contributions(self.model, self._history.accuracy_contribution)
         self.telling.resume(self.decisions, state.get("run"))
 
     def _attend(self) -> None:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.control.history import History
-from esper.grower.arguments import Heard
+from esper.grower.arguments import StepInputs
 from esper.grower.gradients import Gradients
-from esper.grower.passes import IncomparableError, Passes, flattened
+from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.refit import Refit
-from esper.grower.scores import LOSS, Figures, Scores, figures
+from esper.grower.scores import LOSS, Figures, Scores, check_figures
 from esper.grower.subject import ModelSubject
 from esper.growth.aside import keep_modes
 from esper.growth.model import GrowingModel
@@ -61,7 +61,7 @@ class Measurement(NamedTuple):
     """Whether the model as it is gave the same answer to everything; False where nobody listened."""
 
 
-def measured(
+def measure_seeds(
     passes: Passes | Refit, table: SeedTable, evaluate: Evaluate, whole: Figures | None, due: Bools
 ) -> Measurement:
     """Measure the model as it is, and with each seed that is ``due``, bool ``[1, S]``, at another weight.
@@ -80,11 +80,11 @@ def measured(
     answers = Answers()
     measure = answers.first_of(evaluate) if whole is None else evaluate
     with keep_modes(passes.model):
-        usual, others = passes.measure(lambda model: figures(measure(model)), changes, whole)
+        usual, others = passes.measure(lambda model: check_figures(measure(model)), changes, whole)
     return Measurement(usual, others, due, answers.blind)
 
 
-def compared(
+def compute_contributions(
     measurement: Measurement, model: GrowingModel, table: SeedTable, score: Callable[[Figures], float]
 ) -> Evaluation:
     """What each seed contributes; the score takes the place of accuracy."""
@@ -98,7 +98,7 @@ def compared(
     return Evaluation(np.array([usual[LOSS]]), np.array([usual_score]), by_score, by_loss, measurement.due)
 
 
-def note(model: GrowingModel, contributions: NDArray[np.float64]) -> None:
+def store_contributions(model: GrowingModel, contributions: NDArray[np.float64]) -> None:
     """Leave with each seed what it contributes, ``[1, S]``, for `GrowingModel.summary`; NaN: as it was known before."""
     for slot, contribution in zip(model.slots.values(), contributions[0].tolist(), strict=True):
         if slot.seed is not None and math.isfinite(contribution):
@@ -150,23 +150,23 @@ class Answers:
         if self._varied or torch.compiler.is_compiling():
             return
         try:
-            asked, said = _rows((arguments, keywords)), _rows(output)
+            asked, said = _find_rows((arguments, keywords)), _find_rows(output)
         except IncomparableError:
             self._varied = True  # as far as anybody can tell
             return
         said = [rows for rows in said if rows.is_floating_point()]
-        if said and any(_differ(rows) for rows in asked):
+        if said and any(_have_different_rows(rows) for rows in asked):
             self._heard = True
-            self._varied = any(_differ(rows) for rows in said)
+            self._varied = any(_have_different_rows(rows) for rows in said)
 
 
-def _rows(value: Any) -> list[Tensor]:
+def _find_rows(value: Any) -> list[Tensor]:
     """The tensors in ``value`` that may hold several examples, ``[N, ...]``."""
-    leaves = [leaf for leaf in flattened(value) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in flatten(value) if isinstance(leaf, Tensor)]
     return [leaf for leaf in leaves if leaf.dim() > 0 and len(leaf) > 1 and leaf.numel() and not leaf.is_complex()]
 
 
-def _differ(rows: Tensor) -> bool:
+def _have_different_rows(rows: Tensor) -> bool:
     """Whether the examples are not all the same."""
     first = rows[:1]
     if not rows.is_floating_point():
@@ -205,23 +205,25 @@ class Examiner:
 
     def measure(self, train_loss: float, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
         """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
-        found = measured(self._refit, self._subject.table, self._evaluate, whole, due)
+        found = measure_seeds(self._refit, self._subject.table, self._evaluate, whole, due)
         self._scores.begin(found.usual, train_loss)
         return found
 
-    def take_in(self, now: Heard, found: Measurement, actions: NDArray[np.int64]) -> tuple[TrainingReport, Evaluation]:
+    def take_in(
+        self, now: StepInputs, found: Measurement, actions: NDArray[np.int64]
+    ) -> tuple[TrainingReport, Evaluation]:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``."""
         subject, scores = self._subject, self._scores
         scores.begin(found.usual, now.train_loss)
         self.history.expect(scores.chance_loss, scores.chance_score)
-        newest = compared(found, self._model, subject.table, scores.score)
+        newest = compute_contributions(found, self._model, subject.table, scores.score)
         known = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
         training = TrainingReport(
             np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
         )
         evaluation = self.history.completed(newest, subject.evidence)
-        note(self._model, evaluation.accuracy_contribution)
+        store_contributions(self._model, evaluation.accuracy_contribution)
         subject.evidence = remembered(subject.table, subject.evidence, training, evaluation)
         progress = scores.progress(found.usual)
         improved = None if progress is None else np.array([progress])
@@ -231,5 +233,5 @@ class Examiner:
     def dependence(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
         """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end."""
         subject = self._subject
-        found = measured(self._passes, subject.table, self._evaluate, None, slots)
-        return compared(found, self._model, subject.table, self._scores.score).accuracy_contribution
+        found = measure_seeds(self._passes, subject.table, self._evaluate, None, slots)
+        return compute_contributions(found, self._model, subject.table, self._scores.score).accuracy_contribution

@@ -114,8 +114,8 @@ class _Sharing:
         self._hooks = [table for module in self._model.host.modules() for table in find_hook_tables(module)]
         self._hooks += find_global_hook_tables()
         with (
-            handled([*self._modules, *self._model.slots.values()], self._within, self._spoil),
-            handled([self._model], self._take, self._spoil),
+            handle_forwards([*self._modules, *self._model.slots.values()], self._within, self._spoil),
+            handle_forwards([self._model], self._take, self._spoil),
         ):
             yield
 
@@ -129,11 +129,11 @@ class _Sharing:
 
         def give(_: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             minibatch = next(waiting, None)
-            if minibatch is None or not _equal(minibatch.inputs, (arguments, keywords)):
+            if minibatch is None or not _equals(minibatch.inputs, (arguments, keywords)):
                 return plain(*arguments, **keywords)
             return minibatch.outputs.pop(name)
 
-        with handled([self._model], give, self._spoil):
+        with handle_forwards([self._model], give, self._spoil):
             yield
 
     def _within(self, module: nn.Module, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -147,13 +147,13 @@ class _Sharing:
         if self.trouble is not None:
             return plain(*arguments, **keywords)
         try:
-            inputs = copied(flattened((arguments, keywords)))
+            inputs = copy_tensors(flatten((arguments, keywords)))
         except IncomparableError as error:
             self._spoil(f"the network is called with {error}")
             return plain(*arguments, **keywords)
-        trace = Trace(list(self._slots.values()))
+        trace = RecordedPass(list(self._slots.values()))
         proving = self._proving and not self.proved
-        buffers = copied(list(self._model.host.buffers())) if proving else []
+        buffers = copy_tensors(list(self._model.host.buffers())) if proving else []
         output = self._asked(trace.record, plain, arguments, keywords)
         try:
             outputs = {name: self._changed(name, trace, plain, arguments, keywords) for name in self._changes}
@@ -176,14 +176,14 @@ class _Sharing:
             self._handler = None
 
     def _changed(
-        self, name: str, trace: Trace, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self, name: str, trace: RecordedPass, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """The output with another weight of the seed in slot ``name``."""
         slot = self._slots[name]
         with weigh_seed(slot, self._changes[name]):
             if slot not in trace.places:
                 return plain(*arguments, **keywords)
-            replay = Replay(trace, slot)
+            replay = ReplayedPass(trace, slot)
             output = self._asked(replay.answer, plain, arguments, keywords)
         if not replay.complete:
             raise StrayedError
@@ -191,11 +191,11 @@ class _Sharing:
 
     def _keep(self, inputs: list[Any], output: Any, outputs: dict[str, Any], given: Any) -> None:
         """For the measure's later calls, if nothing can happen to it before."""
-        others, mine = flattened(list(outputs.values())), flattened((given, output))
-        self._kept += size(inputs) + size(others)
-        if not apart(mine, others):
+        others, mine = flatten(list(outputs.values())), flatten((given, output))
+        self._kept += count_bytes(inputs) + count_bytes(others)
+        if not share_no_memory(mine, others):
             self._spoil("the network returns what it was given, or returned before")
-        elif not _equal(inputs, given):
+        elif not _equals(inputs, given):
             self._spoil("the network changes its inputs")
         elif self._kept > MOST_KEPT:
             self._spoil(f"more than {MOST_KEPT >> 20} MiB would have to be kept")
@@ -204,14 +204,14 @@ class _Sharing:
 
     def _prove(self, output: Any, outputs: dict[str, Any], buffers: list[Tensor], again: Callable[[], Any]) -> None:
         """Compare with separate passes on the same minibatch."""
-        if not same(buffers, list(self._model.host.buffers())):
+        if not are_equal(buffers, list(self._model.host.buffers())):
             self._spoil("the network changes its buffers")
         expected = {"": output}
         found = {"": again()}
         for name, weight in self._changes.items():
             with weigh_seed(self._slots[name], weight):
                 expected[name], found[name] = again(), outputs[name]
-        if all(_equal(flattened(expected[name]), found[name]) for name in found):
+        if all(_equals(flatten(expected[name]), found[name]) for name in found):
             self.proved = True
         else:
             self._spoil("the network's outputs do not follow from its inputs alone")
@@ -233,9 +233,9 @@ class _Sharing:
             self._minibatches.clear()
 
 
-def _equal(leaves: list[Any], value: Any) -> bool:
+def _equals(leaves: list[Any], value: Any) -> bool:
     try:
-        return same(leaves, flattened(value))
+        return are_equal(leaves, flatten(value))
     except IncomparableError:
         return False
 
@@ -258,7 +258,7 @@ class _Call:
     """Number of the first call after it and all within it; None while it is under way."""
 
 
-class Trace:
+class RecordedPass:
     """The calls of one forward pass in the order in which they began, up to the last of ``slots``.
 
     Calls within a call that is over are forgotten, unless one of ``slots`` is among them.
@@ -288,10 +288,10 @@ class Trace:
         return output
 
 
-class Replay:
+class ReplayedPass:
     """Another pass on the same inputs, in which all is as in ``trace`` until ``slot`` is entered."""
 
-    def __init__(self, trace: Trace, slot: Slot) -> None:
+    def __init__(self, trace: RecordedPass, slot: Slot) -> None:
         self._calls = trace.calls
         self._until = trace.places[slot]
         self._next: int | None = 0
@@ -339,15 +339,15 @@ class _Stand:
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies of the module get the forward of their own.
         self._spoil("the network is copied while it is measured")
-        return _itself, (self._plain,)
+        return _return, (self._plain,)
 
 
-def _itself(forward: Forward) -> Forward:
+def _return(forward: Forward) -> Forward:
     return forward
 
 
 @contextmanager
-def handled(modules: Iterable[nn.Module], handler: Handler, spoil: Callable[[str], None]) -> Generator[None]:
+def handle_forwards(modules: Iterable[nn.Module], handler: Handler, spoil: Callable[[str], None]) -> Generator[None]:
     """Within the block ``handler`` is asked instead of the forwards of ``modules``; their hooks run as ever.
 
     ``spoil`` is told if one of them is compiled or copied, which has the forward of its own all the same.
@@ -372,7 +372,7 @@ class IncomparableError(Exception):
     """A value of which nobody knows what it is made of."""
 
 
-def flattened(value: Any) -> list[Any]:
+def flatten(value: Any) -> list[Any]:
     """The tensors in ``value``, and what tells how they are arranged there.
 
     Raises:
@@ -386,37 +386,37 @@ def flattened(value: Any) -> list[Any]:
         return [value]
     if isinstance(value, Mapping):
         parts = cast("Mapping[Any, Any]", value)
-        return [type(parts), *parts, *(leaf for part in parts.values() for leaf in flattened(part))]
+        return [type(parts), *parts, *(leaf for part in parts.values() for leaf in flatten(part))]
     if isinstance(value, tuple | list):
         items = cast("Sequence[Any]", value)
-        return [type(items), len(items), *(leaf for item in items for leaf in flattened(item))]
+        return [type(items), len(items), *(leaf for item in items for leaf in flatten(item))]
     if is_dataclass(value) and not isinstance(value, type):
-        return [type(value), *(leaf for field in fields(value) for leaf in flattened(getattr(value, field.name)))]
+        return [type(value), *(leaf for field in fields(value) for leaf in flatten(getattr(value, field.name)))]
     raise IncomparableError(f"a {type(value).__name__}")
 
 
-def copied(leaves: list[Any]) -> list[Any]:
+def copy_tensors(leaves: list[Any]) -> list[Any]:
     """With tensors of their own."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def size(leaves: list[Any]) -> int:
+def count_bytes(leaves: list[Any]) -> int:
     """Bytes."""
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def same(some: list[Any], others: list[Any]) -> bool:
+def are_equal(some: list[Any], others: list[Any]) -> bool:
     """Whether two values were equal, not-a-numbers included."""
-    return len(some) == len(others) and all(_same(one, other) for one, other in zip(some, others, strict=True))
+    return len(some) == len(others) and all(_is_equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def apart(some: list[Any], others: list[Any]) -> bool:
+def share_no_memory(some: list[Any], others: list[Any]) -> bool:
     """Whether no tensor of the one shares memory with a tensor of the other."""
     storages = {leaf.untyped_storage().data_ptr() for leaf in some if isinstance(leaf, Tensor) and leaf.numel()}
     return not any(leaf.untyped_storage().data_ptr() in storages for leaf in others if isinstance(leaf, Tensor))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return type(one) is type(other) and bool(one == other)
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):

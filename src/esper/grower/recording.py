@@ -65,7 +65,7 @@ class Telling:
         """Where decisions are kept, if anywhere."""
         self._processes, self._own, self._verbose = processes, own, verbose
         if own is not None:
-            processes.agreed(own.open)
+            processes.agree(own.open)
 
     @property
     def run(self) -> str | None:
@@ -76,38 +76,38 @@ class Telling:
         """Go on after so many decisions, with a grower that was saved in that ``run``; raises `RunError`."""
         own = self._own
         if own is not None:
-            self._processes.agreed(lambda: own.resume(done, run))
+            self._processes.agree(lambda: own.resume(done, run))
 
     def require_open(self) -> None:
         """Raise `RunError` if the run's folder is not this grower's to write."""
         if self._own is not None:
-            self._processes.agreed(self._own.require_open)
+            self._processes.agree(self._own.require_open)
 
-    def decided(self, account: Account) -> None:
+    def tell_decision(self, account: Account) -> None:
         """Of a decision."""
-        self._print(line(account))
+        self._print(format_line(account))
         recording = self.recording
         if recording is not None:
-            self._processes.agreed(lambda: recording.keep(account))
+            self._processes.agree(lambda: recording.keep(account))
 
-    def finished(self, done: int, ending: Ending) -> None:
+    def tell_ending(self, done: int, ending: Ending) -> None:
         """Of how growth ended, after so many decisions."""
         self._print(*ending.lines)
         recording = self.recording
         if recording is not None:
-            self._processes.agreed(lambda: recording.resolved(done, ending.changes, ending.contributions))
+            self._processes.agree(lambda: recording.keep_ending(done, ending.changes, ending.contributions))
 
-    def failed(self, done: int, error: Exception) -> None:
+    def tell_failure(self, done: int, error: Exception) -> None:
         """Of training that cannot go on, after so many decisions."""
         recording = self.recording
         if recording is not None:
-            self._processes.agreed(lambda: recording.failed(done, error))
+            self._processes.agree(lambda: recording.keep_failure(done, error))
 
     def close(self, done: int) -> None:
         """Of nothing more, after so many decisions."""
         own = self._own
         if own is not None:
-            self._processes.agreed(lambda: own.close(done))
+            self._processes.agree(lambda: own.close(done))
 
     def _print(self, *lines: str) -> None:
         if self._verbose and self._processes.first:
@@ -115,7 +115,7 @@ class Telling:
             sys.stdout.flush()
 
 
-def line(account: Account) -> str:
+def format_line(account: Account) -> str:
     """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
     loss = f"loss {account.decision.loss:.4g} (training {account.train_loss:.4g})"
     earned = ", ".join(f"{slot} {value:+.3g}" for slot, value in account.decision.contributions.items())
@@ -150,7 +150,7 @@ class OwnRun:
         self._directory = RunDirectory(self.path)
         self._model, self._blueprints = model, list(blueprints)
         plain = {n: v.model_dump(mode="json") if isinstance(v, Settings) else v for n, v in told.items()}
-        self._told: dict[str, Any] = {
+        self._terms: dict[str, Any] = {
             "host": type(model.host).__name__,
             "slots": {slot.name: list(slot.blueprints) for slot in model.slots.values()},
             **plain,
@@ -167,7 +167,7 @@ class OwnRun:
 
     def open(self) -> None:
         """Begin the run, unless it has decisions already: then it waits for `resume`."""
-        self.id, done = self._found()
+        self.id, done = self._find_run()
         if not done:
             self._write(0)
 
@@ -177,7 +177,7 @@ class OwnRun:
         Raises:
             RunError: this is another run, or one that has not come so far.
         """
-        found, known = self._found()
+        found, known = self._find_run()
         if known and identity != found:
             raise RunError(
                 f"{self.path} holds another run than the one that this grower was saved in: give the folder of that "
@@ -209,20 +209,20 @@ class OwnRun:
         if account.decision.finished or number == self._horizon:
             self._end(number)
 
-    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
-        """As `Recording.resolved`; the run has ended, until there is another decision."""
+    def keep_ending(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+        """As `Recording.keep_ending`; the run has ended, until there is another decision."""
         if self._recording is None and not changes:
             return
         self.require_open()
         assert self._recording is not None
-        self._recording.resolved(done, changes, contributions)
+        self._recording.keep_ending(done, changes, contributions)
         if not self._ended:
             self._end(done)
 
-    def failed(self, done: int, error: Exception) -> None:
+    def keep_failure(self, done: int, error: Exception) -> None:
         """The run stops after so many decisions."""
         assert self._recording is not None
-        self._recording.failed(done, error)
+        self._recording.keep_failure(done, error)
 
     def close(self, done: int) -> None:
         """Nothing more comes after so many decisions; the folder is free for others."""
@@ -232,7 +232,7 @@ class OwnRun:
             self._end(done)
         self.release()
 
-    def _found(self) -> tuple[str, int]:
+    def _find_run(self) -> tuple[str, int]:
         """Name and decisions of the run in the folder, which is ours, or a new one's."""
         new = secrets.token_hex(8), 0
         store = self._directory.store
@@ -243,7 +243,7 @@ class OwnRun:
             metadata, done = reader.metadata(), reader.last_iteration()
         if not metadata:  # it was killed in its first moment
             return new
-        described = self._described()
+        described = self._describe_run()
         if _ID not in metadata:
             raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
         for key in _SAME:
@@ -275,17 +275,17 @@ class OwnRun:
             except OSError as error:
                 raise RunError(f"cannot make the folder {self.path} ({error.strerror}): give another") from error
             self._held.enter_context(self._directory.locked(GROWER))
-            self.id, _ = self._found()  # whoever held it may have written
+            self.id, _ = self._find_run()  # whoever held it may have written
             self._store = self._held.enter_context(self._directory.open_store())
-            rent = float(self._told["rent"])
+            rent = float(self._terms["rent"])
             self._recording = Recording(self._store, self._model, self._blueprints, rent)
             _written[self.path] = self
         self._begin(done)
-        write_atomically(self._directory.config, yaml.safe_dump(dict(self._told), sort_keys=False))
+        write_atomically(self._directory.config, yaml.safe_dump(dict(self._terms), sort_keys=False))
 
     def _begin(self, done: int) -> None:
         assert self._recording is not None
-        self._recording.begin(done, int(self._told["seed"]), self._described())
+        self._recording.begin(done, int(self._terms["seed"]), self._describe_run())
         self._began, self._ended = time.perf_counter(), False
 
     def _end(self, done: int) -> None:
@@ -301,14 +301,14 @@ class OwnRun:
         self._held.close()
         _written.pop(self.path, None)
 
-    def _described(self) -> dict[str, Any]:
+    def _describe_run(self) -> dict[str, Any]:
         """What the metadata say besides what `Recording` does."""
         planned = {} if self._horizon is None else {"iterations": self._horizon, "steps": self._horizon}
         return {
             _ID: self.id,
             "host": type(self._model.host).__name__,
-            "controller": self._told["controller"],
-            "evidence": self._told["evidence"],
+            "controller": self._terms["controller"],
+            "evidence": self._terms["evidence"],
             "slots": list(self._model.slots),
             "blueprints": self._blueprints,
             **planned,
@@ -384,7 +384,7 @@ class Recording:
         anew = not done and not store.newest(RunStarted.name)
         store.emit(RunStarted(0, __version__, seed) if anew else RunResumed(done, __version__))
         store.flush()
-        self._judged = self._last_verdicts(done)
+        self._judged = self._read_last_verdicts(done)
 
     def keep(self, account: Account) -> None:
         """Keep a decision, durably."""
@@ -392,12 +392,12 @@ class Recording:
         if account.about is not None and account.about != self._about:  # known only when it is first measured
             store.set_metadata(account.about.metadata())
             self._about = account.about
-        store.scalars(decision.number, self._figures(account))
-        for event in self._events(account):
+        store.scalars(decision.number, self._list_scalars(account))
+        for event in self._list_events(account):
             store.emit(event)
         store.flush()
 
-    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+    def keep_ending(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
         """What became of unfinished seeds after so many decisions, when growth ended; contributions by slot.
 
         It is kept once, whoever was killed after that and goes on from before.
@@ -406,24 +406,24 @@ class Recording:
         if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in known):
             return
         for change in changes:
-            self._store.emit(self._changed(done, change, contributions))
+            self._store.emit(self._describe_change(done, change, contributions))
         self._store.flush()
 
-    def failed(self, done: int, error: Exception) -> None:
+    def keep_failure(self, done: int, error: Exception) -> None:
         """The run stops after so many decisions."""
         self._store.emit(RunFailed(done, str(error)))
         self._store.flush()
 
-    def _events(self, account: Account) -> Iterator[Event]:
+    def _list_events(self, account: Account) -> Iterator[Event]:
         rollback = account.decision.rollback
         if rollback is not None:
-            yield self._rolled_back(account, rollback)
-        yield from self._judgements(account)
+            yield self._describe_rollback(account, rollback)
+        yield from self._list_judgements(account)
         for change in account.decision.changes:
-            yield self._changed(account.decision.number, change, account.decision.contributions)
-        yield self._decided(account)
+            yield self._describe_change(account.decision.number, change, account.decision.contributions)
+        yield self._describe_step(account)
 
-    def _figures(self, account: Account) -> dict[str, float]:
+    def _list_scalars(self, account: Account) -> dict[str, float]:
         """By scalar: what growth is about under its own name, and the score where that is another figure."""
         decision, about = account.decision, account.about
         measured: dict[str, float | None] = {}
@@ -434,11 +434,11 @@ class Recording:
             **{name: value for name, value in measured.items() if value is not None and not math.isnan(value)},
             "train_loss": account.train_loss,
             "validation_loss": decision.loss,
-            "added_parameters": self._added(),
+            "added_parameters": self._count_added(),
             **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
         }
 
-    def _judgements(self, account: Account) -> Iterator[Event]:
+    def _list_judgements(self, account: Account) -> Iterator[Event]:
         """Gates that say something else than before, or that others stood in the place of."""
         stages, reasons = account.before.stage[0], account.verdicts.reason[0]
         for slot, (stage, number) in enumerate(zip(stages.tolist(), reasons.tolist(), strict=True)):
@@ -450,7 +450,7 @@ class Recording:
                 )
             self._judged[slot] = verdict
 
-    def _last_verdicts(self, done: int) -> list[_Verdict | None]:
+    def _read_last_verdicts(self, done: int) -> list[_Verdict | None]:
         """What the gates said when the last decision was made: their newest words, where they still stood there."""
         found: list[_Verdict | None] = [None] * len(self._slots)
         before = [step.stages for step in self._store.events(StepTaken) if step.iteration == done - 1]
@@ -459,10 +459,10 @@ class Recording:
             found[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
         return found
 
-    def _decided(self, account: Account) -> Event:
+    def _describe_step(self, account: Account) -> Event:
         decision, table = account.decision, account.after
         residents = cast("list[int]", table.blueprint[0].tolist())
-        added = self._added() / self._model.host_parameters
+        added = self._count_added() / self._model.host_parameters
         return StepTaken(
             *_place(decision.number),
             op=decision.op.name.lower(),
@@ -479,7 +479,7 @@ class Recording:
             contributions=tuple(decision.contributions.get(slot) for slot in self._slots),
         )
 
-    def _changed(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
+    def _describe_change(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
         return LifecycleTransition(
             *_place(number),
             slot=self._slots.index(change.slot),
@@ -491,7 +491,7 @@ class Recording:
             contribution=contributions.get(change.slot),
         )
 
-    def _rolled_back(self, account: Account, rollback: Rollback) -> Event:
+    def _describe_rollback(self, account: Account, rollback: Rollback) -> Event:
         return RolledBack(
             *_place(account.decision.number),
             trouble=rollback.trouble.name.lower(),
@@ -503,7 +503,7 @@ class Recording:
             ended=False,
         )
 
-    def _added(self) -> int:
+    def _count_added(self) -> int:
         """Parameters of all seeds there are."""
         return sum(parameter.numel() for seed in self._model.seeds.values() for parameter in seed.parameters())
 

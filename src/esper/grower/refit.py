@@ -23,7 +23,7 @@ from esper.control.controller import Controller
 from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.grower.passes import Passes
-from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss, differentiated
+from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss, compute_gradients
 from esper.growth.aside import aside
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -65,7 +65,7 @@ class Refit:
         self._loss = loss if kind is Counterfactual.REFIT else None
         self._scaler = scaler
         self._average = average
-        self._forks: dict[str, Fork] = {}
+        self._forks: dict[str, SeedlessFork] = {}
         self._ripe: set[str] = set()
         """Slots whose forks are old enough to be compared with at the next decision."""
         self._arrived = False
@@ -76,7 +76,7 @@ class Refit:
         optimizer.register_step_post_hook(self._step)
 
     @property
-    def forks(self) -> dict[str, Fork]:
+    def forks(self) -> dict[str, SeedlessFork]:
         """By the slots whose seeds are on trial."""
         trials = {name: seed for name, seed in self.model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
@@ -99,7 +99,7 @@ class Refit:
             counting = [self.model.host, *(seed for seed in seeds if seed is not None and seed is not slot.seed)]
             fork = present.get(slot.name)
             if fork is None:
-                fork = Fork(self.model, self._optimizer, slot, counting)
+                fork = SeedlessFork(self.model, self._optimizer, slot, counting)
                 begun[0, place] = True
             else:
                 fork.take_in(counting)
@@ -241,9 +241,6 @@ def require_forks(
         )
 
 
-T = TypeVar("T")
-
-
 class _Whole(nn.Module):
     """Calls a function of a model which has other values meanwhile, and tells what its buffers are afterwards."""
 
@@ -255,7 +252,7 @@ class _Whole(nn.Module):
         return compute(), dict(self.named_buffers())
 
 
-class Fork:
+class SeedlessFork:
     """What ``model`` would be had the seed in ``slot`` been removed when the fork was made.
 
     It has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in the
@@ -335,7 +332,7 @@ class Fork:
         mine = [own for own in self._parameters.values() if own.requires_grad]
         learning = cast("list[nn.Parameter]", [theirs for theirs in self._parameters if theirs.requires_grad])
         # Within, as a backward pass may compute parts of the forward pass once more.
-        found = self.run(lambda: differentiated(loss(), [*mine, *learning]))
+        found = self.run(lambda: compute_gradients(loss(), [*mine, *learning]))
         if not found.keys().isdisjoint(learning):
             raise ConfigError(
                 "the loss that the grower was given uses parameters of the growing model that were taken from it "

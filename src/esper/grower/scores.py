@@ -101,7 +101,7 @@ class Scores:
                 "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
             )
         value = self._value(found, self.metric)
-        return value if self._rises(self.metric) else _share_gone(value, self._reference)
+        return value if self._rises(self.metric) else _compute_share_gone(value, self._reference)
 
     def progress(self, found: Figures) -> bool | None:
         """Whether a metric that was named, and is not the loss, is better than it was by more than a trifle.
@@ -159,7 +159,7 @@ class Scores:
     def gone(self, found: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of chance's losses that are gone, of training and of validation."""
         first = self.chance_loss if self._classes else self._first_train_loss
-        return _share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss)
+        return _compute_share_gone(train_loss, first), _compute_share_gone(found[LOSS], self.chance_loss)
 
     def shows_skill(self, found: Figures, least: float) -> bool:
         """Whether skill by accuracy is more than ``least``; without one, whether a metric is better than at first."""
@@ -205,7 +205,7 @@ class Scores:
         return value
 
 
-def _share_gone(value: float, reference: float) -> float:
+def _compute_share_gone(value: float, reference: float) -> float:
     return (reference - value) / (abs(reference) or 1.0)
 
 
@@ -240,7 +240,7 @@ Figures = dict[str, float]
 """What was measured of a model on validation data, by name; ``loss`` is always among them."""
 
 
-def number(value: object, what: str) -> float:
+def check_number(value: object, what: str) -> float:
     """A number, or a tensor or array that holds a single one; what is too large for a float is infinite.
 
     Raises:
@@ -249,7 +249,7 @@ def number(value: object, what: str) -> float:
     return _NUMBER.taken(what, value, ConfigError)
 
 
-def figures(returned: object) -> Figures:
+def check_figures(returned: object) -> Figures:
     """What `evaluate` returned, checked and by name.
 
     A loss that is not finite is no mistake of the user's, as training may have blown up; nor is then any accuracy.
@@ -257,7 +257,7 @@ def figures(returned: object) -> Figures:
     Raises:
         ConfigError: it is none of what is `EXPECTED`, or the accuracy is no fraction.
     """
-    found = _named(returned)
+    found = _name_figures(returned)
     loss, accuracy = found[LOSS], found.get(ACCURACY)
     if accuracy is None or not math.isfinite(loss):
         return found
@@ -272,21 +272,21 @@ def figures(returned: object) -> Figures:
     raise ConfigError(f"evaluate gave loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
 
 
-def _named(returned: object) -> Figures:
+def _name_figures(returned: object) -> Figures:
     if isinstance(returned, Mapping):
         given = cast("Mapping[Any, Any]", returned)
         if LOSS in given and all(isinstance(name, str) for name in given):
-            return {name: number(value, f"{name!r} of what evaluate returned") for name, value in given.items()}
+            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in given.items()}
     elif isinstance(returned, tuple | list):
         pair = cast("Sequence[Any]", returned)
         if len(pair) == 2:
             return {
-                name: number(value, f"the {name} of evaluate")
+                name: check_number(value, f"the {name} of evaluate")
                 for name, value in zip((LOSS, ACCURACY), pair, strict=True)
             }
     else:
         try:
-            return {LOSS: number(returned, "the loss of evaluate")}
+            return {LOSS: check_number(returned, "the loss of evaluate")}
         except ConfigError:
             pass  # the sentence below says more
     raise ConfigError(f"evaluate returned {described(cast(object, returned))}: it must return {EXPECTED}")

@@ -75,7 +75,7 @@ class Shadow:
         learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
         with aside(self._model, isolated.values()), torch.enable_grad():
             scaled = self._scale(self._loss(*minibatch, **named))
-            gradients = differentiated(scaled, learning)
+            gradients = compute_gradients(scaled, learning)
         for name, seed in isolated.items():
             if gradients.keys().isdisjoint(seed.parameters()):
                 raise ConfigError(
@@ -114,7 +114,7 @@ class Shadow:
             )
 
 
-def differentiated(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+def compute_gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
     """The gradients of those ``parameters`` on which ``loss`` depends."""
     if not loss.requires_grad:
         return {}

@@ -63,7 +63,7 @@ def regrow(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None
             slot.fossilize()
 
 
-def require(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+def require_structure(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a model of another structure.
 
     Raises:
@@ -71,10 +71,11 @@ def require(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> Non
     """
     present = structure(model)
     for name in (*model.slots, *wanted):
-        if present.get(name) != wanted.get(name):
+        here, then = present.get(name), wanted.get(name)
+        if here != then:
             raise CheckpointError(
-                f"slot {name!r} holds {_told(present.get(name))}, but held {_told(wanted.get(name))} when the grower's "
-                "state was saved: restore the model first"
+                f"slot {name!r} holds {_describe(here)}, but held {_describe(then)} when the grower's state was saved: "
+                "restore the model first"
             )
 
 
@@ -92,7 +93,7 @@ def require_planted(model: GrowingModel, table: SeedTable) -> None:
             )
 
 
-def _told(seed: Mapping[str, Any] | None) -> str:
+def _describe(seed: Mapping[str, Any] | None) -> str:
     if seed is None:
         return "no seed"
     kind = "fossilized" if seed["fossilized"] else "live"

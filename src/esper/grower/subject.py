@@ -125,7 +125,7 @@ class ModelSubject:
         return (self.roster.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
-def carry_out(
+def apply_transitions(
     model: GrowingModel, subject: ModelSubject, changes: Transitions, actions: NDArray[np.int64], seed: int
 ) -> None:
     """Seeds that came in ``changes`` are planted, those that went are removed, those that stay for good fossilized.
@@ -148,7 +148,7 @@ def carry_out(
     subject.evidence = subject.evidence.without(gone)
 
 
-def settle(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
+def apply_table(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
     """Give every seed the weight that the table says, and let it learn from its second step on."""
     for place, slot in enumerate(model.slots.values()):
         seed = slot.seed

@@ -24,7 +24,7 @@ LEAST_KEPT = 0.5
 """A network that keeps less of the way it once came from chance is nearer to chance than to what it was."""
 
 
-class Watch:
+class TrainingWatch:
     """Judges one model by its training loss and by what was measured of it.
 
     A network that does far worse than chance is in trouble whatever it did before. Chance is what guessing gives, where
@@ -140,7 +140,7 @@ class Watch:
         }
 
 
-class TrainedBy:
+class OptimizerCheck:
     """Notices if ``host`` learns while ``optimizer`` makes no step, as where another one has taken its place."""
 
     def __init__(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
