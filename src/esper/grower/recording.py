@@ -74,8 +74,7 @@ class Telling:
 
     def resume(self, done: int, run: str | None) -> None:
         """Go on after so many decisions, with a grower that was saved in that ``run``; raises `RunError`."""
-        own = self._own
-        if own is not None:
+        if (own := self._own) is not None:
             self._processes.agree(lambda: own.resume(done, run))
 
     def require_open(self) -> None:
@@ -84,29 +83,25 @@ class Telling:
             self._processes.agree(self._own.require_open)
 
     def tell_decision(self, account: Account) -> None:
-        """Of a decision."""
+        """What was decided."""
         self._print(format_line(account))
-        recording = self.recording
-        if recording is not None:
+        if (recording := self.recording) is not None:
             self._processes.agree(lambda: recording.keep(account))
 
     def tell_ending(self, done: int, ending: Ending) -> None:
-        """Of how growth ended, after so many decisions."""
+        """How growth ended, after so many decisions."""
         self._print(*ending.lines)
-        recording = self.recording
-        if recording is not None:
+        if (recording := self.recording) is not None:
             self._processes.agree(lambda: recording.keep_ending(done, ending.changes, ending.contributions))
 
     def tell_failure(self, done: int, error: Exception) -> None:
-        """Of training that cannot go on, after so many decisions."""
-        recording = self.recording
-        if recording is not None:
+        """That training cannot go on, after so many decisions."""
+        if (recording := self.recording) is not None:
             self._processes.agree(lambda: recording.keep_failure(done, error))
 
     def close(self, done: int) -> None:
-        """Of nothing more, after so many decisions."""
-        own = self._own
-        if own is not None:
+        """That nothing more comes, after so many decisions."""
+        if (own := self._own) is not None:
             self._processes.agree(lambda: own.close(done))
 
     def _print(self, *lines: str) -> None:
@@ -155,8 +150,6 @@ class OwnRun:
             "slots": {slot.name: list(slot.blueprints) for slot in model.slots.values()},
             **plain,
         }
-        self._horizon: int | None = told["horizon"]
-        """Decisions that are planned; None: there is no plan."""
         self._held = ExitStack()
         finalize(self, self._held.close)
         self._store: RunStore | None = None
@@ -206,7 +199,7 @@ class OwnRun:
         if self._ended:
             self._begin(number - 1)
         self._recording.keep(account)
-        if account.decision.finished or number == self._horizon:
+        if account.decision.finished or number == self._terms["horizon"]:
             self._end(number)
 
     def keep_ending(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
@@ -277,8 +270,7 @@ class OwnRun:
             self._held.enter_context(self._directory.locked(GROWER))
             self.id, _ = self._find_run()  # whoever held it may have written
             self._store = self._held.enter_context(self._directory.open_store())
-            rent = float(self._terms["rent"])
-            self._recording = Recording(self._store, self._model, self._blueprints, rent)
+            self._recording = Recording(self._store, self._model, self._blueprints, float(self._terms["rent"]))
             _written[self.path] = self
         self._begin(done)
         write_atomically(self._directory.config, yaml.safe_dump(dict(self._terms), sort_keys=False))
@@ -303,12 +295,11 @@ class OwnRun:
 
     def _describe_run(self) -> dict[str, Any]:
         """What the metadata say besides what `Recording` does."""
-        planned = {} if self._horizon is None else {"iterations": self._horizon, "steps": self._horizon}
+        terms, horizon = self._terms, self._terms["horizon"]
+        planned = {} if horizon is None else {"iterations": horizon, "steps": horizon}
         return {
             _ID: self.id,
-            "host": type(self._model.host).__name__,
-            "controller": self._terms["controller"],
-            "evidence": self._terms["evidence"],
+            **{name: terms[name] for name in ("host", "controller", "evidence")},
             "slots": list(self._model.slots),
             "blueprints": self._blueprints,
             **planned,
