@@ -87,7 +87,7 @@ class StepInputs:
     train_loss: float
     train_accuracy: float | None
     whole: Figures | None
-    """Of the model as it is, if that is known already."""
+    """Figures of the model as it is, if they are known already."""
 
 
 def check_step(

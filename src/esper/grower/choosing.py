@@ -114,7 +114,7 @@ class ControllerChoice(NamedTuple):
     controller: Controller
     timing: Timing
     trained: TrainSettings | None
-    """Of the run that trained it; None for rules."""
+    """Settings of the run that trained it; None for rules."""
 
 
 def choose_controller(
@@ -222,7 +222,7 @@ def _list_unknown(what: str, here: Iterable[str], known: Iterable[str]) -> list[
 
 
 def _find_layouts(suite: Suite) -> list[str]:
-    """Of the sites at which the suite's hosts grow."""
+    """Layouts of the sites at which the suite's hosts grow."""
     sites = probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
     return sorted({site.layout.value for site in sites})
 

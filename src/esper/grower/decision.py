@@ -29,7 +29,7 @@ class Change:
     before: Stage
     after: Stage
     blueprint: str | None
-    """Of the seed that came, stayed or went; None in a cooldown."""
+    """Blueprint of the seed that came, stayed or went; None in a cooldown."""
     cause: Cause
     reason: Reason
     """What the gate before the new stage said."""
@@ -53,7 +53,7 @@ class Decision:
     so that this says how much the model depends on it; of seeds on trial under evidence ``refit``, it is a fork that
     has trained on without the seed, and they are missing until there is one to compare with."""
     loss: float
-    """Of validation, before the decision, and after a rollback if there was one."""
+    """Validation loss, before the decision, and after a rollback if there was one."""
     metric: str
     """Name of what growth is about; empty as long as that is not known."""
     value: float

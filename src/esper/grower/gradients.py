@@ -41,7 +41,7 @@ class Gradients:
         self._arrived: dict[Tensor, Tensor] = {}
         """The norms of gradients since the last step, by parameter."""
         self._norms: list[Tensor] = []
-        """Of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
+        """Gradient norms of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
         self._watched: WeakSet[nn.Module] = WeakSet()
         self.watch([model.host])
         # After the step: trainers such as Lightning compute the gradients within it.
@@ -62,13 +62,15 @@ class Gradients:
         norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
             learned = [] if part is None else [(own, own.grad) for own in part.parameters()]
-            found = [self._seen(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None]
+            found = [
+                self._get_norm(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None
+            ]
             if found:
                 norms[place] = torch.linalg.vector_norm(torch.stack(found))
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 
-    def _seen(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+    def _get_norm(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         return self._arrived[parameter] if parameter in self._arrived else _norm(gradient)
 
     def state_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from esper.rl.conduct import Conduct
 from esper.training.governor.model import Governor, Rollback, Verdict
 
 STATE_VERSION = 3
-"""Of what `Grower.state_dict` returns."""
+"""Version of what `Grower.state_dict` returns."""
 
 
 class Grower:
@@ -251,7 +251,7 @@ class Grower:
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
-            barred = self._watch.barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
+            barred = self._watch.find_barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
@@ -297,7 +297,7 @@ class Grower:
         require_seated(self.model)
         watch = self._watch
         if watch is not None and self.subject.table.live.any():
-            self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
+            self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.judge_broken(math.nan)))
         ending = resolve_unfinished(
             self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
@@ -345,7 +345,7 @@ class Grower:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
-            return now, None, watch.broken(loss)
+            return now, None, watch.judge_broken(loss)
         found = self._examiner.measure(loss, now.whole, due)
         return now, found, None if watch is None else watch.judge(loss, found.usual, blind=found.blind)
 
@@ -379,7 +379,7 @@ class Grower:
             self._timing.horizon,
             np.array([self.terms.rent]),
             np.array([float(self.terms.train_size)]),
-            self._rollbacks_used(),
+            self._count_rollbacks(),
         )
         affordable = subject.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
@@ -489,7 +489,7 @@ class Grower:
             "watch": self._watch,
         }
 
-    def _rollbacks_used(self) -> NDArray[np.float64]:
+    def _count_rollbacks(self) -> NDArray[np.float64]:
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])

@@ -135,7 +135,7 @@ class Answers:
         """``evaluate``, to whose first call this listens."""
         calls = 0
 
-        def listened(model: GrowingModel) -> T:
+        def listen(model: GrowingModel) -> T:
             nonlocal calls
             calls += 1
             if calls > 1:
@@ -143,7 +143,7 @@ class Answers:
             with self.of(model):
                 return evaluate(model)
 
-        return listened
+        return listen
 
     @torch.no_grad()
     def _hear(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:

@@ -27,7 +27,7 @@ from esper.tasks.practice.hosts.resnet import WIDTHS, ResNet
 
 PLACES = ("stem", "layer1", "layer2", "layer3")
 CHANNELS, CLASSES, SIZE = 3, 10, 32
-"""Of the images, which are square."""
+"""The images' channels, classes and side; they are square."""
 LEARNING_RATE = 1e-3
 QUARTILES = (0.25, 0.5, 0.75)
 

@@ -54,18 +54,18 @@ class Passes:
         """
         if self.separate is not None or len(changes) < (1 if whole is None else FEWEST_BESIDE_THE_WHOLE):
             usual = evaluate(self.model) if whole is None else whole
-            return usual, {name: self._changed(evaluate, name, changes) for name in changes}
+            return usual, {name: self._rerun(evaluate, name, changes) for name in changes}
         seeds = tuple((name, seed.blueprint.name, seed.blend) for name, seed in self.model.seeds.items())
         key = seeds, tuple(changes)
         sharing = _Sharing(self.model, changes, proving=key not in self._proved)
-        with sharing.taking():
+        with sharing.record():
             usual = evaluate(self.model)
         if sharing.trouble is not None:  # the passes in between may have left traces in the network
             usual = evaluate(self.model)
         others: dict[str, T] = {}
         for name in changes:
-            with sharing.giving(name):
-                others[name] = self._changed(evaluate, name, changes)
+            with sharing.replay(name):
+                others[name] = self._rerun(evaluate, name, changes)
         self.separate = sharing.trouble
         if self.separate is not None:
             _log.info("counterfactuals are measured in separate passes from now on: %s", self.separate)
@@ -73,7 +73,7 @@ class Passes:
             self._proved.add(key)
         return usual if whole is None else whole, others
 
-    def _changed(self, evaluate: Callable[[GrowingModel], T], name: str, changes: Mapping[str, float]) -> T:
+    def _rerun(self, evaluate: Callable[[GrowingModel], T], name: str, changes: Mapping[str, float]) -> T:
         with weigh_seed(self.model.slots[name], changes[name]):
             return evaluate(self.model)
 
@@ -109,7 +109,7 @@ class _Sharing:
         self._hooks: list[Mapping[int, Any]] = []
 
     @contextmanager
-    def taking(self) -> Generator[None]:
+    def record(self) -> Generator[None]:
         """The first call of the measure."""
         self._hooks = [table for module in self._model.host.modules() for table in find_hook_tables(module)]
         self._hooks += find_global_hook_tables()
@@ -120,7 +120,7 @@ class _Sharing:
             yield
 
     @contextmanager
-    def giving(self, name: str) -> Generator[None]:
+    def replay(self, name: str) -> Generator[None]:
         """A later call of the measure, in which that slot's seed has its other weight."""
         if not self._minibatches:
             yield
@@ -154,9 +154,9 @@ class _Sharing:
         trace = RecordedPass(list(self._slots.values()))
         proving = self._proving and not self.proved
         buffers = copy_tensors(list(self._model.host.buffers())) if proving else []
-        output = self._asked(trace.record, plain, arguments, keywords)
+        output = self._call_with(trace.record, plain, arguments, keywords)
         try:
-            outputs = {name: self._changed(name, trace, plain, arguments, keywords) for name in self._changes}
+            outputs = {name: self._rerun(name, trace, plain, arguments, keywords) for name in self._changes}
             self._keep(inputs, output, outputs, (arguments, keywords))
             if proving and self.trouble is None:
                 self._prove(output, outputs, buffers, lambda: plain(*arguments, **keywords))
@@ -168,14 +168,14 @@ class _Sharing:
             self._spoil(f"{type(error).__name__}: {error}")
         return output
 
-    def _asked(self, handler: Handler, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _call_with(self, handler: Handler, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         self._handler = handler
         try:
             return plain(*arguments, **keywords)
         finally:
             self._handler = None
 
-    def _changed(
+    def _rerun(
         self, name: str, trace: RecordedPass, plain: Forward, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """The output with another weight of the seed in slot ``name``."""
@@ -184,7 +184,7 @@ class _Sharing:
             if slot not in trace.places:
                 return plain(*arguments, **keywords)
             replay = ReplayedPass(trace, slot)
-            output = self._asked(replay.answer, plain, arguments, keywords)
+            output = self._call_with(replay.answer, plain, arguments, keywords)
         if not replay.complete:
             raise StrayedError
         return output

@@ -325,7 +325,7 @@ class Account:
     value_before: float
     """What growth is about, as it was measured, before the rollback, if there was one; NaN: not measured."""
     verdicts: Verdicts
-    """Of the gates ahead of the slots ``[1, S]`` when the decision was made."""
+    """What the gates say that are ahead of the slots ``[1, S]`` when the decision was made."""
     before: SeedTable
     after: SeedTable
     about: Metric | None

@@ -121,10 +121,10 @@ class Refit:
         brought: list[dict[torch.nn.Parameter, Tensor]] = []
         for fork in forks:
             with aside(self.model, ()), torch.enable_grad():
-                brought.append(fork.gradients(lambda: self._scaled(compute(*minibatch, **named))))
-        usual = self._scaled(torch.ones_like(loss.detach()))
+                brought.append(fork.gradients(lambda: self._scale(compute(*minibatch, **named))))
+        usual = self._scale(torch.ones_like(loss.detach()))
 
-        def arrived(weight: Tensor) -> None:
+        def add_gradients(weight: Tensor) -> None:
             first = self._at_rest()
             for fork, gradients in zip(forks, brought, strict=True):
                 # The one factor is in the gradients, the other in the weight.
@@ -132,7 +132,7 @@ class Refit:
             self._arrived = True
             self._minibatches += 1
 
-        loss.register_hook(arrived)
+        loss.register_hook(add_gradients)
 
     def measure(
         self, evaluate: Callable[[GrowingModel], T], changes: Mapping[str, float], whole: T | None = None
@@ -171,7 +171,7 @@ class Refit:
             fork.load_state_dict(state["forks"][name])
         self._minibatches = state["minibatches"]
 
-    def _scaled(self, loss: Tensor) -> Tensor:
+    def _scale(self, loss: Tensor) -> Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _at_rest(self) -> bool:
@@ -322,7 +322,7 @@ class SeedlessFork:
         return result
 
     def gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Of ``loss``, which calls the model, by the fork's parameters.
+        """Gradients of ``loss``, which calls the model, by the fork's parameters.
 
         Raises:
             ConfigError: it does not depend on the fork, or on the model as well.
@@ -366,7 +366,7 @@ class SeedlessFork:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is the fork's own, as plain values."""
-        own, state = self._named(), self._optimizer.state
+        own, state = self._name_parameters(), self._optimizer.state
         moments = {name: state[parameter] for name, parameter in own.items() if parameter in state}
         kind = type(self._theirs).__name__
         return to_plain({"parameters": own, "buffers": self._buffers, "moments": moments, "optimizer": kind})
@@ -378,7 +378,7 @@ class SeedlessFork:
         Raises:
             CheckpointError: it has not.
         """
-        own = self._named()
+        own = self._name_parameters()
         like = {"parameters": own, "buffers": self._buffers}
         found = from_plain(like, {name: saved[name] for name in like}, "the state of a fork")
         for name, parameter in own.items():
@@ -392,7 +392,7 @@ class SeedlessFork:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
         self.arrange()
 
-    def _named(self) -> dict[str, nn.Parameter]:
+    def _name_parameters(self) -> dict[str, nn.Parameter]:
         """The fork's parameters by the names of the model's."""
         named = cast("Sequence[tuple[str, nn.Parameter]]", list(self._whole.named_parameters()))
         return {name: self._parameters[theirs] for name, theirs in named if theirs in self._parameters}

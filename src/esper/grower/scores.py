@@ -47,7 +47,7 @@ class Scores:
         """Empty until it is known."""
         self._named = metric is not None
         self._best = UNKNOWN
-        """Of a metric that was named, made better the lower it is, at its last progress."""
+        """The value of a metric that was named, made better the lower it is, at its last progress."""
         self._higher = higher_is_better
         self._classes = classes or 0
         self._outputs = outputs or 0
@@ -55,7 +55,7 @@ class Scores:
         self._reference = UNKNOWN
         self._first_train_loss = UNKNOWN
         self.chance_loss = math.log(self.likely_classes)
-        """Of guessing, where the number of classes is known; otherwise the first that was measured."""
+        """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
         self.chance_score = 1 / self.likely_classes
         """Likewise."""
 
@@ -127,7 +127,7 @@ class Scores:
         return self._value(found, self.metric) if self._begun else UNKNOWN
 
     def train_score(self, accuracy: float | None) -> float | None:
-        """Of training, if its accuracy is known.
+        """The score of training, if its accuracy is known.
 
         Raises:
             ConfigError: growth is about something else.
@@ -189,7 +189,7 @@ class Scores:
         return metric == ACCURACY if self._higher is None else self._higher
 
     def _value(self, found: Figures, metric: str) -> float:
-        """Of ``metric``, which may be infinitely bad, as where training blew up."""
+        """The value of ``metric``, which may be infinitely bad, as where training blew up."""
         if metric not in found:
             raise ConfigError(
                 f"growth is about {metric!r}, but evaluate gave {', '.join(found)}: return a mapping that has it each "

@@ -26,7 +26,7 @@ Structure = dict[str, dict[str, Any]]
 
 
 def structure(model: GrowingModel) -> Structure:
-    """Of ``model`` as it is."""
+    """The structure of ``model`` as it is."""
     return {
         name: {"blueprint": seed.blueprint.name, "blend": int(seed.blend), "fossilized": seed.fossilized}
         for name, seed in model.seeds.items()

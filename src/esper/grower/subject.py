@@ -39,7 +39,7 @@ class Catalogue:
         parameters = self._cost(lambda kind, site: kind.parameters_at(site), count_blend_parameters)
         flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
         self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
-        """Of blueprints that are not on offer in a slot: 0."""
+        """What seeds cost; 0 for blueprints that are not on offer in a slot."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
         self._offered = np.array([[kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots])
@@ -52,7 +52,7 @@ class Catalogue:
 
     @property
     def learning_rates(self) -> NDArray[np.float64]:
-        """Of the host, as it is now."""
+        """The host's learning rate, as it is now."""
         return np.array([float(self._optimizer.param_groups[0]["lr"])])
 
     def _cost(

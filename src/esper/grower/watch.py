@@ -42,7 +42,7 @@ class TrainingWatch:
     def __init__(self, governor: Governor, scores: Scores, *, scaled: bool) -> None:
         self._governor, self._scores, self._scaled = governor, scores, scaled
         self._best_loss = math.nan
-        """Of validation, so far."""
+        """The least validation loss so far."""
         self._last_loss = math.nan
         self._best_gone = np.full(2, math.nan)
         """The greatest shares of chance's losses that were gone so far, of training and of validation."""
@@ -54,19 +54,21 @@ class TrainingWatch:
         """Whether the model can be measured at all."""
         return math.isfinite(train_loss) and self._governor.finite(gradients=not self._scaled)
 
-    def broken(self, train_loss: float) -> Verdict:
-        """Of what is not finite."""
+    def judge_broken(self, train_loss: float) -> Verdict:
+        """The verdict on what is not finite."""
         return self._governor.judge(train_loss, (math.nan, math.nan), finite=False)
 
     def judge(self, train_loss: float, found: Figures, *, blind: bool) -> Verdict:
-        """Of a model of which ``found`` was measured; ``blind`` if its answer was the same to everything."""
+        """The verdict on a model of which ``found`` was measured; ``blind`` if it answered everything alike."""
         if not (math.isfinite(found[LOSS]) and math.isfinite(self._scores.score(found))):
-            return self.broken(train_loss)
+            return self.judge_broken(train_loss)
         skills = self._scores.skills(found, train_loss)
         hopeless = self._hopeless(found, *skills)
         return self._governor.judge(train_loss, (0.0, 0.0) if blind else skills, finite=True, hopeless=hopeless)
 
-    def barred(self, verdict: Verdict, train_loss: float, found: Figures, *, blind: bool, idle: bool) -> tuple[Op, ...]:
+    def find_barred(
+        self, verdict: Verdict, train_loss: float, found: Figures, *, blind: bool, idle: bool
+    ) -> tuple[Op, ...]:
         """Operations for which there are no grounds now; ``idle`` if all gradients are zero. Warns as told above."""
         better = self._better(found, train_loss, usual=verdict.usual) and not blind
         self._learned |= better and not idle
@@ -146,7 +148,7 @@ class OptimizerCheck:
     def __init__(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._host = host
         self._stepped = False
-        self._sums = self._summed()
+        self._sums = self._sum_parameters()
         optimizer.register_step_post_hook(self._note)
 
     def require(self) -> None:
@@ -155,7 +157,7 @@ class OptimizerCheck:
         Raises:
             ConfigError: another optimizer has trained the host.
         """
-        sums, before = self._summed(), self._sums
+        sums, before = self._sum_parameters(), self._sums
         stepped, self._stepped, self._sums = self._stepped, False, sums
         learned = any(parameter.grad is not None for parameter in self._host.parameters())
         if learned and not stepped and len(sums) == len(before) and not torch.equal(sums, before.to(sums)):
@@ -167,14 +169,14 @@ class OptimizerCheck:
 
     def rebase(self) -> None:
         """What changed the host just now was no training."""
-        self._sums = self._summed()
+        self._sums = self._sum_parameters()
 
     def _note(self, *_: Any) -> None:
         self._stepped = True
 
     @torch.no_grad()
-    def _summed(self) -> Tensor:
-        """Of the values of each learning parameter, ``[P]``."""
+    def _sum_parameters(self) -> Tensor:
+        """The sum of the values of each learning parameter, ``[P]``."""
         learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
         if not learning:
             return torch.zeros(0)

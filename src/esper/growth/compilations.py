@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 GRAPHS = 8
-"""Of one function, as many as torch keeps unless it is told otherwise."""
+"""As many graphs of one function as torch keeps unless it is told otherwise."""
 
 
 class Compilations:

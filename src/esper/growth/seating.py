@@ -83,14 +83,14 @@ Tables = list[Mapping[int, Any]]
 
 
 def find_hook_tables(module: nn.Module) -> Tables:
-    """Of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
+    """The tables of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
     return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
 
 
 def find_global_hook_tables() -> Tables:
-    """Of those that are called for every module."""
+    """The tables of hooks that are called for every module."""
     return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
 
 

@@ -36,10 +36,10 @@ class SlotSummary:
     slot: str
     layout: Layout
     shape: tuple[int, ...]
-    """Of one example's features."""
+    """Shape of one example's features."""
     stage: SlotState
     blueprint: str | None
-    """Of the seed; None without one, as for ``alpha`` and ``contribution``."""
+    """The seed's; None without one, as for ``alpha`` and ``contribution``."""
     parameters: int
     """Scalars that the seed holds; 0 without one."""
     flops: int

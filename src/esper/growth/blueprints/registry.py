@@ -65,7 +65,7 @@ class Blueprint(nn.Module, ABC):
     mixes_positions: ClassVar[bool] = True
     """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
     looks_ahead: ClassVar[bool] = True
-    """Of one that mixes positions: whether it may depend on later ones; at causal sites only others serve."""
+    """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
     reads_inputs: ClassVar[bool] = False
     """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
 

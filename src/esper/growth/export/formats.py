@@ -25,11 +25,11 @@ from esper.growth.export.tracing import Inputs
 from esper.growth.fossils import is_assertion
 
 WEIGHTS_SUFFIX = ".weights.safetensors"
-"""Of the file that the module reads; weights alone are a file of another name."""
+"""Suffix of the file that the module reads; weights alone are a file of another name."""
 
 
 STRUCTURE_SUFFIX = ".structure.json"
-"""Of the file that says which classes weights alone belong to; `esper.save` writes a model.json."""
+"""Suffix of the file that says which classes weights alone belong to; `esper.save` writes a model.json."""
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _NOT_FOR_ONNX = (torch.float64, torch.bfloat16)
 """Floating-point numbers that onnxruntime does not compute with throughout; it convolves no float64, for one."""
