@@ -16,10 +16,10 @@ from statistics import median
 import torch
 
 from esper.experiments.process_pool import prepare_process
-from esper.growth.blueprints.attention import KEY, by_example, by_products
+from esper.growth.blueprints.attention import KEY, attend_by_example, attend_by_products
 
 EXAMPLES = 32
-FORMULAS = (by_example, by_products)
+FORMULAS = (attend_by_example, attend_by_products)
 
 
 def milliseconds(work: Callable[[], object]) -> float:

@@ -30,7 +30,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import ActionBuilder
 from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score, measured
+from esper.grower.measuring import Score, measure_seeds
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
@@ -244,7 +244,7 @@ def model_parts(slots: int) -> Parts:
         "training step, live seeds, grower": training(growing, watched),
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
-        "validation, all counterfactuals": lambda: measured(
+        "validation, all counterfactuals": lambda: measure_seeds(
             grower.passes, grower.subject.table, validate, None, every_slot
         ),
     }

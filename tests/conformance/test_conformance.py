@@ -176,7 +176,7 @@ def test_grower_finish_keeps_what_is_worth_something_and_prunes_the_rest(kind: K
 
     training = grown(kind, evaluate=evaluate, metric="likeness", higher_is_better=True)
     first, *others = training.model.slots
-    with training.model.slots[first].vacated():
+    with training.model.slots[first].vacate():
         wanted = outputs(kind, training.model)
     ending = training.grower.finish()
     assert {change.slot: change.after for change in ending.changes} == {

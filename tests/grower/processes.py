@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from esper import Grower
-from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
-from esper.grower.packing import pack
+from esper.grower.state_dict import GrowthInStateDict, pack
 from esper.lifecycle.rules import Rules
 from grower.training_loop import APART, HELD, data, growing, validate
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import esper
 from esper.errors import ConfigError
-from esper.grower.timing import HORIZON
+from esper.grower.choosing import HORIZON
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from open_rules import open_rules

@@ -18,8 +18,8 @@ from torch.nn import functional
 import esper
 from esper import Grower, GrowingModel
 from esper.errors import RunError, SlotError
-from esper.grower.finishing import Ending
-from esper.grower.structure import regrow
+from esper.grower.decision import Ending
+from esper.grower.state_dict import regrow
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
 from grower.training_loop import APART, Loop, data, growing, validate

@@ -13,7 +13,7 @@ from esper.control.learned import LearnedController
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.grower import Decision, Grower
-from esper.grower.measuring import compared, measured
+from esper.grower.measuring import compute_contributions, measure_seeds
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
 from growth.hosts import CLASSES, RESNET, Host, every_host, loss, score
@@ -75,8 +75,8 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
         training.step()
         table = training.grower.subject.table
         due = np.ones(table.stage.shape, np.bool_)
-        found = compared(
-            measured(training.grower.passes, table, training.evaluate, None, due),
+        found = compute_contributions(
+            measure_seeds(training.grower.passes, table, training.evaluate, None, due),
             training.model,
             table,
             training.grower.scores.score,

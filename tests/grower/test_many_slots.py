@@ -75,7 +75,7 @@ def test_it_grows_is_saved_finalized_and_exported(tmp_path: Path) -> None:
     again = esper.load(tmp_path / "saved", host(), examples(2))
     assert torch.equal(again.eval()(examples()), model.eval()(examples()))
 
-    plain = model.finalize()
+    plain = model.finalize("drop")
     for seed in model.seeds.values():
         if not seed.fossilized:
             seed.alpha.zero_()

@@ -22,11 +22,8 @@ from esper import Grower, GrowingModel
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.counterfactual import Counterfactual
-from esper.grower.fork import Fork
-from esper.grower.packing import pack
-from esper.grower.refit import REFIT
-from esper.grower.structure import regrow
+from esper.grower.refit import REFIT, Counterfactual, SeedlessFork
+from esper.grower.state_dict import pack, regrow
 from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -165,7 +162,7 @@ def grown(training: Training, controller: Any, **options: Any) -> Grower:
     )
 
 
-def forked(fork: Fork, model: GrowingModel) -> dict[str, Tensor]:
+def forked(fork: SeedlessFork, model: GrowingModel) -> dict[str, Tensor]:
     """What the model is where it is the fork."""
     return fork.run(lambda: {name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
 
@@ -398,7 +395,7 @@ def test_forks_go_when_trials_end() -> None:
 def test_a_rollback_drops_forks_and_they_begin_anew() -> None:
     training = Training(Batched)
     grower = grown(training, planting(0, DECISIONS + 2))
-    begun: list[Fork] = []
+    begun: list[SeedlessFork] = []
     for number in range(HORIZON):
         training.learn(grower.learn_apart)
         decision = grower.step(train_loss=math.nan if number == DECISIONS else 1.0)

@@ -18,12 +18,11 @@ from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
+from esper.control.rules.schedule import Schedule
 from esper.control.rules.simple import Replay
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
-from esper.grower.in_state_dict import KEY, GrowthInStateDict
-from esper.grower.packing import pack, unpack
-from esper.grower.structure import regrow, structure
+from esper.grower.state_dict import KEY, GrowthInStateDict, pack, regrow, structure, unpack
 from esper.lifecycle.actions import Op
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
@@ -122,6 +121,8 @@ def test_another_controller_or_other_slots_are_refused():
         Loop("heuristic", fewer).grower.load_state_dict(state)
 
 
+IDLE = Schedule([], 10, "idle")
+"""Plants nothing, as nothing is planned."""
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "controller": ({}, {"controller": "random"}),
     "metric": ({}, {"metric": "loss"}),
@@ -131,7 +132,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "classes": ({}, {"classes": 4}),
     "seed": ({}, {"seed": 1}),
-    "evidence": ({}, {"evidence": "refit", "loss": torch.sum}),
+    "evidence": ({"controller": IDLE}, {"controller": IDLE, "evidence": "refit", "loss": torch.sum}),
 }
 """Arguments to which what a grower remembers belongs: how it was told, and how otherwise."""
 OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {

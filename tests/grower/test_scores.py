@@ -277,7 +277,7 @@ def test_a_train_accuracy_is_no_mistake_before_it_is_known_what_growth_is_about(
 def test_an_accuracy_that_comes_late_is_refused(first: Any, later: Any) -> None:
     told = iter([first, later])
     found = Loop("none").grower
-    found._evaluate = lambda _: next(told)
+    found._examiner._evaluate = lambda _: next(told)
     found.step(train_loss=1.0)
     with pytest.raises(ConfigError, match="growth is about the loss, since what was measured first had no accuracy"):
         found.step(train_loss=1.0)
@@ -300,7 +300,7 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
 ) -> None:
     told = iter([{"loss": 0.3, metric: 1.0}] * (decision - 1) + [{"loss": 0.3, metric: value}] * 9)
     found = Loop("none", metric=metric, higher_is_better=higher).grower
-    found._evaluate = lambda _: next(told)
+    found._examiner._evaluate = lambda _: next(told)
     for _ in range(decision - 1):
         found.step(train_loss=1.0)
     with pytest.raises(ConfigError, match=f"a {metric} that is .* better than any can be"):
@@ -311,7 +311,7 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
 def test_a_metric_that_is_infinitely_bad_is_a_blow_up(metric: str, higher: bool, value: float) -> None:
     told = iter([{"loss": 0.3, metric: 1.0}, {"loss": 700.0, metric: value}, {"loss": 0.3, metric: 1.0}])
     found = Loop("none", metric=metric, higher_is_better=higher).grower
-    found._evaluate = lambda _: next(told)
+    found._examiner._evaluate = lambda _: next(told)
     assert found.step(train_loss=1.0).rollback is None
     rollback = found.step(train_loss=1.0).rollback
     assert rollback is not None
@@ -335,7 +335,7 @@ def test_a_plateau_is_one_of_the_metric_that_was_named(
     """The loss stands still meanwhile."""
     told = iter([{"loss": 0.9, name: value} for value in values])
     found = Loop("none", **options).grower
-    found._evaluate = lambda _: next(told)
+    found._examiner._evaluate = lambda _: next(told)
     seen = []
     for _ in values:
         found.step(train_loss=1.0)

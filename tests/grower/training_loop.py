@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import esper
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
-from esper.grower.packing import pack
+from esper.grower.state_dict import pack
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Isolation, Rules

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.attach import Places, attach
-from esper.growth.causality import output_tensor
 from esper.growth.model import GrowingModel
+from esper.growth.positions import output_tensor
 from esper.growth.probe import Arguments, call
 
 CLASSES = 5

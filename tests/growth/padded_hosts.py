@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.attach import attach
-from esper.growth.causality import output_tensor
 from esper.growth.model import GrowingModel
+from esper.growth.positions import output_tensor
 
 VOCABULARY, EXAMPLES, TOKENS, PADDING, WIDTH = 13, 3, 6, 4, 16
 

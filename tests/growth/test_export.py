@@ -20,12 +20,10 @@ from torch import Tensor, nn
 from esper.errors import ExportError, RunError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export, formats
-from esper.growth.export.formats import ProgramWriter, WeightsWriter
-from esper.growth.export.inputs import Inputs
-from esper.growth.export.program import traced
-from esper.growth.export.reloading import tensors_in
-from esper.growth.export.source import source_of
-from esper.growth.export.verifying import verify
+from esper.growth.export.exporting import verify
+from esper.growth.export.formats import ProgramWriter, WeightsWriter, write_source
+from esper.growth.export.reloading import collect_tensors
+from esper.growth.export.tracing import Inputs, trace_model
 from esper.growth.persist import save
 from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random
@@ -118,7 +116,7 @@ class Both(nn.Module):
 
 
 def test_source_names_the_submodules_and_leaves_nothing_of_esper_in_the_code(plain: nn.Module) -> None:
-    text = source_of(traced(plain.eval(), Inputs.of(random(3, 5))), "Sequential")
+    text = write_source(trace_model(plain.eval(), Inputs.of(random(3, 5))), "Sequential")
     assert "# 2: Linear" in text
     assert "assert" not in text
     assert "esper" not in text
@@ -265,7 +263,7 @@ def test_weights_alone_need_no_model_that_can_be_traced(tmp_path: Path) -> None:
 
 def test_random_inputs_have_the_range_of_the_example() -> None:
     words = torch.tensor([[3, 7], [7, 9]])
-    drawn = Inputs.of({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).drawn(
+    drawn = Inputs.of({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).draw(
         50, torch.Generator().manual_seed(0)
     )
     assert drawn.keywords["words"].shape == (50, 2)
@@ -276,4 +274,4 @@ def test_random_inputs_have_the_range_of_the_example() -> None:
 
 def test_outputs_are_found_wherever_they_are() -> None:
     one, two = torch.zeros(1), torch.zeros(2)
-    assert tensors_in({"a": one, "b": [(two, None)]}) == [one, two]
+    assert collect_tensors({"a": one, "b": [(two, None)]}) == [one, two]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esper.errors import EsperError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export
-from esper.growth.export.outputs import plain_output
+from esper.growth.export.tracing import make_plain
 from esper.growth.probe import Arguments
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, classifier, seeded
@@ -231,10 +231,10 @@ def test_numbers_that_onnx_has_not_are_said_before_any_work(
 
 def test_what_a_model_returns_becomes_pythons_own() -> None:
     one, two = torch.zeros(1), torch.zeros(2)
-    assert plain_output(Answer(one, "note", (two, two))) == {"logits": one, "hidden": (two, two)}
-    assert plain_output({"a": None, "b": [one, object()]}) == {"b": [one]}
-    assert plain_output((one, None, {})) == (one,)
+    assert make_plain(Answer(one, "note", (two, two))) == {"logits": one, "hidden": (two, two)}
+    assert make_plain({"a": None, "b": [one, object()]}) == {"b": [one]}
+    assert make_plain((one, None, {})) == (one,)
     transformers = pytest.importorskip("transformers")
-    found = plain_output(transformers.modeling_outputs.CausalLMOutputWithPast(logits=one, past_key_values=object()))
+    found = make_plain(transformers.modeling_outputs.CausalLMOutputWithPast(logits=one, past_key_values=object()))
     assert type(found) is dict
     assert found == {"logits": one}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.errors import ExportError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, Family
-from esper.growth.fossil_graph import trace
+from esper.growth.fossils import trace
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.growth.seed import Seed

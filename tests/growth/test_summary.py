@@ -7,7 +7,7 @@ import torch
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
-from esper.growth.summary import Occupancy
+from esper.growth.summary import SlotState
 from growth.hosts import mlp
 
 
@@ -24,7 +24,7 @@ def test_a_summary_counts_what_is_there() -> None:
     growing = model()
     found = growing.summary()
     assert [one.slot for one in found.slots] == ["0", "2", "4"]
-    assert [one.stage for one in found.slots] == [Occupancy.LIVE, Occupancy.FOSSILIZED, Occupancy.DISABLED]
+    assert [one.stage for one in found.slots] == [SlotState.LIVE, SlotState.FOSSILIZED, SlotState.DISABLED]
     assert [one.blueprint for one in found.slots] == ["mlp", "lowrank", None]
     assert [one.alpha for one in found.slots] == [0.5, 1.0, None]
     assert found.parameters + found.host_parameters == sum(one.numel() for one in growing.parameters())
@@ -32,7 +32,7 @@ def test_a_summary_counts_what_is_there() -> None:
     assert found.slots[0].flops == get("mlp").flops_at(site)
     assert found.flops == found.slots[0].flops + found.slots[1].flops
     growing.enable("4")
-    assert growing.summary().slots[2].stage is Occupancy.DORMANT
+    assert growing.summary().slots[2].stage is SlotState.DORMANT
 
 
 def test_it_prints_as_a_table() -> None:

@@ -17,8 +17,8 @@ from esper.experiments.episode_log import EpisodeLog, StageChange
 from esper.experiments.evaluation import COHORT, EvaluationConfig, EvaluationResult
 from esper.experiments.results import Result
 from esper.experiments.workers import DeviceTask, Workers
-from esper.growth import blending
 from esper.growth.blueprints.registry import get
+from esper.growth.seed import count_blend_flops
 from esper.lifecycle.actions import Blend, Head, wait
 from esper.lifecycle.stages import BLENDED, OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT
@@ -154,7 +154,7 @@ class Prices:
             sites = [site.narrowed(width) for site, width in zip(self._sites, widths, strict=True)]
             kinds = [get(name) for name in self._suite.blueprints]
             seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
-            blends = [[blending.flops_at(blend, site) for blend in Blend] for site in sites]
+            blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]
             self._known[widths] = self._suite.flops(instance), Cost(np.array([seeds]), np.array([blends]))
         return self._known[widths]
 

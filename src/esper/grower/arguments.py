@@ -1,8 +1,8 @@
-"""What a grower is told, checked."""
+"""What a grower is told, checked; what its run says of it, and what must be the same where its state is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,9 +23,9 @@ from esper.arguments import (
     whole,
 )
 from esper.control.controller import Controller
-from esper.errors import ConfigError
-from esper.grower.counterfactual import Counterfactual
-from esper.grower.figures import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, figures, number
+from esper.errors import CheckpointError, ConfigError
+from esper.grower.refit import Counterfactual
+from esper.grower.scores import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, check_figures, check_number
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.detectors import GovernorSettings
@@ -81,33 +81,84 @@ def require_conduct(conduct: EpisodeConfig, horizon: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Heard:
+class StepInputs:
     """What a grower hears at each step, checked."""
 
     train_loss: float
     train_accuracy: float | None
     whole: Figures | None
-    """Of the model as it is, if that is known already."""
+    """Figures of the model as it is, if they are known already."""
 
 
-def heard(
+def check_step(
     train_loss: object, train_accuracy: object, val_loss: object, accuracy: object, metrics: Mapping[str, Any] | None
-) -> Heard:
+) -> StepInputs:
     """What the arguments of a step mean.
 
     Raises:
         ConfigError: one is no number, an accuracy no fraction, or figures are given without the validation loss.
     """
-    loss = number(train_loss, "train_loss")
-    known = None if train_accuracy is None else number(train_accuracy, "train_accuracy")
+    loss = check_number(train_loss, "train_loss")
+    known = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if known is not None and not 0 <= known <= 1 + ROUNDING:
         raise ConfigError(f"train_accuracy is {known:g}: give a fraction in [0, 1], or leave it out")
     if val_loss is None and accuracy is None and metrics is None:
-        return Heard(loss, known, None)
+        return StepInputs(loss, known, None)
     if val_loss is None:
         raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
     given = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
     others = cast(object, {} if metrics is None else metrics)
     if not isinstance(others, Mapping) or given.keys() & set(cast("Mapping[Any, Any]", others)):
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
-    return Heard(loss, known, figures({**given, **cast("Mapping[Any, Any]", others)}))
+    return StepInputs(loss, known, check_figures({**given, **cast("Mapping[Any, Any]", others)}))
+
+
+_SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
+"""Terms to which all that a grower remembers belongs; any other may be changed between decisions."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The arguments of `esper.Grower` that are plain values or settings."""
+
+    controller: str
+    """A rule by name, or the directory of a run as it was given."""
+    horizon: int | None
+    rules: Rules
+    """Those in use."""
+    conduct: EpisodeConfig
+    rent: float
+    train_size: int
+    classes: int | None
+    metric: str | None
+    higher_is_better: bool | None
+    evidence: Counterfactual
+    seed: int
+    """That of the first process, in all of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All by name; evidence as text."""
+        return {**vars(self), "evidence": self.evidence.value}
+
+    def signature(self) -> dict[str, Any]:
+        """What must be the same where a state is saved and where it is loaded; plain values."""
+        terms = self.to_dict()
+        return {name: terms[name] for name in _SAME}
+
+
+def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:
+    """Refuse a saved ``state`` with another ``signature`` than the grower's, or without one of its ``parts``.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    for key, here in signature.items():
+        if key not in state or state[key] != here:
+            saved = f"was saved with {key} {state[key]!r}" if key in state else f"says nothing of its {key}"
+            raise CheckpointError(
+                f"the grower's state {saved}, but here it is {here!r}: load it into a grower that is told the same, or "
+                "begin anew without it"
+            )
+    for part in parts:
+        if not isinstance(state.get(part), dict):
+            raise CheckpointError(f"the grower's state is damaged (it has no {part}): give what state_dict() returned")

@@ -1,9 +1,15 @@
-"""Controllers by name, or from a run that trained one."""
+"""Who decides, and when: controllers by name or from a run that trained one, timed for a planned growth."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import torch
 
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
@@ -14,10 +20,85 @@ from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, S
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError
 from esper.grower.subject import Catalogue
-from esper.grower.timing import Timing
-from esper.growth.names import did_you_mean
-from esper.lifecycle.rules import Rules
+from esper.growth.blueprints.registry import did_you_mean
+from esper.growth.model import GrowingModel
+from esper.growth.probe import probe
+from esper.lifecycle.rules import Isolation, Rules
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
 from esper.telemetry.run_directory import RunDirectory
+
+HORIZON = 100
+"""Decisions in which controllers see times as shares, where nobody said how many there will be."""
+MOST_PROGRESS = 0.5
+"""Controllers are never told that more of these is over: until then every rule still plants."""
+LONGEST_TRIAL = 4
+"""A trial takes at most one part in so many of the horizon."""
+LATEST_PLANTING = 3
+"""In a short growth, seeds may germinate in one part in so many of it, whatever becomes of them by its end."""
+_BEFORE_BLENDING = 1
+"""Decisions after its germination at which a seed that nothing isolates begins to count."""
+_BEFORE_END = 1
+"""Decisions for which a seed should have counted at the end, so that it has learned with the host."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What controllers are told of time, and how their rules go by it.
+
+    Args:
+        planned: Decisions, or None: until somebody stops.
+        rules: What may happen to seeds, and how fast.
+    """
+
+    planned: int | None
+    rules: Rules
+
+    @property
+    def horizon(self) -> int:
+        """Decisions of which controllers see shares."""
+        return HORIZON if self.planned is None else self.planned
+
+    def progress(self, decision: int) -> float:
+        """The share of the growth that is over at the decision of that number, from 1, as controllers are told."""
+        return min(decision / self.horizon, MOST_PROGRESS if self.planned is None else 1.0)
+
+    @property
+    def isolated(self) -> int:
+        """Decisions for which a seed learns apart at least."""
+        return 0 if self.rules.isolation is Isolation.NONE else self.rules.min_training_steps
+
+    def require_growth(self) -> None:
+        """Refuse a plan in which no seed could be planted, count and learn.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        needed = 1 + self.isolated + _BEFORE_BLENDING + _BEFORE_END
+        if self.horizon < needed:
+            apart = f", after {self.isolated} in isolation {self.rules.isolation}" if self.isolated else ""
+            raise ConfigError(
+                f"{self.horizon} decisions are too few for anything to grow: a seed germinates, counts from the next "
+                f"decision on{apart}, and must learn until another; plan at least {needed}, or choose controller 'none'"
+            )
+
+    @property
+    def trial(self) -> int:
+        """Decisions for which rules hold a seed before they judge it."""
+        return min(HeuristicSettings().trial, max(self.horizon // LONGEST_TRIAL, 1))
+
+    @property
+    def stop_after(self) -> float:
+        """The share of the growth after which rules plant nothing any more.
+
+        Where there is time, every seed is judged after a full trial before the end. In a short growth the last ones
+        are unfinished then, which `esper.Grower.finish` judges.
+        """
+        usual = HeuristicSettings()
+        needed = 1 + self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + self.trial + usual.at_a_time
+        latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
+        return min(usual.stop_after, latest / self.horizon)
+
 
 ALL_AT_START = "all_at_start"
 Offered = list[tuple[int, int]]
@@ -26,7 +107,7 @@ Offered = list[tuple[int, int]]
 _RULES = (Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
 
 
-class Chosen(NamedTuple):
+class ControllerChoice(NamedTuple):
     """Who decides, and within which bounds."""
 
     controller: Controller
@@ -37,7 +118,7 @@ class Chosen(NamedTuple):
 
 def choose_controller(
     controller: str | Path | Controller, catalogue: Catalogue, horizon: int | None, rules: Rules | None
-) -> Chosen:
+) -> ControllerChoice:
     """The controller; without ``rules``, those it knows: that a policy was trained with, the default ones otherwise.
 
     Raises:
@@ -45,15 +126,16 @@ def choose_controller(
         RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
-        return Chosen(controller, Timing(horizon, rules or Rules()), None)
+        return ControllerChoice(controller, Timing(horizon, rules or Rules()), None)
     name = str(controller)
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
-        return Chosen(_rule(name, _offered(catalogue), timing), timing, None)
+        return ControllerChoice(_make_rule(name, _list_offers(catalogue), timing), timing, None)
     run, origin = _open_run(name)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
-    return Chosen(restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy), timing, origin)
+    policy = restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy)
+    return ControllerChoice(policy, timing, origin)
 
 
 def rules_of(name: str) -> Rules:
@@ -72,21 +154,21 @@ def _open_run(name: str) -> tuple[RunDirectory, PolicyOrigin]:
     return run, load_settings(PolicyOrigin, run.config)
 
 
-def _rule(name: str, offered: Offered, timing: Timing) -> Controller:
+def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
     if name == Never.name:
         return Never()
     timing.require_growth()
     if name == Uniform.name:
         return Uniform()
     if name == ALL_AT_START:
-        return Schedule(_one_each(offered), timing.horizon, ALL_AT_START)
+        return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
     trial, stop_after = timing.trial, timing.stop_after
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
 
 
-def _offered(catalogue: Catalogue) -> Offered:
+def _list_offers(catalogue: Catalogue) -> Offered:
     """Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first."""
     parameters = catalogue.costs.parameters.blueprints[0]
     slots, kinds = catalogue.compatible[0].nonzero()
@@ -94,6 +176,56 @@ def _offered(catalogue: Catalogue) -> Offered:
     return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))
 
 
-def _one_each(offered: Offered) -> list[Planting]:
+def _plant_one_each(offered: Offered) -> list[Planting]:
     """In each slot the dearest that it offers."""
     return [Planting(0, slot, kind) for slot, kind in sorted(dict(offered).items())]
+
+
+_DRAWN = 256
+"""Instances that show which rents a suite has."""
+
+
+def warn_of_unknown(
+    origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
+) -> None:
+    """Say once what ``model`` and its circumstances have that the suite of a policy's training had not.
+
+    Nothing that a policy learned tells it what to do there. It may plant and prune for ever, and keep nothing.
+    """
+    if origin is None:
+        return
+    suite = get_suite(origin.suite)
+    slots = model.slots.values()
+    rents = _draw_rents(suite)
+    foreign = [
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, suite.blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, _find_layouts(suite)),
+    ]
+    if timing.horizon != suite.steps:
+        foreign.append(f"a horizon of {timing.horizon} (it knows {suite.steps})")
+    if not min(rents) <= rent <= max(rents):
+        known = " to ".join(f"{one:g}" for one in sorted({min(rents), max(rents)}))
+        foreign.append(f"rent {rent:g} (it knows {known})")
+    if classes != suite.classes:
+        foreign.append(f"{classes} classes (it knows {suite.classes})")
+    if foreign:
+        warnings.warn(
+            f"the policy was trained on suite {suite.name} and never met {'; '.join(foreign)}: it may plant and prune "
+            "without keeping anything; compare it with controller 'heuristic', or train one on problems like yours",
+            stacklevel=4,
+        )
+
+
+def _list_unknown(what: str, here: Iterable[str], known: Iterable[str]) -> list[str]:
+    strange = sorted(set(here) - set(known))
+    return [f"{what} {', '.join(strange)} (it knows {', '.join(known)})"] if strange else []
+
+
+def _find_layouts(suite: Suite) -> list[str]:
+    """Layouts of the sites at which the suite's hosts grow."""
+    sites = probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
+    return sorted({site.layout.value for site in sites})
+
+
+def _draw_rents(suite: Suite) -> list[float]:
+    return [instance.rent for instance in suite.sample(_DRAWN, "train", np.random.default_rng(0))]

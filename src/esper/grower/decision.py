@@ -1,19 +1,22 @@
-"""What a grower decided, for the person who trains."""
+"""What a grower decided and how growth ended, for the person who trains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.control.rules.decisions import marginal_rent
+from esper.grower.subject import ModelSubject
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Cause, Transitions
+from esper.lifecycle.transitions import Cause, Transitions, concatenate
 from esper.telemetry.metric import LOSS
+from esper.training.deferred import Floats
 from esper.training.evaluation import Evaluation
 from esper.training.governor.model import Rollback
 
@@ -26,7 +29,7 @@ class Change:
     before: Stage
     after: Stage
     blueprint: str | None
-    """Of the seed that came, stayed or went; None in a cooldown."""
+    """Blueprint of the seed that came, stayed or went; None in a cooldown."""
     cause: Cause
     reason: Reason
     """What the gate before the new stage said."""
@@ -50,7 +53,7 @@ class Decision:
     so that this says how much the model depends on it; of seeds on trial under evidence ``refit``, it is a fork that
     has trained on without the seed, and they are missing until there is one to compare with."""
     loss: float
-    """Of validation, before the decision, and after a rollback if there was one."""
+    """Validation loss, before the decision, and after a rollback if there was one."""
     metric: str
     """Name of what growth is about; empty as long as that is not known."""
     value: float
@@ -80,7 +83,7 @@ class Decision:
         return f"{what}{where}{undone}{over}"
 
 
-def told(
+def describe_decision(
     number: int,
     slots: Sequence[str],
     blueprints: Sequence[str],
@@ -103,7 +106,7 @@ def told(
         op,
         None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
         blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
-        changed(slots, blueprints, changes),
+        describe_changes(slots, blueprints, changes),
         {name: value for name, value in found if math.isfinite(value)},
         float(evaluation.loss[0]),
         metric,
@@ -114,7 +117,7 @@ def told(
     )
 
 
-def changed(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
+def describe_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
     """Changes of one model in words."""
     return tuple(
         Change(
@@ -127,3 +130,77 @@ def changed(slots: Sequence[str], blueprints: Sequence[str], changes: Transition
         )
         for index in range(len(changes))
     )
+
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of the seeds that were unfinished when growth ended; nothing, if there were none."""
+
+    changes: tuple[Change, ...]
+    """To FOSSILIZED or PRUNED, in the order in which it was decided; their cause is FINISH."""
+    contributions: dict[str, float]
+    """By slot, of the seeds that counted: as in `Decision`, measured when they were judged."""
+
+    def __str__(self) -> str:
+        return f"finished: {', '.join(map(self._describe, self.changes)) or 'nothing was unfinished'}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What was decided, a line for each seed."""
+        return [f"finished: {fate}" for fate in map(self._describe, self.changes)] or [str(self)]
+
+    def _describe(self, change: Change) -> str:
+        verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
+        known = self.contributions.get(change.slot)
+        worth = "did not count yet" if known is None else f"contribution {known:+.4f}"
+        return f"{verb} {change.blueprint} in {change.slot} ({worth})"
+
+
+def resolve_unfinished(
+    subject: ModelSubject,
+    rent: float,
+    measure: Callable[[Bools], Floats],
+    resolve: Callable[[Bools, Bools], Transitions],
+    slots: Sequence[str],
+) -> Ending:
+    """End growth: keep the unfinished seeds that are worth their rent, and prune the others.
+
+    What does not count yet, or is being pruned, goes first: the model computes the same without it, or is about to.
+    Then seeds that lean on each other are judged one by one: the least valuable goes if it is not worth its rent, and
+    the others are measured anew, until all that remain are worth theirs.
+
+    Args:
+        subject: The model; ``resolve`` changes its table.
+        rent: As for `esper.Grower`.
+        measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now.
+        resolve: Fossilizes the seeds in its first slots and prunes those in its second; returns what changed.
+        slots: Their names.
+    """
+    nothing = np.zeros(subject.table.stage.shape, np.bool_)
+    table = subject.table
+    idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0))
+    parts = [resolve(nothing, idle)]
+    known = np.full(table.stage.shape, np.nan)
+    while (live := subject.table.live).any():
+        known = np.where(live, measure(live), known)
+        worth = known - _compute_rents(subject, rent)
+        worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
+        if worth.min() >= 0:
+            parts.append(resolve(live, nothing))
+        else:
+            least = nothing.copy()
+            least.flat[worth.argmin()] = True
+            parts.append(resolve(nothing, least))
+    contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
+    kinds = [kind.name for kind in subject.specs.kinds]
+    return Ending(describe_changes(slots, kinds, concatenate(parts)), contributions)
+
+
+def _compute_rents(subject: ModelSubject, rent: float) -> Floats:
+    """What each seed adds to the model's rent, ``[1, S]``."""
+    host, table = subject.host_parameters, subject.table
+    cost = subject.specs.costs.parameters.resident(table) / host[:, None]
+    return marginal_rent(np.array([rent]), cost, subject.parameters_in(table.blended) / host)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from esper.errors import DistributedError
-from esper.grower.hooks import on_gradients
+from esper.grower.gradients import on_gradients
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Processes:
         """Whether this is the one that decides."""
         return self._group is None or distributed.get_rank() == FIRST
 
-    def agreed(self, compute: Callable[[], T]) -> T:
+    def agree(self, compute: Callable[[], T]) -> T:
         """What ``compute`` returns in the first process, in all of them; it is called only there.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.grower.hooks import on_gradients
 from esper.growth.model import GrowingModel
 from esper.state import to_plain
 from esper.training.gradients import GradientNorms, HealthTable, assess_health
@@ -41,7 +40,7 @@ class Gradients:
         self._arrived: dict[Tensor, Tensor] = {}
         """The norms of gradients since the last step, by parameter."""
         self._norms: list[Tensor] = []
-        """Of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
+        """Gradient norms of the host and of the seed in each slot, ``[1 + S]`` per minibatch since the last report."""
         self._watched: WeakSet[nn.Module] = WeakSet()
         self.watch([model.host])
         # After the step: trainers such as Lightning compute the gradients within it.
@@ -62,13 +61,15 @@ class Gradients:
         norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
             learned = [] if part is None else [(own, own.grad) for own in part.parameters()]
-            found = [self._seen(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None]
+            found = [
+                self._get_norm(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None
+            ]
             if found:
                 norms[place] = torch.linalg.vector_norm(torch.stack(found))
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 
-    def _seen(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+    def _get_norm(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         return self._arrived[parameter] if parameter in self._arrived else _norm(gradient)
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,3 +116,19 @@ def _norm(gradient: Tensor) -> Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     # Detached, as gradients that are differentiated again have a graph of their own.
     return cast(Tensor, torch.linalg.vector_norm(values.detach()))
+
+
+def on_gradients(modules: Iterable[nn.Module], told: Callable[[Tensor], None], known: WeakSet[nn.Module]) -> None:
+    """Call ``told`` with every parameter in ``modules`` whenever a backward pass has added to its gradient.
+
+    Those of ``known`` modules are left out; the others become known. What is told first hears first.
+    """
+    for module in modules:
+        if module in known:
+            continue
+        known.add(module)
+        for parameter in module.parameters():
+            learns = parameter.requires_grad
+            parameter.requires_grad_(True)  # only then torch takes a hook
+            parameter.register_post_accumulate_grad_hook(told)
+            parameter.requires_grad_(learns)

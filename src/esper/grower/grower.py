@@ -21,32 +21,25 @@ from esper.grower.arguments import (
     MINIBATCH_LOSS,
     OPTIONS,
     STATE,
-    Heard,
-    heard,
+    StepInputs,
+    Terms,
+    check_step,
     require_conduct,
+    require_same,
 )
-from esper.grower.choosing import choose_controller
-from esper.grower.counterfactual import Counterfactual, require_forks
-from esper.grower.decision import Decision, told
+from esper.grower.choosing import choose_controller, warn_of_unknown
+from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
-from esper.grower.examining import Examiner
-from esper.grower.familiarity import warn_of_the_unknown
-from esper.grower.finishing import Ending, resolved
 from esper.grower.gradients import Gradients
-from esper.grower.measuring import Evaluate, Measurement, Number, note
-from esper.grower.own_run import OwnRun
+from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
 from esper.grower.passes import Passes
-from esper.grower.recording import Account
-from esper.grower.refit import Refit
+from esper.grower.recording import Account, OwnRun, Telling
+from esper.grower.refit import Counterfactual, Refit, require_forks
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
-from esper.grower.structure import require, require_planted, structure
-from esper.grower.subject import ModelSubject
-from esper.grower.surgery import carry_out, settle
-from esper.grower.telling import Telling
-from esper.grower.terms import Terms, require_same
-from esper.grower.trained import TrainedBy
-from esper.grower.watch import Watch
+from esper.grower.state_dict import require_planted, require_structure, structure
+from esper.grower.subject import ModelSubject, apply_table, apply_transitions
+from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
@@ -59,7 +52,7 @@ from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, GovernorVerdict, Rollback
 
 STATE_VERSION = 3
-"""Of what `Grower.state_dict` returns."""
+"""Version of what `Grower.state_dict` returns."""
 
 
 class Grower:
@@ -153,7 +146,7 @@ class Grower:
         require_conduct(conduct, horizon)
         self.subject = ModelSubject(model, optimizer, conduct.budget)
         self.controller, self._timing, origin = choose_controller(controller, self.subject.specs, horizon, rules)
-        warn_of_the_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
+        warn_of_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()
         self.terms = Terms(
@@ -167,7 +160,7 @@ class Grower:
             metric=metric,
             higher_is_better=higher_is_better,
             evidence=Counterfactual(evidence),
-            seed=self._processes.agreed(lambda: seed),
+            seed=self._processes.agree(lambda: seed),
         )
         """What it was told."""
         self.passes = Passes(model)
@@ -176,7 +169,7 @@ class Grower:
         self._examiner = Examiner(model, self.subject, self.scores, evaluate, self.passes, self.refit, self._gradients)
         self._history = self._examiner.history
         self._begin()
-        own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.told())
+        own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.to_dict())
         self.telling = Telling(self._processes, own, verbose=verbose)
         """Whoever wants to know what it decides."""
 
@@ -187,10 +180,12 @@ class Grower:
         require_forks(evidence, self.controller, loss, optimizer)
         require_seated(model)
         model.link(optimizer)
-        self._trained = TrainedBy(model.host, optimizer)
+        self._trained = OptimizerCheck(model.host, optimizer)
         watch = self.conduct.governor
         self.governor = None if watch is None else Governor(model, optimizer, watch)
-        self._watch = None if self.governor is None else Watch(self.governor, self.scores, scaled=scaler is not None)
+        self._watch = (
+            None if self.governor is None else TrainingWatch(self.governor, self.scores, scaled=scaler is not None)
+        )
         self._gradients = Gradients(model, optimizer, scaler)
         received = (self._gradients.take_in, self._processes.average)
         self._shadow = Shadow(model, optimizer, loss, scaler, received)
@@ -237,34 +232,36 @@ class Grower:
             RunError: the run's folder is another grower's, or cannot be written.
         """
         self.telling.require_open()
-        given = heard(train_loss, train_accuracy, val_loss, accuracy, metrics)
+        given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
         self._trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        now, found, verdict = self._processes.agreed(lambda: self._look(given, due))
+        now, found, verdict = self._processes.agree(lambda: self._look(given, due))
         value_before = math.nan if found is None else self.scores.value(found.usual)
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:
-            found = self._processes.agreed(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
+            found = self._processes.agree(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
         # Let gates and the controller know, and bar what there are no grounds for.
         stepped = self._gradients.stepped
         training, evaluation = self._examiner.take_in(now, found, self._actions)
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
-            barred = self._watch.barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
+            barred = self._watch.find_barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.subject.table
         actions, result = self._decide(barred)
         self.decisions += 1
         changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
-        decision = told(self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished)
+        decision = describe_decision(
+            self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished
+        )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
-        self.telling.decided(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
+        self.telling.tell_decision(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
         return decision
 
     def close(self) -> None:
@@ -299,10 +296,12 @@ class Grower:
         require_seated(self.model)
         watch = self._watch
         if watch is not None and self.subject.table.live.any():
-            self._undo(self._processes.agreed(lambda: None if watch.finite(0.0) else watch.broken(math.nan)))
-        ending = resolved(self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots))
+            self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.judge_broken(math.nan)))
+        ending = resolve_unfinished(
+            self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
+        )
         self.refit.attend(self.subject.table, self.subject.evidence)  # lets go of all forks
-        self.telling.finished(self.decisions, ending)
+        self.telling.tell_ending(self.decisions, ending)
         return ending
 
     @property
@@ -341,11 +340,13 @@ class Grower:
         """Whether `learn_apart` is to be called for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
-    def _look(self, now: Heard, due: NDArray[np.bool_]) -> tuple[Heard, Measurement | None, GovernorVerdict | None]:
+    def _look(
+        self, now: StepInputs, due: NDArray[np.bool_]
+    ) -> tuple[StepInputs, Measurement | None, GovernorVerdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
-            return now, None, watch.broken(loss)
+            return now, None, watch.judge_broken(loss)
         found = self._examiner.measure(loss, now.whole, due)
         return now, found, None if watch is None else watch.judge(loss, found.usual, blind=found.blind)
 
@@ -357,7 +358,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         except DivergedError as error:
-            self.telling.failed(self.decisions, error)
+            self.telling.tell_failure(self.decisions, error)
             raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
@@ -379,7 +380,7 @@ class Grower:
             self._timing.horizon,
             np.array([self.terms.rent]),
             np.array([float(self.terms.train_size)]),
-            self._rollbacks_used(),
+            self._count_rollbacks(),
         )
         affordable = subject.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
@@ -387,12 +388,12 @@ class Grower:
         masks = legal_actions(subject.table, subject.evidence, rules, subject.specs.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
-            actions, state = self._processes.agreed(lambda: self.controller.act(observe(view), masks, self._state))
+            actions, state = self._processes.agree(lambda: self.controller.act(observe(view), masks, self._state))
         result = self._after(actions)
-        carry_out(self.model, subject, result.transitions, actions, self.terms.seed)
+        apply_transitions(self.model, subject, result.transitions, actions, self.terms.seed)
         self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
-        settle(self.model, subject.table, self.rules.isolation)
+        apply_table(self.model, subject.table, self.rules.isolation)
         subject.evidence = self.refit.attend(subject.table, subject.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
@@ -400,14 +401,14 @@ class Grower:
 
     def _contributions(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`."""
-        contributions = self._processes.agreed(lambda: self._examiner.dependence(slots))
-        note(self.model, contributions)
+        contributions = self._processes.agree(lambda: self._examiner.dependence(slots))
+        store_contributions(self.model, contributions)
         return contributions
 
     def _resolve(self, kept: NDArray[np.bool_], pruned: NDArray[np.bool_]) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
         table, changes = finish(self.subject.table, kept, pruned)
-        carry_out(self.model, self.subject, changes, wait(1), self.terms.seed)
+        apply_transitions(self.model, self.subject, changes, wait(1), self.terms.seed)
         self.subject.table = table
         if self.governor is not None and pruned.any():
             self.governor.expect_change()
@@ -450,15 +451,15 @@ class Grower:
             RunError: the ``run`` is not the one that the state was saved in.
         """
         require_same(state, self._signature(), ("seeds", "memory", "refit"))
-        require(self.model, state["seeds"])
+        require_structure(self.model, state["seeds"])
         self._trained.rebase()
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
-        settle(self.model, self.subject.table, self.rules.isolation)
+        apply_table(self.model, self.subject.table, self.rules.isolation)
         self.refit.attend(self.subject.table, self.subject.evidence)
         self.refit.load_state_dict(state["refit"])
-        note(self.model, self._history.accuracy_contribution)
+        store_contributions(self.model, self._history.accuracy_contribution)
         self.telling.resume(self.decisions, state.get("run"))
 
     def _attend(self) -> None:
@@ -489,7 +490,7 @@ class Grower:
             "watch": self._watch,
         }
 
-    def _rollbacks_used(self) -> NDArray[np.float64]:
+    def _count_rollbacks(self) -> NDArray[np.float64]:
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])

@@ -1,32 +1,310 @@
-"""What a run store keeps of a model that grows: every decision, what it was made on and what it changed."""
+"""What others learn of a grower's decisions: a line each in the terminal, and the store of a run.
+
+`Recording` says what a store keeps of a decision. `OwnRun` is the run directory that a grower writes in its owner's
+loop, for `esper dash`, `watch`, `report` and the others. `Telling` is what the grower itself talks to.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
+from weakref import WeakValueDictionary, finalize
+
+import yaml
 
 from esper import __version__
-from esper.grower.decision import Change, Decision
+from esper.errors import RunError
+from esper.files import write_atomically
+from esper.grower.decision import Change, Decision, Ending
+from esper.grower.distributed import Processes
 from esper.growth.model import GrowingModel
 from esper.lifecycle.gates import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause
+from esper.settings import Settings
 from esper.telemetry.events import (
     Event,
     GateJudged,
     LifecycleTransition,
     RolledBack,
+    RunEnded,
     RunFailed,
     RunResumed,
     RunStarted,
     StepTaken,
 )
 from esper.telemetry.metric import SCORE, Metric
+from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import GROWER, RunDirectory
 from esper.telemetry.store import RunStore
 from esper.training.governor.model import Rollback
+
+
+class Telling:
+    """Tells them, in the first process.
+
+    Args:
+        processes: All that there are.
+        own: The run that the grower writes itself, if any; it is opened.
+        verbose: Whether to print a line per decision.
+
+    Raises:
+        RunError: the folder for the run holds something else, is in use, or cannot be written.
+    """
+
+    def __init__(self, processes: Processes, own: OwnRun | None, *, verbose: bool) -> None:
+        self.recording: Recording | OwnRun | None = own
+        """Where decisions are kept, if anywhere."""
+        self._processes, self._own, self._verbose = processes, own, verbose
+        if own is not None:
+            processes.agree(own.open)
+
+    @property
+    def run(self) -> str | None:
+        """Name of the grower's own run, if it writes one."""
+        return None if self._own is None else self._own.id
+
+    def resume(self, done: int, run: str | None) -> None:
+        """Go on after so many decisions, with a grower that was saved in that ``run``; raises `RunError`."""
+        if (own := self._own) is not None:
+            self._processes.agree(lambda: own.resume(done, run))
+
+    def require_open(self) -> None:
+        """Raise `RunError` if the run's folder is not this grower's to write."""
+        if self._own is not None:
+            self._processes.agree(self._own.require_open)
+
+    def tell_decision(self, account: Account) -> None:
+        """What was decided."""
+        self._print(format_line(account))
+        if (recording := self.recording) is not None:
+            self._processes.agree(lambda: recording.keep(account))
+
+    def tell_ending(self, done: int, ending: Ending) -> None:
+        """How growth ended, after so many decisions."""
+        self._print(*ending.lines)
+        if (recording := self.recording) is not None:
+            self._processes.agree(lambda: recording.keep_ending(done, ending.changes, ending.contributions))
+
+    def tell_failure(self, done: int, error: Exception) -> None:
+        """That training cannot go on, after so many decisions."""
+        if (recording := self.recording) is not None:
+            self._processes.agree(lambda: recording.keep_failure(done, error))
+
+    def close(self, done: int) -> None:
+        """That nothing more comes, after so many decisions."""
+        if (own := self._own) is not None:
+            self._processes.agree(lambda: own.close(done))
+
+    def _print(self, *lines: str) -> None:
+        if self._verbose and self._processes.first:
+            sys.stdout.writelines(f"{one}\n" for one in lines)
+            sys.stdout.flush()
+
+
+def format_line(account: Account) -> str:
+    """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
+    loss = f"loss {account.decision.loss:.4g} (training {account.train_loss:.4g})"
+    earned = ", ".join(f"{slot} {value:+.3g}" for slot, value in account.decision.contributions.items())
+    decided = f"decision {account.decision.number}: {account.decision.what}"
+    return "; ".join(filter(None, [decided, f"{loss}{account.decision.measured}", earned]))
+
+
+_ID = "id"
+"""Metadata by which a saved grower knows its run again."""
+_SAME = ("slots", "blueprints")
+"""Metadata in which a run must agree with whoever goes on with it."""
+
+_written: WeakValueDictionary[Path, OwnRun] = WeakValueDictionary()
+"""Runs that growers of this process write, by their folders."""
+
+
+class OwnRun:
+    """A run that begins where its folder is new, and goes on once the grower that wrote it is loaded.
+
+    Args:
+        path: The folder.
+        model: The one that grows.
+        blueprints: Names of all that may grow, as the grower counts them.
+        told: What the grower was constructed with: with what can be said of the model it is the run's ``config.yaml``.
+
+    Raises:
+        RunError: the folder holds something else, is in use, or cannot be written.
+    """
+
+    def __init__(self, path: Path, model: GrowingModel, blueprints: Sequence[str], told: Mapping[str, Any]) -> None:
+        self.path = path.resolve()
+        self._directory = RunDirectory(self.path)
+        self._model, self._blueprints = model, list(blueprints)
+        plain = {n: v.model_dump(mode="json") if isinstance(v, Settings) else v for n, v in told.items()}
+        self._terms: dict[str, Any] = {
+            "host": type(model.host).__name__,
+            "slots": {slot.name: list(slot.blueprints) for slot in model.slots.values()},
+            **plain,
+        }
+        self._held = ExitStack()
+        finalize(self, self._held.close)
+        self._store: RunStore | None = None
+        self._recording: Recording | None = None
+        self._began, self._ended, self._released = 0.0, False, False
+        self.id: str | None = None
+        """None before it is opened."""
+
+    def open(self) -> None:
+        """Begin the run, unless it has decisions already: then it waits for `resume`."""
+        self.id, done = self._find_run()
+        if not done:
+            self._write(0)
+
+    def resume(self, done: int, identity: str | None) -> None:
+        """Go on after so many decisions, with a grower that was saved in the run ``identity``.
+
+        Raises:
+            RunError: this is another run, or one that has not come so far.
+        """
+        found, known = self._find_run()
+        if known and identity != found:
+            raise RunError(
+                f"{self.path} holds another run than the one that this grower was saved in: give the folder of that "
+                "one, or a new one"
+            )
+        if known and known < done:
+            raise RunError(f"{self.path} ends after decision {known}, the grower's is {done}: give a new folder")
+        self._write(done)
+
+    def require_open(self) -> None:
+        """RunError if it is not this grower's to write."""
+        if self._recording is not None:
+            return
+        if self._released:
+            raise RunError(f"this grower no longer writes {self.path}: it was closed, or another one goes on with it")
+        raise RunError(
+            f"{self.path} holds a run already: go on with it by load_state_dict of a grower that was saved in it, or "
+            "give a new folder"
+        )
+
+    def keep(self, account: Account) -> None:
+        """Keep a decision, durably; with the last one that is planned the run has ended, until there is another."""
+        assert self._recording is not None
+        assert self._store is not None
+        number = account.decision.number
+        if self._ended:
+            self._begin(number - 1)
+        self._recording.keep(account)
+        if account.decision.finished or number == self._terms["horizon"]:
+            self._end(number)
+
+    def keep_ending(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+        """As `Recording.keep_ending`; the run has ended, until there is another decision."""
+        if self._recording is None and not changes:
+            return
+        self.require_open()
+        assert self._recording is not None
+        self._recording.keep_ending(done, changes, contributions)
+        if not self._ended:
+            self._end(done)
+
+    def keep_failure(self, done: int, error: Exception) -> None:
+        """The run stops after so many decisions."""
+        assert self._recording is not None
+        self._recording.keep_failure(done, error)
+
+    def close(self, done: int) -> None:
+        """Nothing more comes after so many decisions; the folder is free for others."""
+        if self._recording is None:
+            return
+        if not self._ended:
+            self._end(done)
+        self.release()
+
+    def _find_run(self) -> tuple[str, int]:
+        """Name and decisions of the run in the folder, which is ours, or a new one's."""
+        new = secrets.token_hex(8), 0
+        store = self._directory.store
+        if not store.is_file() or not store.stat().st_size:
+            self._require_empty()
+            return new
+        with RunReader.open(store) as reader:
+            metadata, done = reader.metadata(), reader.last_iteration()
+        if not metadata:  # it was killed in its first moment
+            return new
+        described = self._describe_run()
+        if _ID not in metadata:
+            raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
+        for key in _SAME:
+            if metadata.get(key) != described[key]:
+                raise RunError(
+                    f"{self.path} holds another run, with {key} {metadata.get(key)!r} instead of {described[key]!r}: "
+                    "give a new folder"
+                )
+        return str(metadata[_ID]), done
+
+    def _require_empty(self) -> None:
+        if not self.path.exists():
+            return
+        try:
+            self._directory.require_new()
+        except OSError as error:
+            raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
+        except RunError:
+            raise RunError(f"{self.path} is not empty and holds no run: give a new folder") from None
+
+    def _write(self, done: int) -> None:
+        """Take the folder for oneself, and begin."""
+        if self._recording is None:
+            holder = _written.get(self.path)
+            if holder is not None:
+                holder.release()
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"cannot make the folder {self.path} ({error.strerror}): give another") from error
+            self._held.enter_context(self._directory.locked(GROWER))
+            self.id, _ = self._find_run()  # whoever held it may have written
+            self._store = self._held.enter_context(self._directory.open_store())
+            self._recording = Recording(self._store, self._model, self._blueprints, float(self._terms["rent"]))
+            _written[self.path] = self
+        self._begin(done)
+        write_atomically(self._directory.config, yaml.safe_dump(dict(self._terms), sort_keys=False))
+
+    def _begin(self, done: int) -> None:
+        assert self._recording is not None
+        self._recording.begin(done, int(self._terms["seed"]), self._describe_run())
+        self._began, self._ended = time.perf_counter(), False
+
+    def _end(self, done: int) -> None:
+        assert self._store is not None
+        self._store.emit(RunEnded(done, time.perf_counter() - self._began))
+        self._store.flush()
+        self._ended = True
+
+    def release(self) -> None:
+        """Let go of the folder, for good."""
+        self._store = self._recording = None
+        self._released = True
+        self._held.close()
+        _written.pop(self.path, None)
+
+    def _describe_run(self) -> dict[str, Any]:
+        """What the metadata say besides what `Recording` does."""
+        terms, horizon = self._terms, self._terms["horizon"]
+        planned = {} if horizon is None else {"iterations": horizon, "steps": horizon}
+        return {
+            _ID: self.id,
+            **{name: terms[name] for name in ("host", "controller", "evidence")},
+            "slots": list(self._model.slots),
+            "blueprints": self._blueprints,
+            **planned,
+        }
+
 
 COMMAND = "grow"
 """What metadata call the runs of models that grow alone."""
@@ -47,7 +325,7 @@ class Account:
     value_before: float
     """What growth is about, as it was measured, before the rollback, if there was one; NaN: not measured."""
     verdicts: Verdicts
-    """Of the gates ahead of the slots ``[1, S]`` when the decision was made."""
+    """What the gates say that are ahead of the slots ``[1, S]`` when the decision was made."""
     before: SeedTable
     after: SeedTable
     about: Metric | None
@@ -97,7 +375,7 @@ class Recording:
         anew = not done and not store.newest(RunStarted.name)
         store.emit(RunStarted(0, __version__, seed) if anew else RunResumed(done, __version__))
         store.flush()
-        self._judged = self._last_verdicts(done)
+        self._judged = self._read_last_verdicts(done)
 
     def keep(self, account: Account) -> None:
         """Keep a decision, durably."""
@@ -105,12 +383,12 @@ class Recording:
         if account.about is not None and account.about != self._about:  # known only when it is first measured
             store.set_metadata(account.about.metadata())
             self._about = account.about
-        store.scalars(decision.number, self._figures(account))
-        for event in self._events(account):
+        store.scalars(decision.number, self._list_scalars(account))
+        for event in self._list_events(account):
             store.emit(event)
         store.flush()
 
-    def resolved(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
+    def keep_ending(self, done: int, changes: Sequence[Change], contributions: Mapping[str, float]) -> None:
         """What became of unfinished seeds after so many decisions, when growth ended; contributions by slot.
 
         It is kept once, whoever was killed after that and goes on from before.
@@ -119,24 +397,24 @@ class Recording:
         if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in known):
             return
         for change in changes:
-            self._store.emit(self._changed(done, change, contributions))
+            self._store.emit(self._describe_change(done, change, contributions))
         self._store.flush()
 
-    def failed(self, done: int, error: Exception) -> None:
+    def keep_failure(self, done: int, error: Exception) -> None:
         """The run stops after so many decisions."""
         self._store.emit(RunFailed(done, str(error)))
         self._store.flush()
 
-    def _events(self, account: Account) -> Iterator[Event]:
+    def _list_events(self, account: Account) -> Iterator[Event]:
         rollback = account.decision.rollback
         if rollback is not None:
-            yield self._rolled_back(account, rollback)
-        yield from self._judgements(account)
+            yield self._describe_rollback(account, rollback)
+        yield from self._list_judgements(account)
         for change in account.decision.changes:
-            yield self._changed(account.decision.number, change, account.decision.contributions)
-        yield self._decided(account)
+            yield self._describe_change(account.decision.number, change, account.decision.contributions)
+        yield self._describe_step(account)
 
-    def _figures(self, account: Account) -> dict[str, float]:
+    def _list_scalars(self, account: Account) -> dict[str, float]:
         """By scalar: what growth is about under its own name, and the score where that is another figure."""
         decision, about = account.decision, account.about
         measured: dict[str, float | None] = {}
@@ -147,11 +425,11 @@ class Recording:
             **{name: value for name, value in measured.items() if value is not None and not math.isnan(value)},
             "train_loss": account.train_loss,
             "validation_loss": decision.loss,
-            "added_parameters": self._added(),
+            "added_parameters": self._count_added(),
             **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
         }
 
-    def _judgements(self, account: Account) -> Iterator[Event]:
+    def _list_judgements(self, account: Account) -> Iterator[Event]:
         """Gates that say something else than before, or that others stood in the place of."""
         stages, reasons = account.before.stage[0], account.verdicts.reason[0]
         for slot, (stage, number) in enumerate(zip(stages.tolist(), reasons.tolist(), strict=True)):
@@ -163,7 +441,7 @@ class Recording:
                 )
             self._judged[slot] = verdict
 
-    def _last_verdicts(self, done: int) -> list[_Verdict | None]:
+    def _read_last_verdicts(self, done: int) -> list[_Verdict | None]:
         """What the gates said when the last decision was made: their newest words, where they still stood there."""
         found: list[_Verdict | None] = [None] * len(self._slots)
         before = [step.stages for step in self._store.events(StepTaken) if step.iteration == done - 1]
@@ -172,10 +450,10 @@ class Recording:
             found[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
         return found
 
-    def _decided(self, account: Account) -> Event:
+    def _describe_step(self, account: Account) -> Event:
         decision, table = account.decision, account.after
         residents = cast("list[int]", table.blueprint[0].tolist())
-        added = self._added() / self._model.host_parameters
+        added = self._count_added() / self._model.host_parameters
         return StepTaken(
             *_place(decision.number),
             op=decision.op.name.lower(),
@@ -192,7 +470,7 @@ class Recording:
             contributions=tuple(decision.contributions.get(slot) for slot in self._slots),
         )
 
-    def _changed(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
+    def _describe_change(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
         return LifecycleTransition(
             *_place(number),
             slot=self._slots.index(change.slot),
@@ -204,7 +482,7 @@ class Recording:
             contribution=contributions.get(change.slot),
         )
 
-    def _rolled_back(self, account: Account, rollback: Rollback) -> Event:
+    def _describe_rollback(self, account: Account, rollback: Rollback) -> Event:
         return RolledBack(
             *_place(account.decision.number),
             trouble=rollback.trouble.name.lower(),
@@ -216,7 +494,7 @@ class Recording:
             ended=False,
         )
 
-    def _added(self) -> int:
+    def _count_added(self) -> int:
         """Parameters of all seeds there are."""
         return sum(parameter.numel() for seed in self._model.seeds.values() for parameter in seed.parameters())
 

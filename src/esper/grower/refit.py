@@ -7,22 +7,30 @@ host gets over that, and the difference between the two is close to what the see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
+from esper.control.controller import Controller
+from esper.control.rules.simple import Never
 from esper.errors import ConfigError
-from esper.grower.counterfactual import Counterfactual
-from esper.grower.fork import Fork
 from esper.grower.passes import Passes
-from esper.grower.shadow import LEARN_APART_LINE, Loss
+from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss, compute_gradients
 from esper.growth.aside import aside
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
+from esper.growth.slot import Slot
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.state import from_plain, to_plain
 
 T = TypeVar("T")
 
@@ -57,7 +65,7 @@ class Refit:
         self._loss = loss if kind is Counterfactual.REFIT else None
         self._scaler = scaler
         self._average = average
-        self._forks: dict[str, Fork] = {}
+        self._forks: dict[str, SeedlessFork] = {}
         self._ripe: set[str] = set()
         """Slots whose forks are old enough to be compared with at the next decision."""
         self._arrived = False
@@ -68,7 +76,7 @@ class Refit:
         optimizer.register_step_post_hook(self._step)
 
     @property
-    def forks(self) -> dict[str, Fork]:
+    def forks(self) -> dict[str, SeedlessFork]:
         """By the slots whose seeds are on trial."""
         trials = {name: seed for name, seed in self.model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
@@ -91,7 +99,7 @@ class Refit:
             counting = [self.model.host, *(seed for seed in seeds if seed is not None and seed is not slot.seed)]
             fork = present.get(slot.name)
             if fork is None:
-                fork = Fork(self.model, self._optimizer, slot, counting)
+                fork = SeedlessFork(self.model, self._optimizer, slot, counting)
                 begun[0, place] = True
             else:
                 fork.take_in(counting)
@@ -113,10 +121,10 @@ class Refit:
         brought: list[dict[torch.nn.Parameter, Tensor]] = []
         for fork in forks:
             with aside(self.model, ()), torch.enable_grad():
-                brought.append(fork.gradients(lambda: self._scaled(compute(*minibatch, **named))))
-        usual = self._scaled(torch.ones_like(loss.detach()))
+                brought.append(fork.gradients(lambda: self._scale(compute(*minibatch, **named))))
+        usual = self._scale(torch.ones_like(loss.detach()))
 
-        def arrived(weight: Tensor) -> None:
+        def add_gradients(weight: Tensor) -> None:
             first = self._at_rest()
             for fork, gradients in zip(forks, brought, strict=True):
                 # The one factor is in the gradients, the other in the weight.
@@ -124,7 +132,7 @@ class Refit:
             self._arrived = True
             self._minibatches += 1
 
-        loss.register_hook(arrived)
+        loss.register_hook(add_gradients)
 
     def measure(
         self, evaluate: Callable[[GrowingModel], T], changes: Mapping[str, float], whole: T | None = None
@@ -163,7 +171,7 @@ class Refit:
             fork.load_state_dict(state["forks"][name])
         self._minibatches = state["minibatches"]
 
-    def _scaled(self, loss: Tensor) -> Tensor:
+    def _scale(self, loss: Tensor) -> Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _at_rest(self) -> bool:
@@ -191,3 +199,200 @@ class Refit:
                 self._average(parameter)
             if self._scaler is None or all(bool(p.grad.isfinite().all()) for p in fork.learned if p.grad is not None):
                 fork.step()
+
+
+class Counterfactual(StrEnum):
+    """The model without a seed, from which it follows what the seed contributes."""
+
+    DEPENDENCE = "dependence"
+    """The model as it is, with the seed switched off (leave-one-out). A model comes to lean on what it trains with, so
+    this says how much it would miss the seed now, which is more than it gains by having it."""
+    REFIT = "refit"
+    """While a seed is on trial: a fork of the model from when the trial began, which has trained without the seed on
+    the same minibatches since. Before and after, as ``dependence``."""
+
+
+def require_forks(
+    evidence: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
+) -> None:
+    """Refuse evidence that nothing is judged by, or for which a fork would have to learn where it cannot.
+
+    Raises:
+        ConfigError: the controller judges no seed by it, nobody said how to compute a ``loss``, or the optimizer
+            computes losses by itself.
+    """
+    if evidence is not Counterfactual.REFIT:
+        return
+    if isinstance(controller, Never):
+        raise ConfigError(
+            f"evidence refit is what seeds on trial are judged by, but controller {controller.name!r} plants none: "
+            "choose another controller, or leave evidence out"
+        )
+    if loss is None:
+        raise ConfigError(
+            "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "
+            f"loss, with {LOSS_LINE}, and call {LEARN_APART_LINE} before each loss.backward()"
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"evidence refit cannot step {type(optimizer).__name__}, which computes losses by itself: take an "
+            "optimizer whose step needs no closure, or evidence dependence"
+        )
+
+
+class _Whole(nn.Module):
+    """Calls a function of a model which has other values meanwhile, and tells what its buffers are afterwards."""
+
+    def __init__(self, model: GrowingModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], T]) -> tuple[T, dict[str, Tensor]]:
+        return compute(), dict(self.named_buffers())
+
+
+class SeedlessFork:
+    """What ``model`` would be had the seed in ``slot`` been removed when the fork was made.
+
+    It has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in the
+    model's forward pass. All else is the model's: seeds that do not count yet, the weights of the others, and whatever
+    lies outside of the model.
+
+    Args:
+        model: In training.
+        optimizer: The one that trains it.
+        slot: Of ``model``, with a seed.
+        counting: The host and the seeds that count, without this one.
+    """
+
+    def __init__(
+        self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot, counting: Iterable[nn.Module]
+    ) -> None:
+        assert slot.seed is not None
+        self.seed = slot.seed
+        """That is left out."""
+        self._whole = _Whole(model)
+        self._slot = slot
+        self._theirs = optimizer
+        self._parameters: dict[Tensor, nn.Parameter] = {}
+        """The fork's, by the model's."""
+        self._buffers: dict[str, Tensor] = {}
+        # Its groups and state follow with the parameters.
+        apart: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
+        self._optimizer = copy.deepcopy(optimizer, apart)
+        self.take_in(counting)
+
+    @torch.no_grad()
+    def take_in(self, counting: Iterable[nn.Module]) -> None:
+        """Copy what has begun to count in the model since, and let go of what is no more."""
+        modules = list(counting)
+        before, self._parameters = self._parameters, {}
+        state = self._optimizer.state
+        for theirs in (parameter for module in modules for parameter in module.parameters()):
+            if theirs in before:
+                self._parameters[theirs] = before[theirs]
+            elif theirs not in self._parameters:
+                own = self._parameters[theirs] = nn.Parameter(theirs.clone(), theirs.requires_grad)
+                if theirs in self._theirs.state:
+                    state[own] = copy.deepcopy(self._theirs.state[theirs])
+        for gone in before.keys() - self._parameters.keys():
+            state.pop(before[gone], None)
+        alphas = {part.alpha for module in modules for part in module.modules() if isinstance(part, Seed)}
+        counted = {buffer for module in modules for buffer in module.buffers()} - alphas
+        named = {name: buffer for name, buffer in self._whole.named_buffers() if buffer in counted}
+        kept = self._buffers
+        self._buffers = {name: kept[name] if name in kept else buffer.clone() for name, buffer in named.items()}
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Give the optimizer the groups and hyperparameters that the model's has now."""
+        self._optimizer.param_groups[:] = [
+            {**group, "params": [self._parameters[one] for one in group["params"] if one in self._parameters]}
+            for group in self._theirs.param_groups
+        ]
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns, which calls the model, where the model is this fork."""
+        named = dict(self._whole.named_parameters())
+        mine = {name: self._parameters[theirs] for name, theirs in named.items() if theirs in self._parameters}
+        with self._slot.vacate():
+            result, buffers = functional_call(self._whole, {**mine, **self._buffers}, (compute,))
+        self._buffers = {name: buffers[name].detach() for name in self._buffers}
+        return result
+
+    def gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Gradients of ``loss``, which calls the model, by the fork's parameters.
+
+        Raises:
+            ConfigError: it does not depend on the fork, or on the model as well.
+        """
+        for theirs, own in self._parameters.items():
+            own.requires_grad_(theirs.requires_grad)
+        mine = [own for own in self._parameters.values() if own.requires_grad]
+        learning = cast("list[nn.Parameter]", [theirs for theirs in self._parameters if theirs.requires_grad])
+        # Within, as a backward pass may compute parts of the forward pass once more.
+        found = self.run(lambda: compute_gradients(loss(), [*mine, *learning]))
+        if not found.keys().isdisjoint(learning):
+            raise ConfigError(
+                "the loss that the grower was given uses parameters of the growing model that were taken from it "
+                "before: it must take them from the model whenever it is called"
+            )
+        if not found:
+            raise ConfigError(
+                f"the loss that the grower was given does not depend on the model without the seed in slot "
+                f"{self._slot.name!r}: it must call the growing model itself and return a loss that can be "
+                "differentiated"
+            )
+        return found
+
+    @torch.no_grad()
+    def add(self, gradients: Mapping[nn.Parameter, Tensor], weight: Tensor, *, anew: bool) -> None:
+        """Add ``gradients`` times ``weight`` to those since the last step, or begin ``anew`` with them."""
+        if anew:
+            self._optimizer.zero_grad()
+        for own, gradient in gradients.items():
+            part = (gradient * weight).to(own.dtype)
+            own.grad = part if own.grad is None else own.grad + part
+
+    @property
+    def learned(self) -> list[nn.Parameter]:
+        """Parameters that have a gradient."""
+        return [own for own in self._parameters.values() if own.grad is not None]
+
+    def step(self) -> None:
+        """Let the optimizer make a step."""
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is the fork's own, as plain values."""
+        own, state = self._name_parameters(), self._optimizer.state
+        moments = {name: state[parameter] for name, parameter in own.items() if parameter in state}
+        kind = type(self._theirs).__name__
+        return to_plain({"parameters": own, "buffers": self._buffers, "moments": moments, "optimizer": kind})
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Be what `state_dict` told; the model has the structure that it had then.
+
+        Raises:
+            CheckpointError: it has not.
+        """
+        own = self._name_parameters()
+        like = {"parameters": own, "buffers": self._buffers}
+        found = from_plain(like, {name: saved[name] for name in like}, "the state of a fork")
+        for name, parameter in own.items():
+            parameter.copy_(found["parameters"][name])
+        self._buffers = found["buffers"]
+        names = {parameter: name for name, parameter in own.items()}
+        order = [names[parameter] for group in self._optimizer.param_groups for parameter in group["params"]]
+        # Another optimizer may have taken the former's place: it begins anew.
+        moments: Mapping[str, Any] = saved["moments"] if saved["optimizer"] == type(self._theirs).__name__ else {}
+        state = {place: moments[name] for place, name in enumerate(order) if name in moments}
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+        self.arrange()
+
+    def _name_parameters(self) -> dict[str, nn.Parameter]:
+        """The fork's parameters by the names of the model's."""
+        named = cast("Sequence[tuple[str, nn.Parameter]]", list(self._whole.named_parameters()))
+        return {name: self._parameters[theirs] for name, theirs in named if theirs in self._parameters}

@@ -10,13 +10,15 @@ was measured. Contributions, what gates tolerate, the margins of rules and rent 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
+from esper import arguments
+from esper.arguments import Kind, describe
 from esper.control.history import improves
 from esper.errors import ConfigError
-from esper.grower.figures import Figures
 from esper.state import from_plain
 from esper.telemetry.metric import ACCURACY, LOSS, Metric
 from esper.training.governor.detectors import skill
@@ -45,7 +47,7 @@ class Scores:
         """Empty until it is known."""
         self._named = metric is not None
         self._best = UNKNOWN
-        """Of a metric that was named, made better the lower it is, at its last progress."""
+        """The value of a metric that was named, made better the lower it is, at its last progress."""
         self._higher = higher_is_better
         self._classes = classes or 0
         self._outputs = outputs or 0
@@ -53,7 +55,7 @@ class Scores:
         self._reference = UNKNOWN
         self._first_train_loss = UNKNOWN
         self.chance_loss = math.log(self.likely_classes)
-        """Of guessing, where the number of classes is known; otherwise the first that was measured."""
+        """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
         self.chance_score = 1 / self.likely_classes
         """Likewise."""
 
@@ -99,7 +101,7 @@ class Scores:
                 "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
             )
         value = self._value(found, self.metric)
-        return value if self._rises(self.metric) else _share_gone(value, self._reference)
+        return value if self._rises(self.metric) else _compute_share_gone(value, self._reference)
 
     def progress(self, found: Figures) -> bool | None:
         """Whether a metric that was named, and is not the loss, is better than it was by more than a trifle.
@@ -125,7 +127,7 @@ class Scores:
         return self._value(found, self.metric) if self._begun else UNKNOWN
 
     def train_score(self, accuracy: float | None) -> float | None:
-        """Of training, if its accuracy is known.
+        """The score of training, if its accuracy is known.
 
         Raises:
             ConfigError: growth is about something else.
@@ -157,7 +159,7 @@ class Scores:
     def gone(self, found: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of chance's losses that are gone, of training and of validation."""
         first = self.chance_loss if self._classes else self._first_train_loss
-        return _share_gone(train_loss, first), _share_gone(found[LOSS], self.chance_loss)
+        return _compute_share_gone(train_loss, first), _compute_share_gone(found[LOSS], self.chance_loss)
 
     def shows_skill(self, found: Figures, least: float) -> bool:
         """Whether skill by accuracy is more than ``least``; without one, whether a metric is better than at first."""
@@ -187,7 +189,7 @@ class Scores:
         return metric == ACCURACY if self._higher is None else self._higher
 
     def _value(self, found: Figures, metric: str) -> float:
-        """Of ``metric``, which may be infinitely bad, as where training blew up."""
+        """The value of ``metric``, which may be infinitely bad, as where training blew up."""
         if metric not in found:
             raise ConfigError(
                 f"growth is about {metric!r}, but evaluate gave {', '.join(found)}: return a mapping that has it each "
@@ -203,7 +205,7 @@ class Scores:
         return value
 
 
-def _share_gone(value: float, reference: float) -> float:
+def _compute_share_gone(value: float, reference: float) -> float:
     return (reference - value) / (abs(reference) or 1.0)
 
 
@@ -223,3 +225,68 @@ def _require_direction(metric: str | None, higher_is_better: bool | None) -> Non
             f"{'higher' if known[metric] else 'lower'} it is; leave higher_is_better out, or give a figure of another "
             "meaning another name"
         )
+
+
+ROUNDING = 1e-6
+"""By which the mean of float32 hits may exceed 1."""
+EXPECTED = (
+    "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
+    "{'loss': 0.3, 'f1': 0.8}"
+)
+
+_NUMBER = Kind(arguments.number, "give a number, or a tensor that holds a single one")
+
+Figures = dict[str, float]
+"""What was measured of a model on validation data, by name; ``loss`` is always among them."""
+
+
+def check_number(value: object, what: str) -> float:
+    """A number, or a tensor or array that holds a single one; what is too large for a float is infinite.
+
+    Raises:
+        ConfigError: it is something else; ``what`` says where it came from.
+    """
+    return _NUMBER.taken(what, value, ConfigError)
+
+
+def check_figures(returned: object) -> Figures:
+    """What `evaluate` returned, checked and by name.
+
+    A loss that is not finite is no mistake of the user's, as training may have blown up; nor is then any accuracy.
+
+    Raises:
+        ConfigError: it is none of what is `EXPECTED`, or the accuracy is no fraction.
+    """
+    found = _name_figures(returned)
+    loss, accuracy = found[LOSS], found.get(ACCURACY)
+    if accuracy is None or not math.isfinite(loss):
+        return found
+    if 0 <= accuracy <= 1 + ROUNDING:
+        return {**found, ACCURACY: min(accuracy, 1.0)}
+    advice = "return the fraction that is right, which is 0 where nothing is"
+    if accuracy > 1:
+        advice = "divide percentages by 100"
+        if 0 <= loss <= 1:
+            advice += ", or return (loss, accuracy) in this order if the two are swapped"
+        advice += "; a figure that is no fraction needs a name of its own, and metric=..."
+    raise ConfigError(f"evaluate gave loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
+
+
+def _name_figures(returned: object) -> Figures:
+    if isinstance(returned, Mapping):
+        given = cast("Mapping[Any, Any]", returned)
+        if LOSS in given and all(isinstance(name, str) for name in given):
+            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in given.items()}
+    elif isinstance(returned, tuple | list):
+        pair = cast("Sequence[Any]", returned)
+        if len(pair) == 2:
+            return {
+                name: check_number(value, f"the {name} of evaluate")
+                for name, value in zip((LOSS, ACCURACY), pair, strict=True)
+            }
+    else:
+        try:
+            return {LOSS: check_number(returned, "the loss of evaluate")}
+        except ConfigError:
+            pass  # the sentence below says more
+    raise ConfigError(f"evaluate returned {describe(cast(object, returned))}: it must return {EXPECTED}")

@@ -69,13 +69,13 @@ class Shadow:
         Raises:
             ConfigError: the loss that was given does not depend on an isolated seed.
         """
-        isolated = self._isolated()
+        isolated = self._find_isolated()
         if self._loss is None or not isolated or not loss.requires_grad:
             return
         learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
         with aside(self._model, isolated.values()), torch.enable_grad():
             scaled = self._scale(self._loss(*minibatch, **named))
-            gradients = differentiated(scaled, learning)
+            gradients = compute_gradients(scaled, learning)
         for name, seed in isolated.items():
             if gradients.keys().isdisjoint(seed.parameters()):
                 raise ConfigError(
@@ -84,10 +84,10 @@ class Shadow:
                 )
         usual = self._scale(torch.ones_like(scaled.detach()))
 
-        def arrived(weight: Tensor) -> None:
+        def add_gradients(weight: Tensor) -> None:
             self._add(gradients, weight / usual)
 
-        loss.register_hook(arrived)
+        loss.register_hook(add_gradients)
 
     @torch.no_grad()
     def _add(self, gradients: Mapping[nn.Parameter, Tensor], weight: Tensor) -> None:
@@ -101,12 +101,12 @@ class Shadow:
     def _scale(self, loss: Tensor) -> Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def _isolated(self) -> dict[str, Seed]:
+    def _find_isolated(self) -> dict[str, Seed]:
         return {name: seed for name, seed in self._model.seeds.items() if seed.isolation is Isolation.SHADOW}
 
     def _require(self, *_: Any) -> None:
         arrived, self._arrived = self._arrived, False
-        isolated = self._isolated()
+        isolated = self._find_isolated()
         if isolated and not arrived:
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the seed in slot {next(iter(isolated))!r}, which "
@@ -114,7 +114,7 @@ class Shadow:
             )
 
 
-def differentiated(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+def compute_gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
     """The gradients of those ``parameters`` on which ``loss`` depends."""
     if not loss.requires_grad:
         return {}

@@ -9,15 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.growth import blending
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
+from esper.growth.seed import count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
-from esper.lifecycle.actions import Blend
+from esper.lifecycle.actions import Blend, Head
+from esper.lifecycle.rules import Isolation
+from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import with_fossils
+from esper.lifecycle.transitions import Transitions, with_fossils
 from esper.state import from_plain, to_plain
 from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
+from esper.training.population import seed_generator
 
 BYTES_PER_VALUE = 4
 COPIES = 4
@@ -25,7 +28,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.growing_networks.Offers`."""
+    """What the slots of a model offer: an `esper.control.subject.Offers`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -33,10 +36,10 @@ class Catalogue:
         names = dict.fromkeys(name for slot in self._slots for name in slot.blueprints)
         self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
         """Every blueprint that is on offer in some slot, in the order of the slots."""
-        parameters = self._cost(lambda kind, site: kind.parameters_at(site), blending.parameters_at)
-        flops = self._cost(lambda kind, site: kind.flops_at(site), blending.flops_at)
-        self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
-        """Of blueprints that are not on offer in a slot: 0."""
+        parameters = self._cost(lambda kind, site: kind.parameters_at(site), count_blend_parameters)
+        flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
+        self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
+        """What seeds cost; 0 for blueprints that are not on offer in a slot."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
         self._offered = np.array([[kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots])
@@ -49,7 +52,7 @@ class Catalogue:
 
     @property
     def learning_rates(self) -> NDArray[np.float64]:
-        """Of the host, as it is now."""
+        """The host's learning rate, as it is now."""
         return np.array([float(self._optimizer.param_groups[0]["lr"])])
 
     def _cost(
@@ -64,7 +67,7 @@ class Catalogue:
 
 
 class ModelSubject:
-    """A growing model with its lifecycle table: an `esper.control.growing_networks.GrowingNetworks`."""
+    """A growing model with its lifecycle table: an `esper.control.subject.Subject`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
         self.specs = Catalogue(model, optimizer)
@@ -120,3 +123,39 @@ class ModelSubject:
     def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Parameters of the seeds in the slots ``counted``."""
         return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
+
+
+def apply_transitions(
+    model: GrowingModel, subject: ModelSubject, changes: Transitions, actions: NDArray[np.int64], seed: int
+) -> None:
+    """Seeds that came in ``changes`` are planted, those that went are removed, those that stay for good fossilized.
+
+    Whatever may fail, which is making a seed, comes first; then nothing has changed yet.
+    """
+    slots = model.slots.values()
+    for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
+        generator = seed_generator(seed, place, int(subject.germinations[place]))
+        kind = subject.specs.kinds[int(actions[0, Head.BLUEPRINT])]
+        slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
+        subject.germinations[place] += 1
+    for place in changes.slot[changes.after == Stage.PRUNED].tolist():
+        slots[place].prune()
+    for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
+        slots[place].fossilize()
+    fresh = (changes.after == Stage.GERMINATED) | (changes.after == Stage.PRUNED)
+    gone = np.zeros((1, len(slots)), np.bool_)
+    gone[0, changes.slot[fresh]] = True
+    subject.evidence = subject.evidence.without(gone)
+
+
+def apply_table(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
+    """Give every seed the weight that the table says, and let it learn from its second step on."""
+    for place, slot in enumerate(model.slots.values()):
+        seed = slot.seed
+        if seed is None or seed.fossilized:
+            continue
+        stage = Stage(int(table.stage[0, place]))
+        seed.alpha.fill_(float(table.alpha[0, place]))
+        seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
+        seed.requires_grad_(stage is not Stage.GERMINATED)
+        model.copies.align(slot)

@@ -1,4 +1,4 @@
-"""Whether training is to be undone, and whether what was measured is any ground to judge seeds on."""
+"""Whether training is to be undone, whether it gives any ground to judge seeds on, and who trains the model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from esper.control.history import PLATEAU_IMPROVEMENT
-from esper.grower.figures import LOSS, Figures
-from esper.grower.scores import Scores
+from esper.errors import ConfigError
+from esper.grower.scores import LOSS, Figures, Scores
 from esper.lifecycle.actions import Op
 from esper.state import from_plain, to_plain
 from esper.training.governor.detectors import GovernorSettings
@@ -22,7 +24,7 @@ LEAST_KEPT = 0.5
 """A network that keeps less of the way it once came from chance is nearer to chance than to what it was."""
 
 
-class Watch:
+class TrainingWatch:
     """Judges one model by its training loss and by what was measured of it.
 
     A network that does far worse than chance is in trouble whatever it did before. Chance is what guessing gives, where
@@ -40,7 +42,7 @@ class Watch:
     def __init__(self, governor: Governor, scores: Scores, *, scaled: bool) -> None:
         self._governor, self._scores, self._scaled = governor, scores, scaled
         self._best_loss = math.nan
-        """Of validation, so far."""
+        """The least validation loss so far."""
         self._last_loss = math.nan
         self._best_gone = np.full(2, math.nan)
         """The greatest shares of chance's losses that were gone so far, of training and of validation."""
@@ -52,19 +54,19 @@ class Watch:
         """Whether the model can be measured at all."""
         return math.isfinite(train_loss) and self._governor.finite(gradients=not self._scaled)
 
-    def broken(self, train_loss: float) -> GovernorVerdict:
-        """Of what is not finite."""
+    def judge_broken(self, train_loss: float) -> GovernorVerdict:
+        """The verdict on what is not finite."""
         return self._governor.judge(train_loss, (math.nan, math.nan), finite=False)
 
     def judge(self, train_loss: float, found: Figures, *, blind: bool) -> GovernorVerdict:
-        """Of a model of which ``found`` was measured; ``blind`` if its answer was the same to everything."""
+        """The verdict on a model of which ``found`` was measured; ``blind`` if it answered everything alike."""
         if not (math.isfinite(found[LOSS]) and math.isfinite(self._scores.score(found))):
-            return self.broken(train_loss)
+            return self.judge_broken(train_loss)
         skills = self._scores.skills(found, train_loss)
         hopeless = self._hopeless(found, *skills)
         return self._governor.judge(train_loss, (0.0, 0.0) if blind else skills, finite=True, hopeless=hopeless)
 
-    def barred(
+    def find_barred(
         self, verdict: GovernorVerdict, train_loss: float, found: Figures, *, blind: bool, idle: bool
     ) -> tuple[Op, ...]:
         """Operations for which there are no grounds now; ``idle`` if all gradients are zero. Warns as told above."""
@@ -138,3 +140,44 @@ class Watch:
             "learned": self._learned,
             "changed": self._changed,
         }
+
+
+class OptimizerCheck:
+    """Notices if ``host`` learns while ``optimizer`` makes no step, as where another one has taken its place."""
+
+    def __init__(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._host = host
+        self._stepped = False
+        self._sums = self._sum_parameters()
+        optimizer.register_step_post_hook(self._note)
+
+    def require(self) -> None:
+        """Look back on the time since the last call.
+
+        Raises:
+            ConfigError: another optimizer has trained the host.
+        """
+        sums, before = self._sum_parameters(), self._sums
+        stepped, self._stepped, self._sums = self._stepped, False, sums
+        learned = any(parameter.grad is not None for parameter in self._host.parameters())
+        if learned and not stepped and len(sums) == len(before) and not torch.equal(sums, before.to(sums)):
+            raise ConfigError(
+                "the model has learned since the last decision, but the optimizer that the grower was given made no "
+                "step: another one trains it, and would never train what grows; make that one from "
+                "model.parameter_groups(lr=...), and a Grower with it that loads this one's state_dict()"
+            )
+
+    def rebase(self) -> None:
+        """What changed the host just now was no training."""
+        self._sums = self._sum_parameters()
+
+    def _note(self, *_: Any) -> None:
+        self._stepped = True
+
+    @torch.no_grad()
+    def _sum_parameters(self) -> Tensor:
+        """The sum of the values of each learning parameter, ``[P]``."""
+        learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
+        if not learning:
+            return torch.zeros(0)
+        return torch.stack([parameter.sum(dtype=torch.float64).to(learning[0].device) for parameter in learning])

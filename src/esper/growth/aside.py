@@ -1,4 +1,4 @@
-"""A forward pass beside the one that counts: nothing remains of it."""
+"""Forward passes beside those that count: nothing remains of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def aside(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     try:
         with ExitStack() as weights:
             for seed in seeds:
-                weights.enter_context(seed.weighing(1.0))
+                weights.enter_context(seed.weigh(1.0))
             yield
     finally:
         for module, name, buffer in buffers:
@@ -38,3 +38,14 @@ def global_generators(network: nn.Module) -> list[torch.Generator]:
     """Torch's own sources of randomness: of the CPU, and of all CUDA devices in use by ``network``."""
     devices = {parameter.device.index for parameter in network.parameters() if parameter.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[device] for device in sorted(devices))]
+
+
+@contextmanager
+def keep_modes(network: nn.Module) -> Generator[None]:
+    """Afterwards every module of ``network`` is in the mode in which it was before, also where modes are mixed."""
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

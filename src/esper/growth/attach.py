@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
-from esper.arguments import check_arguments, optional, truth
+from esper.arguments import Kind, check_arguments, optional, truth
 from esper.errors import SlotError
-from esper.growth.arguments import INPUTS, MODULE, PLACES
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments
+from esper.growth.probe import INPUTS, MODULE, Arguments
 
 PATTERN = "re:"
 """Begins a key of `Places` that is a regular expression."""
@@ -22,6 +21,31 @@ AUTO = "auto"
 
 Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
 """Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
+
+
+def _list_places(value: Any) -> Any:
+    """Names as a list, or by name the blueprints on offer."""
+    if isinstance(value, Mapping):
+        offers = cast("Mapping[Any, Any]", value)
+        if not all(isinstance(name, str) for name in offers):
+            raise TypeError
+        return {name: given if isinstance(given, str) else _list_names(given) for name, given in offers.items()}
+    return _list_names(value)
+
+
+def _list_names(value: Any) -> list[str]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError
+    names = list(cast("Iterable[Any]", value))
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError
+    return names
+
+
+PLACES = Kind(
+    _list_places,
+    "give a list of submodules' names, such as ['layer2'], or a mapping from names to a list of blueprints or 'auto'",
+)
 
 
 @check_arguments(
@@ -62,13 +86,13 @@ def attach(
         UnknownBlueprintError: nobody registered a blueprint of that name.
     """
     if isinstance(slots, Mapping):
-        offers = {place: _blueprints(place, given) for place, given in slots.items()}
+        offers = {place: _list_blueprints(place, given) for place, given in slots.items()}
     else:
         offers = dict.fromkeys(slots)
-    return GrowingModel(model, _resolved(model, offers), example_input, causal=causal, apart=apart)
+    return GrowingModel(model, _resolve_names(model, offers), example_input, causal=causal, apart=apart)
 
 
-def _blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:
+def _list_blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:
     if given == AUTO:
         return None
     if isinstance(given, str):
@@ -76,20 +100,20 @@ def _blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:
     return [get(name).name for name in given]
 
 
-def _resolved(model: nn.Module, offers: Mapping[str, Sequence[str] | None]) -> dict[str, Sequence[str] | None]:
+def _resolve_names(model: nn.Module, offers: Mapping[str, Sequence[str] | None]) -> dict[str, Sequence[str] | None]:
     """By name: patterns replaced by the names that they match."""
     if not offers:
         raise SlotError("no slots: name the submodules behind which the model may grow")
     found: dict[str, Sequence[str] | None] = {}
     for place, blueprints in offers.items():
-        for name in _matches(model, place):
+        for name in _match_names(model, place):
             if name in found:
                 raise SlotError(f"{place!r} matches submodule {name!r}, which an earlier slot has already")
             found[name] = blueprints
     return found
 
 
-def _matches(model: nn.Module, place: str) -> list[str]:
+def _match_names(model: nn.Module, place: str) -> list[str]:
     if not place.startswith(PATTERN):
         return [place]
     try:

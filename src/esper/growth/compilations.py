@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 GRAPHS = 8
-"""Of one function, as many as torch keeps unless it is told otherwise."""
+"""As many graphs of one function as torch keeps unless it is told otherwise."""
 
 
 class Compilations:
@@ -33,11 +33,11 @@ class Compilations:
         return Compilations, ()
 
     @torch.compiler.assume_constant_result
-    def traced(self, training: bool) -> None:
+    def record_graph(self, training: bool) -> None:
         """Called once for each graph, while it is made."""
         self._graphs.add((self._structure, training, torch.is_grad_enabled()))
 
-    def changed(self) -> None:
+    def record_change(self) -> None:
         """The structure is another one now; warns once, if torch will not compile it."""
         if self._warned or not self._graphs:
             return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esper.growth.slot import Slot
 
 
-class Copied(Protocol):
+class HasSlots(Protocol):
     """What copies are made of: a growing model."""
 
     @property
@@ -40,7 +40,7 @@ class Copies:
         """Whether the model to which this belongs has no slots any more, and so cannot grow."""
         self._mirrors: WeakSet[Any] = WeakSet()
         self._unasked: WeakSet[Copies] = WeakSet()
-        """Of copies about which nobody said anything."""
+        """What belongs to copies about which nobody said anything."""
         self._warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
@@ -52,7 +52,7 @@ class Copies:
     def __reduce__(self) -> tuple[Any, ...]:
         return Copies, ()
 
-    def add(self, mirror: Copied, own: Copies, slots: Iterable[Slot]) -> None:
+    def add(self, mirror: HasSlots, own: Copies, slots: Iterable[Slot]) -> None:
         """Let ``mirror``, which has ``own`` copies, be from now on what the ``slots`` of the model are."""
         self._mirrors.add(mirror)
         self._unasked.discard(own)
@@ -64,7 +64,7 @@ class Copies:
         for mirror in self._mirrors:
             _align(slot, mirror.slots[slot.name])
 
-    def changed(self, slot: Slot) -> None:
+    def follow_change(self, slot: Slot) -> None:
         """As `align`, where a seed came or went; warns once of copies that are no mirrors."""
         self.align(slot)
         if self._warned or all(unasked.released for unasked in self._unasked):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
+import warnings
 from collections.abc import Iterator
+from enum import StrEnum
 from types import CodeType
 from typing import TYPE_CHECKING, cast
 
 from torch import fx, nn
 
-from esper.growth.fossil_graph import TracedFossil, trace
-from esper.growth.input_relay import relay_input
+from esper.errors import SlotError
+from esper.growth.fossils import TracedFossil, relay_input, trace
 from esper.growth.pretrained import refuse_saving
 from esper.growth.seating import require_seated
-from esper.growth.unfinished import Unfinished, folded
+from esper.growth.seed import Seed
+from esper.lifecycle.rules import Isolation
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -34,7 +38,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
         SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is not called any more.
     """
     require_seated(model)
-    kept = folded(model, unfinished)
+    kept = choose_kept(model, unfinished)
     grown = copy.deepcopy(model)
     grown.release()
     for name in kept:
@@ -60,7 +64,7 @@ def _keep_padded(host: nn.Module, submodule: str) -> None:
 def _fold(host: nn.Module, behind: str, kind: str, traced: TracedFossil, place: int | str) -> None:
     """Let a traced fossil follow the host's submodule ``behind``."""
     followed = host.get_submodule(behind)
-    fossil = _unused(followed, PREFIX + kind)
+    fossil = _find_unused_name(followed, PREFIX + kind)
     if _runs_what_it_holds(followed):
         owner, path, prefix = followed, behind, f"{fossil}_"
     else:
@@ -70,14 +74,14 @@ def _fold(host: nn.Module, behind: str, kind: str, traced: TracedFossil, place: 
         vars(owner)["extra_repr"] = functools.partial(str, f"what grew: {kind}, {count} parameters")
         followed.add_module(fossil, owner)
         if type(followed).forward is not nn.Sequential.forward:  # which runs it by itself
-            followed.register_forward_hook(_running(fossil))
+            followed.register_forward_hook(_make_call(fossil))
     inputs = None
     if traced.reads_inputs:
-        inputs = _unused(owner, f"{prefix}inputs")
+        inputs = _find_unused_name(owner, f"{prefix}inputs")
         relay_input(host, path, inputs, place)
     names: dict[str, str] = {}
     for name, tensor in traced.tensors.items():
-        names[name] = _unused(owner, prefix + name.removeprefix("blueprint.").replace(".", "_"))
+        names[name] = _find_unused_name(owner, prefix + name.removeprefix("blueprint.").replace(".", "_"))
         if isinstance(tensor, nn.Parameter):
             owner.register_parameter(names[name], tensor)
         else:
@@ -96,15 +100,15 @@ def _runs_what_it_holds(module: nn.Module) -> bool:
         return True
     own = (kind for kind in type(module).__mro__ if kind is not nn.Module and issubclass(kind, nn.Module))
     methods = (method for kind in own for method in vars(kind).values() if inspect.isfunction(method))
-    return any(not _ASKING.isdisjoint(_names(method.__code__)) for method in methods)
+    return any(not _ASKING.isdisjoint(_collect_names(method.__code__)) for method in methods)
 
 
-def _names(code: CodeType) -> set[str]:
+def _collect_names(code: CodeType) -> set[str]:
     """What a function asks for by name, with the functions within it."""
-    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+    return set(code.co_names).union(*(_collect_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
-def _running(submodule: str) -> fx.GraphModule:
+def _make_call(submodule: str) -> fx.GraphModule:
     """A forward hook that gives the output to a submodule of the module that it hooks."""
     graph = fx.Graph()
     module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
@@ -112,9 +116,63 @@ def _running(submodule: str) -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), graph, class_name="RunFossil")
 
 
-def _unused(module: nn.Module, wanted: str) -> str:
+def _find_unused_name(module: nn.Module, wanted: str) -> str:
     """An attribute that ``module`` does not have yet; it may carry fossils of an earlier growth."""
     taken = set(dir(module))
     while wanted in taken:
         wanted += "_"
     return wanted
+
+
+class Unfinished(StrEnum):
+    """What to do with live seeds."""
+
+    KEEP = "keep"
+    """Fold in those that count and were not measured to do harm, as they are; drop the others; warn of either."""
+    DROP = "drop"
+    """Drop them all. The host, which has learned together with them, may do much worse then."""
+    RAISE = "raise"
+    """Refuse a model that has any."""
+
+
+def choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
+    """The slots whose seeds are to be part of the plain model: all fossils, and what ``unfinished`` says of the others.
+
+    Raises:
+        SlotError: there are unfinished seeds, which ``unfinished`` forbids.
+    """
+    live = {name: seed for name, seed in model.seeds.items() if not seed.fossilized}
+    keeps = unfinished is Unfinished.KEEP
+    kept = [name for name, seed in live.items() if keeps and counts(seed) and not _harms(seed)]
+    if live and unfinished is Unfinished.RAISE:
+        told = "; ".join(_describe(name, seed) for name, seed in live.items())
+        raise SlotError(
+            f"unfinished seeds: {told}; call finish() of their grower, fossilize or prune them, or say what becomes of "
+            "them: finalize(unfinished='keep') or 'drop'"
+        )
+    if live and keeps:
+        told = "; ".join(
+            f"{'kept' if name in kept else 'dropped'} {_describe(name, seed)}" for name, seed in live.items()
+        )
+        warnings.warn(
+            f"unfinished seeds: {told}; call finish() of their grower first to have them measured and judged, or say "
+            "finalize(unfinished='drop') to drop them all",
+            stacklevel=5,
+        )
+    return [name for name, seed in model.seeds.items() if seed.fossilized or name in kept]
+
+
+def counts(seed: Seed) -> bool:
+    """Whether the seed takes part in what the model computes."""
+    return seed.isolation is Isolation.NONE and float(seed.alpha) > 0
+
+
+def _harms(seed: Seed) -> bool:
+    """Whether the model was measured to do better without the seed; never, if nobody measured."""
+    return seed.contribution is not None and seed.contribution < 0
+
+
+def _describe(name: str, seed: Seed) -> str:
+    known = seed.contribution is not None and not math.isnan(seed.contribution)
+    contribution = f"contribution {seed.contribution:+.4f}" if known else "contribution not measured"
+    return f"{seed.blueprint.name} in {name!r} (alpha {float(seed.alpha):.2f}, {contribution})"

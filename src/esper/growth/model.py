@@ -1,30 +1,56 @@
-"""One host with its slots."""
+"""One host with its slots, which is called as the host is."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
 
 from esper.arguments import check_arguments, instance, name_of, one_of
 from esper.errors import CheckpointError, ConfigError, SlotError
-from esper.growth.apart import parameter_names
-from esper.growth.arguments import MODULE
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies, mirrors_in
-from esper.growth.finalize import finalize
-from esper.growth.input_relay import input_place
+from esper.growth.finalize import Unfinished, finalize
+from esper.growth.fossils import find_input_place
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
+from esper.growth.positions import parameter_names
 from esper.growth.pretrained import guard
-from esper.growth.probe import Arguments, probe
+from esper.growth.probe import MODULE, Arguments, probe
 from esper.growth.seating import require_free, require_seated
 from esper.growth.seed import Seed
-from esper.growth.signature import called_as, unmade
 from esper.growth.slot import InputTap, Slot, require_untraced
-from esper.growth.summary import Preview, Summary, previewed, summarised
-from esper.growth.unfinished import Unfinished
+from esper.growth.summary import GrowthSummary, Preview, preview, summarise
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@cache
+def make_subclass(model: type[M], host: type[nn.Module]) -> type[M]:
+    """The subclass of ``model`` for hosts of class ``host``: its ``forward`` has the signature of theirs.
+
+    Its name is theirs, too, behind "Growing". A class, not an instance, since libraries ask classes (Hugging Face's
+    `find_labels`), and since instances with a ``forward`` of their own would share it with their copies.
+    """
+
+    def forward(self: M, *arguments: Any, **keywords: Any) -> Any:
+        return model.forward(self, *arguments, **keywords)
+
+    forward.__doc__ = host.forward.__doc__
+    vars(forward)["__signature__"] = inspect.signature(host.forward)
+    name = f"Growing{host.__name__}"
+    members = {"__module__": model.__module__, "__doc__": model.__doc__, "forward": forward}
+    return cast("type[M]", type(name, (model,), members))
+
+
+def make_empty(model: type[M], host: type[nn.Module]) -> M:
+    """An instance of `make_subclass`'s class without any state: where copies and pickles begin."""
+    made = make_subclass(model, host)
+    return made.__new__(made)
+
 
 OPTIMIZER = instance(
     torch.optim.Optimizer, advice="give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
@@ -126,7 +152,7 @@ class GrowingModel(nn.Module):
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
-        self.tap = InputTap(input_place(example_input), parameter_names(host))
+        self.tap = InputTap(find_input_place(example_input), parameter_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
         self.compilations = Compilations()
@@ -146,7 +172,7 @@ class GrowingModel(nn.Module):
             self.slots.to(device=like.device, dtype=like.dtype)
         self.register_state_dict_pre_hook(_require_called)
         self.register_load_state_dict_post_hook(_require_planted)
-        self.__class__ = called_as(type(self), type(host))
+        self.__class__ = make_subclass(type(self), type(host))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -161,13 +187,13 @@ class GrowingModel(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         require_seated(self)
-        return unmade, (type(self).__bases__[0], type(self.host)), self.__dict__
+        return make_empty, (type(self).__bases__[0], type(self.host)), self.__dict__
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
         require_untraced()
         if torch.compiler.is_compiling():
-            self.compilations.traced(self.training)
+            self.compilations.record_graph(self.training)
         return self.host(*arguments, **keywords)
 
     @property
@@ -221,13 +247,13 @@ class GrowingModel(nn.Module):
         for copied in mirrors_in(average, GrowingModel, self):
             self.copies.add(copied, copied.copies, self.slots.values())
 
-    def summary(self) -> Summary:
+    def summary(self) -> GrowthSummary:
         """Every slot with what lives there: stage, parameters, FLOPs, weight and contribution. Print it."""
-        return summarised(self.slots.values(), self.host_parameters)
+        return summarise(self.slots.values(), self.host_parameters)
 
     def preview(self) -> Preview:
         """What each blueprint on offer would cost in each slot that is free, in parameters and FLOPs. Print it."""
-        return previewed(self.slots.values(), self.host_parameters)
+        return preview(self.slots.values(), self.host_parameters)
 
     @check_arguments(SlotError, slot=_SLOT)
     def disable(self, slot: str) -> None:

@@ -7,27 +7,36 @@ the folder holds the old model or the new one at any moment. Nothing else that a
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import torch
+from pydantic import Field, ValidationError
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from esper import tensor_file
-from esper.arguments import check_arguments
+from esper.arguments import check_arguments, file_path
 from esper.errors import CheckpointError, EsperError, RunError
 from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
-from esper.growth import topology
-from esper.growth.arguments import FOLDER, INPUTS, MODULE
 from esper.growth.model import GROWING, GrowingModel
-from esper.growth.probe import Arguments
-from esper.growth.topology import SavedSite, SavedSlot, Topology
+from esper.growth.probe import INPUTS, MODULE, Arguments
+from esper.growth.seed import Seed
+from esper.growth.site import Layout, Site
+from esper.growth.slot import Slot
+from esper.lifecycle.actions import Blend
+from esper.lifecycle.rules import Isolation
+from esper.parsing import parse_json
+from esper.settings import Settings
 
 TOPOLOGY_FILE = "model.json"
+_FOLDER = file_path("give the path of a folder")
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
-@check_arguments(CheckpointError, model=GROWING, folder=FOLDER)
+@check_arguments(CheckpointError, model=GROWING, folder=_FOLDER)
 def save(model: GrowingModel, folder: Path | str) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
@@ -52,7 +61,7 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
 
-@check_arguments(CheckpointError, folder=FOLDER, host=MODULE, example_input=INPUTS)
+@check_arguments(CheckpointError, folder=_FOLDER, host=MODULE, example_input=INPUTS)
 def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model that computes, and goes on learning, as the one that `save` wrote.
 
@@ -69,10 +78,10 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
             no slots and its own values.
     """
     source = Path(folder) / TOPOLOGY_FILE
-    saved = topology.decode(_read(source, topology.MOST_BYTES), source)
-    tensors = _saved_tensors(Path(folder), saved)
+    saved = decode_topology(_read(source, MOST_BYTES), source)
+    tensors = _read_tensors(Path(folder), saved)
     try:
-        model = _built(saved, host, example_input)
+        model = _build(saved, host, example_input)
     except EsperError as error:
         raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
     try:
@@ -84,7 +93,7 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
     return model
 
 
-def _built(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
+def _build(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model with the slots and seeds of the saved one, and initial values."""
     offers = {one.name: one.blueprints for one in saved.slots}
     model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart)
@@ -110,7 +119,7 @@ def _tensors(model: GrowingModel) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _saved_tensors(folder: Path, saved: Topology) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, saved: Topology) -> dict[str, Tensor]:
     path = _tensors_path(folder, saved.tensors_sha256)
     data = _read(path, saved.tensors_bytes)
     if hashlib.sha256(data).hexdigest() != saved.tensors_sha256:
@@ -157,3 +166,154 @@ def _read(path: Path, most: int) -> bytes:
         raise CheckpointError(f"{path} is corrupt ({error.strerror}): take another copy of the saved model") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error
+
+
+FORMAT = "esper-model"
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)
+"""The first knew nothing of positions that stay apart."""
+MOST_BYTES = 8 * 2**20
+"""More than this is no topology."""
+
+_Count = Annotated[int, Field(strict=True, ge=0)]
+_Sizes = Annotated[tuple[_Count, ...], Field(max_length=8)]
+_Name = Annotated[str, Field(max_length=1000)]
+
+
+class SavedSite(Settings):
+    """A `Site`."""
+
+    layout: Layout
+    width: _Count
+    extent: _Sizes
+    input_shape: _Sizes
+    causal: bool
+    apart: bool = False
+
+    @classmethod
+    def of(cls, site: Site) -> SavedSite:
+        """The record of ``site``."""
+        return cls(
+            layout=site.layout,
+            width=site.width,
+            extent=site.extent,
+            input_shape=site.input_shape,
+            causal=site.causal,
+            apart=bool(site.apart),
+        )
+
+
+class SavedSeed(Settings):
+    """A seed, without its tensors."""
+
+    blueprint: _Name
+    blend: Literal["add", "gate", "multiply"]
+    fossilized: bool
+    estranged: bool
+    contribution: float | None
+
+    @classmethod
+    def of(cls, seed: Seed) -> SavedSeed:
+        """The record of ``seed``."""
+        return cls.model_validate(
+            {
+                "blueprint": seed.blueprint.name,
+                "blend": seed.blend.name.lower(),
+                "fossilized": seed.fossilized,
+                "estranged": seed.isolation is Isolation.STRAIGHT_THROUGH,
+                "contribution": seed.contribution,
+            }
+        )
+
+    def plant(self, slot: Slot) -> None:
+        """Let such a seed live in ``slot``, with initial values that are to be replaced.
+
+        Raises:
+            UnknownBlueprintError: nobody registered the blueprint.
+            SlotError: the blueprint does not fit there.
+        """
+        seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
+        seed.isolation = Isolation.STRAIGHT_THROUGH if self.estranged else Isolation.NONE
+        seed.fossilized, seed.contribution = self.fossilized, self.contribution
+
+
+class SavedSlot(Settings):
+    """A slot, and the seed that lives there, if one does."""
+
+    name: _Name
+    site: SavedSite
+    blueprints: tuple[_Name, ...]
+    enabled: bool
+    seed: SavedSeed | None
+
+
+class Topology(Settings):
+    """What the JSON file says."""
+
+    format: Literal["esper-model"] = FORMAT
+    version: Literal[1, 2] = FORMAT_VERSION
+    tensors_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    tensors_bytes: _Count
+    slots: tuple[SavedSlot, ...]
+
+    @classmethod
+    def of(cls, model: GrowingModel, tensors: bytes) -> Topology:
+        """The topology of ``model``, whose tensors file is ``tensors``."""
+        slots = tuple(
+            SavedSlot(
+                name=slot.name,
+                site=SavedSite.of(slot.site),
+                blueprints=slot.blueprints,
+                enabled=slot.enabled,
+                seed=None if slot.seed is None else SavedSeed.of(slot.seed),
+            )
+            for slot in model.slots.values()
+        )
+        return cls(
+            tensors_sha256=hashlib.sha256(tensors).hexdigest(),
+            tensors_bytes=len(tensors),
+            slots=slots,
+        )
+
+    @property
+    def causal(self) -> bool:
+        """Whether any slot may not look ahead."""
+        return any(slot.site.causal for slot in self.slots)
+
+    @property
+    def apart(self) -> bool:
+        """Whether positions stay apart at any slot."""
+        return any(slot.site.apart for slot in self.slots)
+
+
+def decode_topology(data: bytes, path: Path) -> Topology:
+    """The topology in ``data``, read from ``path``.
+
+    Raises:
+        CheckpointError: it is damaged, foreign or of another format version.
+    """
+    try:
+        content = parse_json(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is torn or corrupt: take another copy of the saved model") from error
+    _check_version(content, path)
+    try:
+        return Topology.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{path} is corrupt at {place} ({first['msg']}): take another copy of the saved model"
+        ) from error
+
+
+def _check_version(content: Any, path: Path) -> None:
+    match content:
+        case {"format": "esper-model", "version": int(version)}:
+            if version not in _READ_VERSIONS:
+                raise CheckpointError(
+                    f"{path} has format version {reprlib.repr(version)}, this Esper reads {FORMAT_VERSION} and older: "
+                    "use the Esper that wrote it"
+                )
+        case _:
+            raise CheckpointError(f"{path} does not describe a growing model: give a folder written by esper.save")

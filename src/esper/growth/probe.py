@@ -9,23 +9,43 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from esper.arguments import Kind, instance
 from esper.errors import SlotError
-from esper.growth.apart import Witness, declared_reason
-from esper.growth.causality import is_causal, output_tensor
-from esper.growth.modes import modes_kept
-from esper.growth.names import did_you_mean
-from esper.growth.ragged import padded
+from esper.growth.aside import keep_modes
+from esper.growth.blueprints.registry import did_you_mean
+from esper.growth.positions import CallWitness, find_declared_reason, is_causal, output_tensor, pad
 from esper.growth.site import IN_ORDER, Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""
 
+
+def _inputs(value: Any) -> Any:
+    """A tensor, a tuple, or a mapping from names."""
+    if isinstance(value, Tensor | tuple):
+        return cast(object, value)
+    if isinstance(value, list):
+        return tuple(cast("list[Any]", value))
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", value)):
+        raise TypeError
+    return cast(object, value)
+
+
+MODULE = instance(
+    nn.Module,
+    but=(torch.jit.ScriptModule,),
+    advice="give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of",
+)
+INPUTS = Kind(
+    _inputs,
+    "give what the model is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments",
+)
 FEWEST_EXAMPLES = 2
 """With one alone the batch axis looks like any axis of size 1, and what is the same for all like what is each one's."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a probe forward found."""
 
     sites: dict[str, Site]
@@ -44,13 +64,13 @@ def probe(
     *,
     causal: bool | None = None,
     apart: bool | None = None,
-) -> Probed:
+) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
     A rank-3 output is read as tokens ``[B, T, D]`` unless a convolution or a normalisation over channels made it, then
     as a sequence ``[B, C, L]``. Whether tokens are ``causal``, so that none may learn of later ones, shows in the
     host's outputs when the last token changes; say it where that cannot tell, as with a single token. Whether positions
-    stay ``apart``, so that none may learn of any other, shows in what modules are called with (`esper.growth.apart`).
+    stay ``apart``, so that none may learn of any other, shows in what modules are called with.
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
@@ -58,17 +78,17 @@ def probe(
             tensor of rank 2 to 4 with the batch first.
     """
     modules = _resolve(host, names)
-    inputs = _batch(example_input)
+    inputs = _require_batch(example_input)
     outputs: dict[str, list[Any]] = {}
     handles = [
         module.register_forward_hook(
-            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(_dense(output))
+            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(_pad_nested(output))
         )
         for name, module in modules.items()
     ]
-    witness = Witness(host)
+    witness = CallWitness(host)
     try:
-        with modes_kept(host), torch.no_grad():
+        with keep_modes(host), torch.no_grad():
             host.eval()
             returned = output_tensor(call(host, example_input))
             witness.release()
@@ -85,16 +105,16 @@ def probe(
     if apart is not False:
         reason = _reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
-    return Probed(sites, None if returned is None else returned.shape[1 if returned.dim() == 4 else -1])
+    return ProbeResult(sites, None if returned is None else returned.shape[1 if returned.dim() == 4 else -1])
 
 
-def _reason(host: nn.Module, example_input: Arguments, witness: Witness, sites: Mapping[str, Site]) -> str:
+def _reason(host: nn.Module, example_input: Arguments, witness: CallWitness, sites: Mapping[str, Site]) -> str:
     """Why positions stay apart; empty if they do not."""
     inputs = first_tensor(example_input)
     keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
     lengths = {site.extent[0] for site in sites.values() if site.layout in IN_ORDER}
     images = inputs.dim() == 4 and inputs.is_floating_point()
-    return declared_reason(host, keywords, images=images) or witness.reason(len(inputs), lengths)
+    return find_declared_reason(host, keywords, images=images) or witness.reason(len(inputs), lengths)
 
 
 def call(host: nn.Module, arguments: Arguments) -> Any:
@@ -119,7 +139,7 @@ def first_tensor(arguments: Arguments) -> Tensor:
     raise SlotError("the example input holds no tensor: give what the model is called with")
 
 
-def _batch(arguments: Arguments) -> Tensor:
+def _require_batch(arguments: Arguments) -> Tensor:
     """The network's input, if it is a batch of `FEWEST_EXAMPLES` or more."""
     inputs = first_tensor(arguments)
     if inputs.dim() < 1 or len(inputs) < FEWEST_EXAMPLES:
@@ -130,8 +150,8 @@ def _batch(arguments: Arguments) -> Tensor:
     return inputs
 
 
-def _dense(output: Any) -> Any:
-    return padded(output) if isinstance(output, Tensor) and output.is_nested else output
+def _pad_nested(output: Any) -> Any:
+    return pad(output) if isinstance(output, Tensor) and output.is_nested else output
 
 
 def _with_first(arguments: Arguments, tensor: Tensor) -> Arguments:

@@ -1,4 +1,15 @@
-"""A seed: a blueprint's module in a slot, and how its output joins the host's features."""
+"""A seed: a blueprint's module in a slot, and how its output joins the host's features.
+
+Whatever the blend, a seed adds ``alpha`` times its *change* to the features ``h``; ``s`` is the blueprint's output:
+
+- `Blend.ADD`: ``s(h)``;
+- `Blend.GATE`: ``g * s(h)`` with ``g = sigmoid(w * h + b)`` for each channel, that is, the features move towards
+  ``h + s(h)`` as far as a learned gate lets them; ``w = b = 0`` at birth;
+- `Blend.MULTIPLY`: ``h * tanh s(h)``.
+
+``s`` is zero at birth, and so is every change. What a blend costs comes on top of the blueprint, and is counted as
+blueprints count.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +17,106 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.growth.blending import Joined
 from esper.growth.blueprints.registry import Blueprint
-from esper.growth.site import Site
+from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
+from esper.stacking import Stackable
 
 
-class Seed(Joined):
+class BlendGate(nn.Module):
+    """``sigmoid(weight * h + bias)``, channel by channel; half open at birth.
+
+    It also computes R gates from stacked parameters ``[R, *shape]`` and features ``[R, B, ...]``, as `Stackable` ones.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        behind = 0 if site.layout in CHANNELS_LAST else len(site.extent)
+        shape = (site.width, *[1] * behind)
+        self._before_channels = 1 + len(site.shape) - len(shape)  # the batch, and tokens
+        self._first = -len(shape)
+        self.weight = nn.Parameter(torch.zeros(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.sigmoid(self._spread(self.weight) * features + self._spread(self.bias))
+
+    def _spread(self, parameter: Tensor) -> Tensor:
+        """``[..., *shape]`` -> ``[..., 1, *shape]``, with as many axes as features have."""
+        for _ in range(self._before_channels):
+            parameter = parameter.unsqueeze(self._first - 1)
+        return parameter
+
+
+class BlendedBlueprint(nn.Module):
+    """A blueprint and its blend: what a seed changes at full weight.
+
+    Args:
+        blueprint: Made for ``site``.
+        site: Where the seed lives.
+        blend: How its output joins the features.
+    """
+
+    def __init__(self, blueprint: Blueprint, site: Site, blend: Blend) -> None:
+        super().__init__()
+        self.blueprint = blueprint
+        self.blend = blend
+        self.gate = BlendGate(site) if blend is Blend.GATE else None
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether the blueprint looks at the network's input."""
+        return self.blueprint.reads_inputs
+
+    def flops_at(self, site: Site) -> int:
+        """FLOPs of one forward pass for one example."""
+        return self.blueprint.flops_at(site) + count_blend_flops(self.blend, site)
+
+    def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """The change, shaped and typed as ``features``."""
+        return self.change(features, inputs)
+
+    def change(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """As `forward`, which seeds extend."""
+        # Under autocast some blueprints compute in float32; the host is to see the type that it made.
+        contribution: Tensor = self.blueprint(features, inputs).to(features.dtype)
+        if self.gate is not None:
+            return self.gate(features).to(features.dtype) * contribution
+        if self.blend is Blend.MULTIPLY:
+            return features * contribution.tanh()
+        return contribution
+
+
+class StackableBlendedBlueprint(BlendedBlueprint, Stackable):
+    """With a blueprint that is `Stackable`."""
+
+
+def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint | BlendedBlueprint:
+    """A module that computes a seed's change; with `Blend.ADD` that is the blueprint itself."""
+    if blend is Blend.ADD:
+        return blueprint
+    return (StackableBlendedBlueprint if isinstance(blueprint, Stackable) else BlendedBlueprint)(blueprint, site, blend)
+
+
+def count_blend_parameters(blend: Blend, site: Site) -> int:
+    """How many parameters the blend has at ``site``, beside those of the blueprint."""
+    return 2 * site.width if blend is Blend.GATE else 0
+
+
+def count_blend_flops(blend: Blend, site: Site) -> int:
+    """FLOPs of the blend in a forward pass of one example, beside those of the blueprint: two for each product."""
+    products = {Blend.ADD: 0, Blend.GATE: 2, Blend.MULTIPLY: 1}[blend]  # of w and h, and of g and s; of h and tanh s
+    return 2 * products * site.positions * site.width
+
+
+class Seed(BlendedBlueprint):
     """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
 
     A seed in isolation leaves the host's output as it is without it. In ``shadow`` it takes no part until it is
-    `weighing` something, in a pass of its own. In ``straight_through`` it learns by that estimator (Bengio et al.,
+    given a weight by `weigh`, in a pass of its own. In ``straight_through`` it learns by that estimator (Bengio et al.,
     2013): it reads detached features at full weight, and its output is taken back from the value but not from the
     gradient. It does not see what its own output does, and so drifts without bound: for comparisons only.
     """
@@ -44,7 +141,7 @@ class Seed(Joined):
         return features + self.alpha * self.change(features, inputs)
 
     @contextmanager
-    def weighing(self, alpha: float) -> Generator[None]:
+    def weigh(self, alpha: float) -> Generator[None]:
         """Within the block the seed counts with ``alpha``, whatever it did before and will do after."""
         usual, isolation = self.alpha.clone(), self.isolation
         self.isolation = Isolation.NONE

@@ -47,7 +47,7 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example's features."""
+        """Shape of one example's features."""
         return (*self.extent, self.width) if self.layout in CHANNELS_LAST else (self.width, *self.extent)
 
     @property

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ExportError, SlotError
-from esper.growth.apart import NOTHING_GIVEN, given, kept_apart, refuse_to_mix
 from esper.growth.blueprints.registry import for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
-from esper.growth.ragged import as_ragged, padded
+from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
@@ -62,7 +61,7 @@ class InputTap(nn.Module):
         super().__init__()
         self.place = place
         self.names = names
-        self.given = NOTHING_GIVEN
+        self.given = NO_HINTS
         """Masks and caches of the forward pass now under way."""
         self._inputs: Tensor | None = None
 
@@ -72,7 +71,7 @@ class InputTap(nn.Module):
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
-        self.given = given(self.names, arguments, keywords)
+        self.given = find_hints(self.names, arguments, keywords)
 
     @property
     def inputs(self) -> Tensor:
@@ -89,11 +88,11 @@ class InputTap(nn.Module):
 
     def clear(self) -> None:
         self._inputs = None
-        self.given = NOTHING_GIVEN
+        self.given = NO_HINTS
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None, "given": NOTHING_GIVEN}
+        return {**self.__dict__, "_inputs": None, "given": NO_HINTS}
 
 
 class Slot(nn.Module):
@@ -132,7 +131,7 @@ class Slot(nn.Module):
         self.ownership = ownership
         self.copies = copies
         self.compilations = compilations
-        self.blueprints = _offered(name, site, blueprints)
+        self.blueprints = _require_offers(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
         """Whether anything may germinate here."""
@@ -152,7 +151,7 @@ class Slot(nn.Module):
         inputs = self.tap.inputs if reads_inputs else output
         if output.is_nested:
             length = inputs.shape[1] if reads_inputs else self.site.positions
-            return as_ragged(self.occupant(padded(output, length), inputs), output)
+            return cut_to_lengths(self.occupant(pad(output, length), inputs), output)
         return self.occupant(output, inputs)
 
     @property
@@ -181,7 +180,7 @@ class Slot(nn.Module):
         if not self.enabled:
             raise SlotError(f"slot {self.name!r} is disabled; enable it first")
         if not kind.serves(self.site):
-            why = kept_apart(self.site) if kind.mixes_positions else ""
+            why = explain_apart(self.site) if kind.mixes_positions else ""
             raise SlotError(
                 f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}{why}"
             )
@@ -195,8 +194,8 @@ class Slot(nn.Module):
         seed.train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
         self.occupant = seed
-        self.copies.changed(self)
-        self.compilations.changed()
+        self.copies.follow_change(self)
+        self.compilations.record_change()
         return seed
 
     def prune(self) -> None:
@@ -217,8 +216,8 @@ class Slot(nn.Module):
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
             self.occupant = None
-            self.copies.changed(self)
-            self.compilations.changed()
+            self.copies.follow_change(self)
+            self.compilations.record_change()
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.
@@ -226,7 +225,7 @@ class Slot(nn.Module):
         Raises:
             SlotError: there is no seed.
         """
-        self._required().fossilized = True
+        self._require_seed().fossilized = True
         self.copies.align(self)
 
     def set_alpha(self, alpha: float) -> None:
@@ -235,14 +234,14 @@ class Slot(nn.Module):
         Raises:
             SlotError: there is no seed, or it is fossilized.
         """
-        seed = self._required()
+        seed = self._require_seed()
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
         self.copies.align(self)
 
     @contextmanager
-    def vacated(self) -> Generator[None]:
+    def vacate(self) -> Generator[None]:
         """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer."""
         occupant, self.occupant = self.occupant, None
         try:
@@ -259,14 +258,14 @@ class Slot(nn.Module):
                 "the whole growing model, as by model.double(), and not its host alone"
             )
 
-    def _required(self) -> Seed:
+    def _require_seed(self) -> Seed:
         seed = self.seed
         if seed is None:
             raise SlotError(f"slot {self.name!r} holds no seed; germinate one first")
         return seed
 
 
-def _offered(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
+def _require_offers(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
     fit = tuple(kind.name for kind in for_site(site))
     if blueprints is None and fit:
         return fit
@@ -279,5 +278,5 @@ def _offered(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[s
     if blueprints is None:
         wrong = "no blueprint serves"
     able = f"those that do are {', '.join(fit)}" if fit else "register one of your own that does"
-    why = kept_apart(site) if unfit and get(unfit[0]).mixes_positions else ""
+    why = explain_apart(site) if unfit and get(unfit[0]).mixes_positions else ""
     raise SlotError(f"{wrong} the {order}{site.layout} {site.shape} at slot {name!r}{why}; {able}")

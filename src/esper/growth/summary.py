@@ -16,7 +16,7 @@ NOTHING = "-"
 _GAP = "  "
 
 
-class Occupancy(StrEnum):
+class SlotState(StrEnum):
     """What is in a slot."""
 
     DORMANT = "dormant"
@@ -36,10 +36,10 @@ class SlotSummary:
     slot: str
     layout: Layout
     shape: tuple[int, ...]
-    """Of one example's features."""
-    stage: Occupancy
+    """Shape of one example's features."""
+    stage: SlotState
     blueprint: str | None
-    """Of the seed; None without one, as for ``alpha`` and ``contribution``."""
+    """The seed's; None without one, as for ``alpha`` and ``contribution``."""
     parameters: int
     """Scalars that the seed holds; 0 without one."""
     flops: int
@@ -51,7 +51,7 @@ class SlotSummary:
 
 
 @dataclass(frozen=True, repr=False)
-class Summary:
+class GrowthSummary:
     """All slots of a model, in the order of its forward pass; as text a table."""
 
     slots: tuple[SlotSummary, ...]
@@ -85,7 +85,7 @@ class Summary:
             for one in self.slots
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
-        table = _aligned([titles, *rows, total], numbers_from=titles.index("parameters"))
+        table = _align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
         return f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_share(self.parameters, self)} of that"
 
 
@@ -115,15 +115,15 @@ class Preview:
             (one.slot, one.blueprint, f"{one.parameters:,}", _share(one.parameters, self), f"{one.flops:,}")
             for one in self.offers
         ]
-        return _aligned([titles, *rows], numbers_from=titles.index("parameters"))
+        return _align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
-def summarised(slots: Iterable[Slot], host_parameters: int) -> Summary:
+def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
     """What is in the slots."""
-    return Summary(tuple(_summary(slot, slot.seed) for slot in slots), host_parameters)
+    return GrowthSummary(tuple(_summary(slot, slot.seed) for slot in slots), host_parameters)
 
 
-def previewed(slots: Iterable[Slot], host_parameters: int) -> Preview:
+def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
     """What may germinate: the blueprints on offer in slots that are free and enabled."""
     free = [slot for slot in slots if slot.enabled and slot.occupant is None]
     offers = [_offer(slot.name, slot.site, blueprint) for slot in free for blueprint in slot.blueprints]
@@ -133,13 +133,13 @@ def previewed(slots: Iterable[Slot], host_parameters: int) -> Preview:
 def _summary(slot: Slot, seed: Seed | None) -> SlotSummary:
     site = slot.site
     if seed is None:
-        stage = Occupancy.DORMANT if slot.enabled else Occupancy.DISABLED
+        stage = SlotState.DORMANT if slot.enabled else SlotState.DISABLED
         return SlotSummary(slot.name, site.layout, site.shape, stage, None, 0, 0, None, None)
     return SlotSummary(
         slot.name,
         site.layout,
         site.shape,
-        Occupancy.FOSSILIZED if seed.fossilized else Occupancy.LIVE,
+        SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE,
         seed.blueprint.name,
         sum(parameter.numel() for parameter in seed.parameters()),
         seed.flops_at(site),
@@ -153,7 +153,7 @@ def _offer(slot: str, site: Site, blueprint: str) -> Offer:
     return Offer(slot, blueprint, kind.parameters_at(site), kind.flops_at(site))
 
 
-def _share(parameters: int, whole: Summary | Preview) -> str:
+def _share(parameters: int, whole: GrowthSummary | Preview) -> str:
     return f"{parameters / whole.host_parameters:.1%}" if whole.host_parameters else NOTHING
 
 
@@ -161,7 +161,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _aligned(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
+def _align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Columns as wide as they must be; those from ``numbers_from`` on end at the same place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

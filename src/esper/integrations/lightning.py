@@ -15,8 +15,8 @@ from torch.optim.swa_utils import AveragedModel
 from esper.errors import ConfigError
 from esper.extras import find_missing
 from esper.grower import Grower
-from esper.grower.in_state_dict import KEY, GrowthInStateDict
 from esper.grower.measuring import Evaluate
+from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
 from esper.integrations.reporting import MeanLoss, figures

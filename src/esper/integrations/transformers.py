@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from esper.errors import ConfigError
 from esper.extras import find_missing
 from esper.grower import Grower
-from esper.grower.in_state_dict import GrowthInStateDict
 from esper.grower.measuring import Evaluate
+from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.model import GrowingModel
 from esper.integrations.reporting import MeanLoss, figures
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
-from esper.grower.packing import pack, unpack
 from esper.grower.recording import Recording
-from esper.grower.structure import regrow, structure
+from esper.grower.state_dict import pack, regrow, structure, unpack
 from esper.growth.persist import save
 from esper.practice.result import GrowResult, epoch_scalars, read_result, summarise_run, write_result
 from esper.practice.training import Epoch, HostTraining

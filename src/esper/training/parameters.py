@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.blending import Joined
 from esper.growth.blueprints.registry import Blueprint
+from esper.growth.seed import BlendedBlueprint
 from esper.lifecycle.actions import Blend
 from esper.training.execution import stacked_call
 
@@ -266,8 +266,8 @@ class SeedKind(NamedTuple):
     blend: Blend = Blend.ADD
 
 
-SeedModule: TypeAlias = Blueprint | Joined
-"""What `esper.growth.blending.joined` makes: a seed's parameters, and what they change."""
+SeedModule: TypeAlias = Blueprint | BlendedBlueprint
+"""What `esper.growth.seed.blend_blueprint` makes: a seed's parameters, and what they change."""
 
 
 @dataclass(frozen=True)

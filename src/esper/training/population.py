@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.growth import blending
-from esper.growth.blending import joined
 from esper.growth.blueprints.registry import Blueprint, get
+from esper.growth.seed import blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.legality import ActionMasks, legal_actions
@@ -131,7 +130,7 @@ class NetworkSpecs:
         owner = self.networks[network]
         site = self.sites[kind.slot].narrowed(owner.widths[kind.slot])
         blueprint = self.kinds[kind.blueprint](site, seed_generator(owner.seed, kind.slot, tries))
-        return blending.joined(blueprint, site, kind.blend)
+        return blend_blueprint(blueprint, site, kind.blend)
 
 
 class _SlotPrices(NamedTuple):
@@ -152,8 +151,8 @@ def _price_slot(kinds: Sequence[type[Blueprint]], site: Site) -> _SlotPrices:
         np.array([kind.parameters_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array([kind.flops_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array(serves, np.bool_),
-        np.array([blending.parameters_at(blend, site) for blend in Blend]),
-        np.array([blending.flops_at(blend, site) for blend in Blend]),
+        np.array([count_blend_parameters(blend, site) for blend in Blend]),
+        np.array([count_blend_flops(blend, site) for blend in Blend]),
     )
 
 
@@ -331,7 +330,7 @@ class Population:
     def _empty_bank(self, kind: SeedKind) -> SeedBank:
         if kind not in self._empty_banks:
             blueprint, site = self.state.specs.kinds[kind.blueprint], self.execution.sites[kind.slot]
-            template = joined(blueprint(site, torch.Generator().manual_seed(0)), site, kind.blend)
+            template = blend_blueprint(blueprint(site, torch.Generator().manual_seed(0)), site, kind.blend)
             self._empty_banks[kind] = SeedBank.empty(
                 template, self._moment_names, self.config.dtype, self.config.device
             )

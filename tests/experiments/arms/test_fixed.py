@@ -18,8 +18,8 @@ from esper.experiments.static_networks import (
     train_static,
 )
 from esper.experiments.workers import LocalWorkers
-from esper.growth.blending import flops_at
 from esper.growth.blueprints.registry import get
+from esper.growth.seed import count_blend_flops
 from esper.lifecycle.actions import Blend
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -75,7 +75,7 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     forward = prices.host(one)
     for slot, blueprint, blend in SHAPE:
         site = sites[slot].narrowed(one.widths[slot])
-        forward += get(suite.blueprints[blueprint]).flops_at(site) + flops_at(blend, site)
+        forward += get(suite.blueprints[blueprint]).flops_at(site) + count_blend_flops(blend, site)
     assert prices.network(one, SHAPE) == forward
     assert found.flops == 3 * forward * 5 * examples_per_decision(suite)
     assert found.added_parameters > 0

@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, positions_in, to_columns
-from esper.growth.blueprints.normalise import normalise
+from esper.growth.blueprints.layers import (
+    count_positions,
+    from_columns,
+    lecun_normal,
+    normal,
+    normalise,
+    split_positions,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -41,21 +48,21 @@ class Attention(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         width = site.width
-        self.queries = initial.normal(generator, KEY, width, deviation=1 / math.sqrt(KEY * width))
-        self.keys = initial.linear(generator, KEY, width, fan_in=width)
-        self.values = initial.zeros(generator, width, width)
-        self.bias = initial.zeros(generator, width)
+        self.queries = normal(generator, KEY, width, deviation=1 / math.sqrt(KEY * width))
+        self.keys = lecun_normal(generator, KEY, width, fan_in=width)
+        self.values = zeros(generator, width, width)
+        self.bias = zeros(generator, width)
         self.register_buffer("live", torch.ones(width, device=generator.device))
         self.causal = site.causal
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         columns = normalise(to_columns(features, self.layout), self.live)
-        positions, stacked = positions_in(features, self.layout), columns.dim() > _COLUMNS_RANK
+        positions, stacked = count_positions(features, self.layout), columns.dim() > _COLUMNS_RANK
         queries, keys, tokens = (
-            by_position(each, positions)  # [..., KEY or C, T, B]
+            split_positions(each, positions)  # [..., KEY or C, T, B]
             for each in (linear(self.queries, columns), linear(self.keys, columns), columns)
         )
-        attend = by_products if stacked and positions <= _FEW else by_example
+        attend = attend_by_products if stacked and positions <= _FEW else attend_by_example
         attended = attend(queries, keys, tokens, causal=self.causal)  # [..., C, T, B]
         return from_columns(linear(self.values, attended.flatten(-2), self.bias), features, self.layout)
 
@@ -75,7 +82,7 @@ class Attention(Blueprint, Stackable):
         return super().serves(site) and site.positions > 1
 
 
-def by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
+def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
     """All ``[..., KEY or C, T, B]``, attended tokens likewise."""
     # As one head of all examples of all seeds: fused kernels want four axes, and so does ONNX.
     query, key, value = (
@@ -86,7 +93,7 @@ def by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -
     return attended.reshape(*tokens.shape[:-3], -1, *attended.shape[-2:]).mT.movedim(-3, -1)
 
 
-def by_products(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
+def attend_by_products(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
     """The same by sums of products along leading axes, which keep the batch last; takes memory of C * T * T * B."""
     scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], S the tokens looked at
     if causal:

@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
+from esper.growth.blueprints.layers import (
+    TAPS,
+    count_positions,
+    from_columns,
+    gather_neighbours,
+    has_neighbours,
+    he_normal,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import linear
@@ -36,12 +43,12 @@ class Bottleneck(Blueprint):
         width, inner = site.width, self.inner_width(site)
         taps = (TAPS,) * len(site.extent)
         fan_in = inner * TAPS ** len(site.extent)
-        self.reduce = initial.before_relu(generator, inner, width, fan_in=width)
-        self.reduce_bias = initial.zeros(generator, inner)
-        self.kernel = initial.before_relu(generator, inner, *taps, inner, fan_in=fan_in)  # [out, taps..., in]
-        self.bias = initial.zeros(generator, inner)
-        self.restore = initial.zeros(generator, width, inner)
-        self.restore_bias = initial.zeros(generator, width)
+        self.reduce = he_normal(generator, inner, width, fan_in=width)
+        self.reduce_bias = zeros(generator, inner)
+        self.kernel = he_normal(generator, inner, *taps, inner, fan_in=fan_in)  # [out, taps..., in]
+        self.bias = zeros(generator, inner)
+        self.restore = zeros(generator, width, inner)
+        self.restore_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         if self.layout is Layout.IMAGE:
@@ -49,7 +56,7 @@ class Bottleneck(Blueprint):
             hidden = F.conv2d(hidden, self.kernel.permute(0, 3, 1, 2), self.bias, padding=TAPS // 2).relu()
             return F.conv2d(hidden, self.restore[:, :, None, None], self.restore_bias)
         hidden = linear(self.reduce, to_columns(features, self.layout), self.reduce_bias).relu()
-        around = neighbours(hidden, positions_in(features, self.layout))
+        around = gather_neighbours(hidden, count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
         return from_columns(linear(self.restore, hidden, self.restore_bias), features, self.layout)
 

@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
+from esper.growth.blueprints.layers import (
+    TAPS,
+    count_positions,
+    from_columns,
+    gather_neighbours,
+    has_neighbours,
+    he_normal,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import linear
@@ -32,17 +39,17 @@ class Conv3x3(Blueprint):
         width = site.width
         taps = (TAPS,) * len(site.extent)
         fan_in = width * TAPS ** len(site.extent)
-        self.kernel = initial.before_relu(generator, width, *taps, width, fan_in=fan_in)  # [out, taps..., in]
-        self.bias = initial.zeros(generator, width)
-        self.outer = initial.zeros(generator, width, width)
-        self.outer_bias = initial.zeros(generator, width)
+        self.kernel = he_normal(generator, width, *taps, width, fan_in=fan_in)  # [out, taps..., in]
+        self.bias = zeros(generator, width)
+        self.outer = zeros(generator, width, width)
+        self.outer_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         if self.layout is Layout.IMAGE:
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
             return F.conv2d(hidden, self.outer[:, :, None, None], self.outer_bias)
-        around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))
+        around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(1), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
 

@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, shifted
+from esper.growth.blueprints.layers import (
+    TAPS,
+    count_positions,
+    from_columns,
+    has_neighbours,
+    lecun_normal,
+    shift,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import linear
@@ -30,16 +37,16 @@ class Depthwise(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         taps = (TAPS,) * len(site.extent)
-        self.kernel = initial.linear(generator, site.width, *taps, fan_in=TAPS ** len(site.extent))
-        self.pointwise = initial.zeros(generator, site.width, site.width)
-        self.bias = initial.zeros(generator, site.width)
+        self.kernel = lecun_normal(generator, site.width, *taps, fan_in=TAPS ** len(site.extent))
+        self.pointwise = zeros(generator, site.width, site.width)
+        self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         if self.layout is Layout.IMAGE:
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
             return F.conv2d(filtered, self.pointwise[:, :, None, None], self.bias)
-        before, here, after = shifted(to_columns(features, self.layout), positions_in(features, self.layout))
+        before, here, after = shift(to_columns(features, self.layout), count_positions(features, self.layout))
         left, centre, right = self.kernel.unsqueeze(-1).unbind(1)
         filtered = left * before + centre * here + right * after
         return from_columns(linear(self.pointwise, filtered, self.bias), features, self.layout)

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, positions_in, to_columns
+from esper.growth.blueprints.layers import count_positions, from_columns, he_normal, split_positions, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -31,13 +30,15 @@ class Gate(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         hidden = self.hidden_at(site)
-        self.squeeze = initial.before_relu(generator, hidden, site.width, fan_in=site.width)
-        self.squeeze_bias = initial.zeros(generator, hidden)
-        self.excite = initial.zeros(generator, site.width, hidden)
-        self.excite_bias = initial.zeros(generator, site.width)
+        self.squeeze = he_normal(generator, hidden, site.width, fan_in=site.width)
+        self.squeeze_bias = zeros(generator, hidden)
+        self.excite = zeros(generator, site.width, hidden)
+        self.excite_bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        columns = by_position(to_columns(features, self.layout), positions_in(features, self.layout))  # [..., C, P, B]
+        columns = split_positions(
+            to_columns(features, self.layout), count_positions(features, self.layout)
+        )  # [..., C, P, B]
         hidden = linear(self.squeeze, columns.mean(-2), self.squeeze_bias).relu()
         # 2 sigmoid(x) - 1 = tanh(x / 2)
         gate = torch.tanh(0.5 * linear(self.excite, hidden, self.excite_bias))  # [..., C, B]

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.layers import from_columns, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.stacking import Stackable, linear
@@ -29,8 +28,8 @@ class InputSkip(Blueprint, Stackable):
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
-        self.weight = initial.zeros(generator, site.width, site.input_shape[-1])
-        self.bias = initial.zeros(generator, site.width)
+        self.weight = zeros(generator, site.width, site.input_shape[-1])
+        self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         columns = to_columns(inputs, self.layout)

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.layers import from_columns, lecun_normal, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.stacking import Stackable, linear
@@ -26,8 +25,8 @@ class LowRank(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         rank = self.rank_at(site)
-        self.down = initial.linear(generator, rank, site.width, fan_in=site.width)
-        self.up = initial.zeros(generator, site.width, rank)
+        self.down = lecun_normal(generator, rank, site.width, fan_in=site.width)
+        self.up = zeros(generator, site.width, rank)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         columns = to_columns(features, self.layout)

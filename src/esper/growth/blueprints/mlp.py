@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
+from esper.growth.blueprints.layers import from_columns, he_normal, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.stacking import Stackable, linear
@@ -27,10 +26,10 @@ class Mlp(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         hidden = self.expansion * site.width
-        self.inner = initial.before_relu(generator, hidden, site.width, fan_in=site.width)
-        self.inner_bias = initial.zeros(generator, hidden)
-        self.outer = initial.zeros(generator, site.width, hidden)
-        self.outer_bias = initial.zeros(generator, site.width)
+        self.inner = he_normal(generator, hidden, site.width, fan_in=site.width)
+        self.inner_bias = zeros(generator, hidden)
+        self.outer = zeros(generator, site.width, hidden)
+        self.outer_bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         columns = to_columns(features, self.layout)

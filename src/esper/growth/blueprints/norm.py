@@ -7,9 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, to_columns
-from esper.growth.blueprints.normalise import normalise
+from esper.growth.blueprints.layers import from_columns, normalise, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable
@@ -27,8 +25,8 @@ class Norm(Blueprint, Stackable):
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
-        self.gamma = initial.zeros(generator, site.width)
-        self.beta = initial.zeros(generator, site.width)
+        self.gamma = zeros(generator, site.width)
+        self.beta = zeros(generator, site.width)
         self.register_buffer("live", torch.ones(site.width, device=generator.device))
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
@@ -10,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError
-from esper.growth.names import did_you_mean
 from esper.growth.site import Layout, Site
 
 
@@ -64,7 +65,7 @@ class Blueprint(nn.Module, ABC):
     mixes_positions: ClassVar[bool] = True
     """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
     looks_ahead: ClassVar[bool] = True
-    """Of one that mixes positions: whether it may depend on later ones; at causal sites only others serve."""
+    """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
     reads_inputs: ClassVar[bool] = False
     """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
 
@@ -140,3 +141,9 @@ def names() -> tuple[str, ...]:
 def for_site(site: Site) -> tuple[type[Blueprint], ...]:
     """The blueprints that can live at ``site``, sorted by name."""
     return tuple(_registry[name] for name in names() if _registry[name].serves(site))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near."""
+    near = difflib.get_close_matches(name, [one for one in known if one], n=3)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -7,9 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import from_columns, positions_in, to_columns
-from esper.growth.blueprints.neighbours import TAPS, has_neighbours, neighbours
+from esper.growth.blueprints.layers import (
+    TAPS,
+    count_positions,
+    from_columns,
+    gather_neighbours,
+    has_neighbours,
+    he_normal,
+    to_columns,
+    zeros,
+)
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -26,12 +33,12 @@ class TokenConv(Blueprint, Stackable):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         width = site.width
-        self.kernel = initial.before_relu(generator, width, TAPS, width, fan_in=TAPS * width)  # [out, tap, in]
-        self.bias = initial.zeros(generator, width)
-        self.outer = initial.zeros(generator, width, width)
+        self.kernel = he_normal(generator, width, TAPS, width, fan_in=TAPS * width)  # [out, tap, in]
+        self.bias = zeros(generator, width)
+        self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        around = neighbours(to_columns(features, self.layout), positions_in(features, self.layout))
+        around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import SlotError
-from esper.growth.blueprints import initial
-from esper.growth.blueprints.columns import by_position, from_columns, to_columns
+from esper.growth.blueprints.layers import from_columns, he_normal, split_positions, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
@@ -31,9 +30,9 @@ class TokenMix(Blueprint, Stackable):
         super().__init__(site, generator)
         self.positions = tokens = site.positions
         width = site.width
-        self.mixing = initial.before_relu(generator, tokens, tokens, fan_in=tokens)
-        self.bias = initial.zeros(generator, tokens)
-        self.outer = initial.zeros(generator, width, width)
+        self.mixing = he_normal(generator, tokens, tokens, fan_in=tokens)
+        self.bias = zeros(generator, tokens)
+        self.outer = zeros(generator, width, width)
         self.register_buffer("live", torch.ones(width, device=generator.device))
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
@@ -42,7 +41,7 @@ class TokenMix(Blueprint, Stackable):
                 f"token_mix mixes {self.positions} tokens and was given {features.shape[-2]}: "
                 "where their number varies, leave it out of the slot's blueprints"
             )
-        columns = by_position(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
+        columns = split_positions(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
         tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
         mixed = linear(self.mixing, tokens, self.bias).relu()
         columns = mixed.view(*mixed.shape[:-1], -1, columns.shape[-1]).transpose(-3, -2).flatten(-2)

@@ -28,14 +28,14 @@ class _Refusal:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def tensors_in(returned: Any) -> list[Tensor]:
+def collect_tensors(returned: Any) -> list[Tensor]:
     """The tensors in what a model returned, in order."""
     if isinstance(returned, Tensor):
         return [returned]
     if isinstance(returned, Mapping):
         returned = list(cast("Mapping[str, Any]", returned).values())
     if isinstance(returned, list | tuple):
-        return [tensor for part in cast("list[Any]", returned) for tensor in tensors_in(part)]
+        return [tensor for part in cast("list[Any]", returned) for tensor in collect_tensors(part)]
     return []
 
 
@@ -55,9 +55,9 @@ def _run(kind: str, file: Path, inputs: Path) -> list[Tensor]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return tensors_in(module.load()(*positional, **keywords))
+        return collect_tensors(module.load()(*positional, **keywords))
     with file.open("rb") as opened:
-        return tensors_in(torch.export.load(opened).module()(*positional, **keywords))
+        return collect_tensors(torch.export.load(opened).module()(*positional, **keywords))
 
 
 def main(kind: str, file: str, inputs: str, outputs: str) -> None:

@@ -1,17 +1,20 @@
-"""Whether a host keeps positions apart, by masks of padding or by caches of what came before.
+"""Which positions of a host may learn of which others: of later ones, of padding, and of those in a cache.
 
 Where examples of different lengths share a batch, a mask keeps padding out of what the host computes; and where a
 language model generates, it may compute one token at a time and take the rest from a cache. Seeds see neither mask nor
 cache. So what grows in such hosts must treat each position by itself. Both show in what modules are called with: in
 their arguments' names, which are a convention, in Boolean tensors with an entry for each position, and in packed
-sequences.
+sequences. Whether positions may learn of later ones shows in the outputs, once the last position is another one.
+
+In eval mode torch's `TransformerEncoder` hands nested tensors to its layers when a padding mask is given. Seeds see
+such a batch with zeros where an example has ended, and what they put there is dropped.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +31,7 @@ _NO_POSITIONS = frozenset({"head", "position"})
 """Words of names that are about something else: ``head_mask``, ``cache_position``."""
 
 
-class Given(NamedTuple):
+class PositionHints(NamedTuple):
     """What of the arguments of a call tells positions apart."""
 
     masks: dict[str, Tensor]
@@ -37,7 +40,7 @@ class Given(NamedTuple):
     """Names of the arguments that are a cache."""
 
 
-NOTHING_GIVEN = Given({}, ())
+NO_HINTS = PositionHints({}, ())
 
 
 def parameter_names(module: nn.Module) -> tuple[str, ...]:
@@ -48,7 +51,7 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
         return ()
 
 
-def given(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Given:
+def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> PositionHints:
     """What a call with these arguments gives; ``names`` are those of positional ones."""
     called = (*names, *[""] * (len(arguments) - len(names)))
     found = [*zip(called, arguments, strict=False), *keywords.items()]
@@ -60,14 +63,14 @@ def given(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[
     caches = tuple(
         name for name, value in found if value is not None and not isinstance(value, bool) and _is_cache(name)
     )
-    return Given(masks, caches) if masks or caches else NOTHING_GIVEN
+    return PositionHints(masks, caches) if masks or caches else NO_HINTS
 
 
-class Witness:
+class CallWitness:
     """Sees what the modules of a host are called with, until `release`."""
 
     def __init__(self, host: nn.Module) -> None:
-        self._seen: list[Given] = []
+        self._seen: list[PositionHints] = []
         self._packed = False
         self._hooks = [
             module.register_forward_pre_hook(self._see, with_kwargs=True)
@@ -79,8 +82,8 @@ class Witness:
         if torch.compiler.is_compiling():
             return
         self._packed |= any(isinstance(value, PackedSequence) for value in (*arguments, *keywords.values()))
-        found = given(parameter_names(module), arguments, keywords)
-        if found is not NOTHING_GIVEN:
+        found = find_hints(parameter_names(module), arguments, keywords)
+        if found is not NO_HINTS:
             self._seen.append(found)
 
     def release(self) -> None:
@@ -104,7 +107,7 @@ class Witness:
         return "a module of the model is given packed sequences" if self._packed else ""
 
 
-def declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool) -> str:
+def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool) -> str:
     """Why positions stay apart, as far as the host's signature, its embeddings and the names of its arguments tell.
 
     Args:
@@ -121,7 +124,7 @@ def declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool)
     return ""
 
 
-def kept_apart(site: Site) -> str:
+def explain_apart(site: Site) -> str:
     """What to add to the sentence that refuses a blueprint that mixes positions at ``site``; nothing where it may."""
     if not site.apart:
         return ""
@@ -132,7 +135,7 @@ def kept_apart(site: Site) -> str:
     )
 
 
-def refuse_to_mix(slot: str, blueprint: str, call: Given, features: Tensor) -> None:
+def refuse_to_mix(slot: str, blueprint: str, call: PositionHints, features: Tensor) -> None:
     """A seed that mixes positions is to see ``features [B, T, ...]`` of a host that was called like that.
 
     What a mask holds is read where that costs no break of a graph, thus not under `torch.compile` and `torch.export`.
@@ -142,17 +145,17 @@ def refuse_to_mix(slot: str, blueprint: str, call: Given, features: Tensor) -> N
     """
     if call.caches:
         cause = f"is called with a cache, {call.caches[0]!r}: call the model with use_cache=False or its like"
-        raise SlotError(f"{_mixing(blueprint, slot)} {cause}, or prune that seed")
+        raise SlotError(f"{_begin_refusal(blueprint, slot)} {cause}, or prune that seed")
     if torch.compiler.is_compiling():
         return
     if _holds_padding(call.masks.values(), features):
         raise SlotError(
-            f"{_mixing(blueprint, slot)} is called with a mask of padding: prune that seed, and attach with "
+            f"{_begin_refusal(blueprint, slot)} is called with a mask of padding: prune that seed, and attach with "
             "apart=True, so that only blueprints that keep positions apart are on offer"
         )
 
 
-def _mixing(blueprint: str, slot: str) -> str:
+def _begin_refusal(blueprint: str, slot: str) -> str:
     return f"blueprint {blueprint!r} in slot {slot!r} mixes positions, but the model"
 
 
@@ -191,3 +194,58 @@ def _is_cache(name: str) -> bool:
 
 def _words(name: str) -> frozenset[str]:
     return frozenset(name.lower().split("_"))
+
+
+def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Whether another last position of ``inputs [B, T, ...]`` leaves the outputs of all earlier ones as they were.
+
+    Only of networks whose output has the same T positions along axis 1 can that be said; of others it is False, and so
+    of inputs with a single position. It is True of a network that mixes no positions, and of one whose outputs do not
+    change at all, perhaps because its last layer is still zero: either may be a language model, which nothing that
+    grows may spoil.
+    """
+    if inputs.dim() < 2 or inputs.shape[1] < 2:
+        return False
+    before = output_tensor(network(inputs))
+    if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
+        return False
+    after = output_tensor(network(_change_last(inputs)))
+    assert after is not None
+    return torch.allclose(before[:, :-1], after[:, :-1])
+
+
+def _change_last(inputs: Tensor) -> Tensor:
+    """With another last position: an index that occurs elsewhere in the input if one does, or random numbers."""
+    changed = inputs.clone()
+    if inputs.is_floating_point():
+        noise = torch.randn(inputs[:, -1].shape, generator=torch.Generator().manual_seed(0))
+        changed[:, -1] = noise.to(inputs)
+    else:
+        last = inputs[:, -1]
+        others = inputs[inputs != last.unsqueeze(1)]
+        changed[:, -1] = others[0] if len(others) else (last == 0).to(inputs.dtype)
+    return changed
+
+
+def output_tensor(returned: Any) -> Tensor | None:
+    """What a network returned, if it is a tensor, or the first tensor of a tuple or mapping that has axes."""
+    if isinstance(returned, Tensor):
+        return returned
+    if isinstance(returned, Mapping):
+        returned = tuple(cast("Mapping[str, Any]", returned).values())
+    parts = cast("tuple[Any, ...]", returned) if isinstance(returned, tuple) else ()
+    return next((part for part in parts if isinstance(part, Tensor) and part.dim() > 0), None)
+
+
+def pad(ragged: Tensor, tokens: int = 0) -> Tensor:
+    """``[B, T, D]``, zeros after the end of each example; T is the longest one's length, at least ``tokens``."""
+    lengths = [len(example) for example in ragged.unbind()]
+    shape = (len(lengths), max(tokens, *lengths), ragged.size(-1))
+    return cast("Tensor", torch.nested.to_padded_tensor(ragged, 0.0, shape))
+
+
+def cut_to_lengths(features: Tensor, like: Tensor) -> Tensor:
+    """``features [B, T, D]`` cut to the lengths of the examples of ``like``."""
+    parts = zip(features, like.unbind(), strict=True)
+    ragged: Tensor = torch.nested.as_nested_tensor([example[: len(other)] for example, other in parts])
+    return ragged

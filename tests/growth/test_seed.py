@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.growth import blending
-from esper.growth.blending import joined
 from esper.growth.blueprints.registry import Blueprint
-from esper.growth.seed import Seed
+from esper.growth.seed import Seed, blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.training.execution import stacked_call
@@ -91,7 +89,7 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
     narrow = site.narrowed(site.width - 1)
     sites = [site, narrow if kind.serves(narrow) else site, site]
     seeds = [trained(kind, one, blend, number) for number, one in enumerate(sites)]
-    template = joined(newborn(kind, site), site, blend).double()
+    template = blend_blueprint(newborn(kind, site), site, blend).double()
     shape = ParameterLayout.of(template)
     values = torch.stack([shape.row(held(seed)) for seed in seeds]).requires_grad_()
     buffers = {
@@ -134,15 +132,15 @@ class Products(TorchDispatchMode):
 @every_case
 def test_a_blend_costs_what_it_says(kind: type[Blueprint], site: Site, blend: Blend) -> None:
     seed = Seed(newborn(kind, site), site, blend).double()
-    counted = kind.parameters_at(site) + blending.parameters_at(blend, site)
+    counted = kind.parameters_at(site) + count_blend_parameters(blend, site)
     assert sum(parameter.numel() for parameter in seed.parameters()) == counted
     features, inputs = batch(site)
     with Products() as without:
         seed.blueprint(features, inputs)
     with Products() as products:
         seed.change(features, inputs)
-    assert blending.flops_at(blend, site) == 2 * (products.count - without.count) // len(features)
-    assert seed.flops_at(site) == kind.flops_at(site) + blending.flops_at(blend, site)
+    assert count_blend_flops(blend, site) == 2 * (products.count - without.count) // len(features)
+    assert seed.flops_at(site) == kind.flops_at(site) + count_blend_flops(blend, site)
 
 
 def test_blends_are_tried_with_all_blueprints() -> None:

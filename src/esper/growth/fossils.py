@@ -1,4 +1,4 @@
-"""A seed as torch operations alone, without the classes that it was made of: a fossil."""
+"""A seed as torch operations alone, without the classes that it was made of: a fossil, and what brings it its input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
 
 from esper.errors import ExportError
-from esper.growth.input_relay import INPUT
+from esper.growth.probe import Arguments
 from esper.growth.seed import Seed
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 
@@ -49,7 +49,9 @@ class TracedFossil:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 target = targets[node.name]
-                copies[node] = next(given) if target is None else _attribute(graph, module, names[_own(target)])
+                copies[node] = (
+                    next(given) if target is None else _attribute(graph, module, names[_strip_prefix(target)])
+                )
             elif node.op == "output":
                 graph.output(copies[node.args[0][0]])
             elif not is_assertion(node):
@@ -81,7 +83,7 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
     tensors = {
         spec.target: held[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None
     }
-    return TracedFossil(program, {_own(name): tensor for name, tensor in tensors.items()}, kind.reads_inputs)
+    return TracedFossil(program, {_strip_prefix(name): tensor for name, tensor in tensors.items()}, kind.reads_inputs)
 
 
 def _lengths(shape: tuple[int, ...], layout: Layout) -> list[int]:
@@ -103,7 +105,7 @@ class _Traced(nn.Module):
         return self.seed(features.reshape(features.shape), inputs)
 
 
-def _own(target: str) -> str:
+def _strip_prefix(target: str) -> str:
     """The name of a seed's tensor, by that in `_Traced`."""
     return target.removeprefix("seed.")
 
@@ -118,11 +120,11 @@ class _Like:
     def follow(self, node: fx.Node) -> fx.Node:
         """The node, whose arguments follow the features."""
         with self._graph.inserting_before(node):
-            node.args = tuple(self._followed(argument) for argument in node.args)
-            node.kwargs = {name: self._followed(argument) for name, argument in node.kwargs.items()}
+            node.args = tuple(self._replace(argument) for argument in node.args)
+            node.kwargs = {name: self._replace(argument) for name, argument in node.kwargs.items()}
         return node
 
-    def _followed(self, argument: Any) -> Any:
+    def _replace(self, argument: Any) -> Any:
         if isinstance(argument, torch.device | torch.dtype) and argument in self._replaced:
             return _attribute(self._graph, self._features, self._replaced[argument])
         return argument
@@ -135,3 +137,59 @@ def _attribute(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
 def is_assertion(node: fx.Node) -> bool:
     """Whether the node only asserts that a tensor is of the traced type and device."""
     return not node.users and "assert" in node.name
+
+
+INPUT = (
+    "what grew here reads the input of the whole network, which has not been called: call the network that finalize() "
+    "returned and not its parts, or let another blueprint grow"
+)
+"""Key of the input, and what a KeyError says where it is not."""
+
+
+def find_input_place(arguments: Arguments) -> int | str:
+    """Where among a host's arguments its input is, which is the first tensor: an index, or the name of a keyword."""
+    if isinstance(arguments, Tensor):
+        return 0
+    named = arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments)
+    return next(place for place, argument in named if isinstance(argument, Tensor))
+
+
+def relay_input(host: nn.Module, submodule: str, attribute: str, place: int | str) -> None:
+    """While ``host`` runs, let ``submodule`` have the host's input as only value of a dictionary, under `INPUT`.
+
+    The hooks are `fx.GraphModule`s, so they copy, pickle, compile and export with the host. When the host has run, the
+    dictionary is emptied: a copy or a file of the host holds no data. So `torch.utils.checkpoint` must not run the
+    submodule again later.
+
+    Args:
+        host: Gets two hooks.
+        submodule: Its name in the host.
+        attribute: What the dictionary is called there.
+        place: Of the input among the host's arguments: an index, or the name of a keyword.
+    """
+    setattr(host.get_submodule(submodule), attribute, dict[str, object]())
+    host.register_forward_pre_hook(_keep_input(submodule, attribute, place), with_kwargs=True)
+    host.register_forward_hook(_forget_input(submodule, attribute), always_call=True)
+
+
+def _keep_input(submodule: str, attribute: str, place: int | str) -> fx.GraphModule:
+    graph = fx.Graph()
+    module, arguments, keywords = (graph.placeholder(name) for name in ("module", "arguments", "keywords"))
+    given = arguments if isinstance(place, int) else keywords
+    kept = _get_kept(graph, module, submodule, attribute)
+    graph.call_method("update", (kept, {INPUT: graph.call_function(operator.getitem, (given, place))}))
+    graph.output(None)
+    return fx.GraphModule(nn.Module(), graph, class_name="KeepInput")
+
+
+def _forget_input(submodule: str, attribute: str) -> fx.GraphModule:
+    graph = fx.Graph()
+    module, _, _ = (graph.placeholder(name) for name in ("module", "arguments", "output"))
+    graph.call_method("clear", (_get_kept(graph, module, submodule, attribute),))
+    graph.output(None)
+    return fx.GraphModule(nn.Module(), graph, class_name="ForgetInput")
+
+
+def _get_kept(graph: fx.Graph, module: fx.Node, submodule: str, attribute: str) -> fx.Node:
+    # By way of the submodule: compiled code would take a reference of the host's own for another dictionary.
+    return graph.call_function(getattr, (graph.call_method("get_submodule", (module, submodule)), attribute))

@@ -22,7 +22,7 @@ from esper import Decision, Grower, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change
-from esper.grower.structure import regrow
+from esper.grower.state_dict import regrow
 from esper.lifecycle.actions import Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
@@ -267,7 +267,7 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
     assert loop.grower.telling.recording is not None
-    loop.grower.telling.recording.resolved(3, [kept], {"0": 0.25})
+    loop.grower.telling.recording.keep_ending(3, [kept], {"0": 0.25})
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25

@@ -1,0 +1,122 @@
+"""What blueprints are made of: initial values, features as columns, neighbouring positions and normalisation.
+
+*Columns* are features ``[..., C, P * B]``: channels first, then positions, the batch last. Seeds are narrow. With the
+batch last, a linear map is one matrix product with a long contiguous axis, and element-wise work runs along the batch:
+on a CPU this is up to twice as fast as working on ``[B, T, C]``.
+
+What works on columns works on the last axes and leaves those before alone, so a blueprint written with it computes one
+seed from ``[B, ...]`` features, and R seeds with stacked parameters ``[R, *shape]`` from ``[R, B, ...]``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.growth.site import Layout, Site
+
+
+def normal(generator: torch.Generator, *shape: int, deviation: float) -> nn.Parameter:
+    """Independent normal entries with mean zero."""
+    values = torch.empty(shape, device=generator.device)
+    return nn.Parameter(nn.init.normal_(values, std=deviation, generator=generator))
+
+
+def he_normal(generator: torch.Generator, *shape: int, fan_in: int) -> nn.Parameter:
+    """Normal entries of variance ``2 / fan_in``, which keep the scale through a ReLU (He et al. 2015, eq. 10)."""
+    return normal(generator, *shape, deviation=math.sqrt(2 / fan_in))
+
+
+def lecun_normal(generator: torch.Generator, *shape: int, fan_in: int) -> nn.Parameter:
+    """Normal entries of variance ``1 / fan_in``, which keep the scale through a linear map."""
+    return normal(generator, *shape, deviation=math.sqrt(1 / fan_in))
+
+
+def zeros(generator: torch.Generator, *shape: int) -> nn.Parameter:
+    """Zeros, on the generator's device; nothing is drawn."""
+    return nn.Parameter(torch.zeros(shape, device=generator.device))
+
+
+def to_columns(features: Tensor, layout: Layout) -> Tensor:
+    """``[..., B, *example]`` -> ``[..., C, P * B]``, contiguous; plain features have one position."""
+    match layout:
+        case Layout.FEATURES:
+            columns = features.mT
+        case Layout.TOKENS:
+            columns = features.transpose(-3, -1).flatten(-2)
+        case Layout.SEQUENCE:
+            columns = features.movedim(-3, -1).flatten(-2)
+        case Layout.IMAGE:
+            columns = features.movedim(-4, -1).flatten(-3)
+    return columns.contiguous()
+
+
+def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
+    """``[..., C, P * B]`` -> the shape of ``features``."""
+    match layout:
+        case Layout.FEATURES:
+            return columns.mT
+        case Layout.TOKENS:
+            return split_positions(columns, features.shape[-2]).transpose(-3, -1)
+        case Layout.SEQUENCE:
+            return split_positions(columns, features.shape[-1]).movedim(-1, -3)
+        case Layout.IMAGE:
+            return columns.reshape(*columns.shape[:-1], *features.shape[-2:], -1).movedim(-1, -4)
+
+
+def count_positions(features: Tensor, layout: Layout) -> int:
+    """P, how many channel vectors each example of ``features [..., B, *example]`` has."""
+    match layout:
+        case Layout.FEATURES:
+            return 1
+        case Layout.TOKENS:
+            return features.shape[-2]
+        case Layout.SEQUENCE:
+            return features.shape[-1]
+        case Layout.IMAGE:
+            return features.shape[-2] * features.shape[-1]
+
+
+def split_positions(columns: Tensor, positions: int) -> Tensor:
+    """``[..., C, P * B]`` -> ``[..., C, P, B]``."""
+    return columns.reshape(*columns.shape[:-1], positions, -1)
+
+
+TAPS = 3
+"""Kernel size along each axis: a position and its two neighbours."""
+
+
+def shift(columns: Tensor, positions: int) -> list[Tensor]:
+    """Columns ``[..., C, P * B]`` one position before, at, and one after each position; zeros beyond the ends."""
+    count = columns.shape[-1]
+    step = count // positions
+    padded = F.pad(columns, (TAPS // 2 * step, TAPS // 2 * step))
+    return [padded.narrow(-1, tap * step, count) for tap in range(TAPS)]
+
+
+def gather_neighbours(columns: Tensor, positions: int) -> Tensor:
+    """``[..., C, P * B]`` -> ``[..., TAPS * C, P * B]``, tap by tap."""
+    return torch.cat(shift(columns, positions), dim=-2)
+
+
+def has_neighbours(site: Site) -> bool:
+    """Whether every tap meets something somewhere; along an axis of one position the outer taps would be dead."""
+    return min(site.extent, default=1) > 1
+
+
+EPSILON = 1e-5
+"""Added to the mean square, so that silent positions stay finite."""
+
+
+def normalise(columns: Tensor, live: Tensor) -> Tensor:
+    """Columns ``[..., C, N]`` scaled to a root mean square of one over channels (Zhang & Sennrich 2019).
+
+    ``live [..., C]`` is one for real channels and zero for padded ones; padded channels must be zero, so they add
+    nothing to the sum and only the count needs to know them. The mean is kept: taking it away would leave nothing of a
+    single channel, and little of two.
+    """
+    count = live.sum(-1)[..., None, None]
+    return columns * (columns.square().sum(-2, keepdim=True) / count + EPSILON).rsqrt()
