@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.ui.figures.marks import INK, LINE, PAPER, SOFT
 from esper.ui.figures.record import Figure
-from esper.ui.figures.rows import Rows
+from esper.ui.figures.rows import Rows, Value
 
 WIDTHS = {1: 3.35, 2: 6.9}
 """Inches of so many columns of a paper in two columns."""
@@ -68,6 +69,7 @@ _VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--paper"}
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """What XML cannot hold."""
+_LARGEST = 1e300
 
 
 def draw_files(figure: Figure, rows: Rows) -> dict[str, bytes]:
@@ -89,7 +91,7 @@ def draw_svg(figure: Figure, rows: Rows) -> str:
     file = io.StringIO()
     with _drawn(figure, rows, _TRANSPARENT) as canvas:
         FigureCanvasSVG(canvas).print_svg(file, metadata=_NO_METADATA)  # savefig would draw everything twice
-    root = ET.fromstring(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", file.getvalue()))
+    root = ET.fromstring(file.getvalue())
     targets = set(re.findall(r"#([\w-]+)", " ".join(value for one in root.iter() for value in one.attrib.values())))
     for one in root.iter():
         one.tag = _NAMESPACE.sub("", one.tag)
@@ -100,7 +102,7 @@ def draw_svg(figure: Figure, rows: Rows) -> str:
             one.set("style", _with_variables(style))
         for style_sheet in one.findall("{*}style"):
             one.remove(style_sheet)  # it would hold for the whole page
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": figure.caption}
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": _printable(figure.caption)}
     return ET.tostring(root, encoding="unicode", short_empty_elements=False)
 
 
@@ -112,10 +114,22 @@ def _with_variables(style: str) -> str:
 
 @contextmanager
 def _drawn(figure: Figure, rows: Rows, background: Mapping[Any, Any]) -> Generator[Canvas]:
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks: readers' own fonts have them
         mpl.rcdefaults()  # what a user's matplotlibrc says must not change a figure
         mpl.rcParams.update({**_STYLE, **background})
         size = (WIDTHS[figure.columns], figure.height)
         canvas = Canvas(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
-        figure.draw(canvas, rows)
+        figure.draw(canvas, Rows(rows.columns, tuple(tuple(map(_drawable, row)) for row in rows.values)))
         yield canvas
+
+
+def _drawable(value: Value) -> Value:
+    """What no font or format chokes on, and whose differences are finite; None for numbers beyond that."""
+    if isinstance(value, str):
+        return _printable(value)
+    return None if isinstance(value, float) and abs(value) > _LARGEST else value
+
+
+def _printable(text: str) -> str:
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
