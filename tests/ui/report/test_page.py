@@ -134,6 +134,12 @@ def evaluated(run: RunDirectory) -> RunDirectory:
     return run
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without drawings, which take time, for tests of what is said."""
+    monkeypatch.setattr("esper.ui.report.page.draw_svg", lambda what, rows: "")
+
+
 def page_of(run: RunDirectory) -> Page:
     return Page(write_report(run).read_text())
 
@@ -145,6 +151,7 @@ def test_the_page_asks_for_nothing_from_outside(evaluated: RunDirectory):
     assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory):
     text = page_of(evaluated).text
     assert "Did learning to grow networks help?" in text
@@ -154,6 +161,7 @@ def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory
     assert "Families never trained on: yes." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_win_is_claimed_without_one(run: RunDirectory):
     write_results(run.evaluation, planted({"policy": 0.5, "none": 0.5}))
     text = page_of(run).text
@@ -161,6 +169,7 @@ def test_no_win_is_claimed_without_one(run: RunDirectory):
     assert "no difference shown to none" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_unevaluated_run_says_how_to_evaluate_it(run: RunDirectory):
     page = page_of(run)
     assert "Not measured yet" in page.text
@@ -175,6 +184,7 @@ def test_the_learning_curve_stands_against_the_baselines(run: RunDirectory):
     assert all(name in page.text for name in ("greedy policy", "J, mean of 5"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_comparison_is_drawn_for_each_split(evaluated: RunDirectory):
     page = page_of(evaluated)
     assert "Is it better than not learning?" in page.text
@@ -213,12 +223,14 @@ def test_episodes_are_drawn_with_their_stages(evaluated: RunDirectory):
     assert "score 0.610, parameters +40%, new family" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_habits_by_family(evaluated: RunDirectory):
     text = page_of(evaluated).text
     assert "token_mix 85%" in text
     assert "0.85 of 1.20" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_the_blueprints_learned(evaluated: RunDirectory):
     assert "gradient ratio" not in page_of(evaluated).text  # an old file
     gradients = (
@@ -232,6 +244,7 @@ def test_how_the_blueprints_learned(evaluated: RunDirectory):
     assert "below 0.001 (vanished) or above 100 (exploded)" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_kept_seeds_earned(evaluated: RunDirectory):
     write_behaviour(
         evaluated.behaviour, replace(BEHAVIOUR, earnings=(*EARNINGS, replace(EARNINGS[0], seeds=(), pairs=())))
@@ -244,6 +257,7 @@ def test_what_kept_seeds_earned(evaluated: RunDirectory):
     assert page.classed("b", "below") == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_few_earnings_have_no_interval(evaluated: RunDirectory):
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=EARNINGS[:1]))
     text = page_of(evaluated).text
@@ -251,17 +265,20 @@ def test_a_few_earnings_have_no_interval(evaluated: RunDirectory):
     assert "layer0, layer11+0.010 too few to say" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_earnings_that_there_are_not(evaluated: RunDirectory):
     assert "What the kept seeds earned" not in page_of(evaluated).text  # an old file
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=()))
     assert "The policy kept no seed." in page_of(evaluated).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_health_shows_anomalies_and_their_number(run: RunDirectory):
     page = page_of(run)
     assert "explained variance (1)" in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_health_counts_rollbacks(run: RunDirectory):
     assert "No network blew up." in page_of(run).text
     with RunStore.open(run.store) as store:
@@ -276,6 +293,7 @@ def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):
     assert "nan" not in page_of(run).html
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_to_reproduce(run: RunDirectory):
     text = page_of(run).text
     assert f"esper train --config {run.config} --run-dir runs/again" in text
@@ -298,6 +316,7 @@ def test_hostile_names_stay_text(run: RunDirectory):
     assert page.text.count(evil) >= 5
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
     run = RunDirectory.create(tmp_path / "run")
     dump_settings(TrainSettings(), run.config)
@@ -305,11 +324,13 @@ def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
     assert "no finished iteration yet" in page_of(run).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_outdated_evaluation_is_named(evaluated: RunDirectory):
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, iteration=5))
     assert "The policy of iteration 5 was evaluated." in page_of(evaluated).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_damaged_evaluation_is_refused(evaluated: RunDirectory):
     evaluated.evaluation.write_text("{")
     with pytest.raises(RunError, match="make it anew with `esper evaluate"):
