@@ -6,7 +6,6 @@ import sys
 EXTRAS = (
     "datasets",
     "lightning",
-    "matplotlib",
     "mlflow",
     "onnx",
     "onnxruntime",

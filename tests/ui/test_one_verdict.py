@@ -87,7 +87,7 @@ def of_terminal(text: str) -> Said:
 def of_page(page: str) -> Said:
     said: Said = {}
     for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL):
-        if verdict := re.search(r'<td><b class="\w+">([^<]*)</b></td>', row):
+        if verdict := re.search(r'<td><b class="(?:above|below|other)">([^<]*)</b></td>', row):
             name = re.search(r"<th[^>]*>([^<]*)</th>", row)
             cells = re.findall(r"<td>(.*?)</td>", row)
             ahead, _, p = (re.sub(r"<small>.*?</small>|<[^>]*>", "", cell).strip() for cell in cells[-4:-1])
@@ -123,7 +123,6 @@ def one_policy(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.Mo
 
 
 def runs_together(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
-    pytest.importorskip("matplotlib")
     runs = [str(evaluated(folder / f"seed{seed}", of_seed(seed), seed=seed).path) for seed in range(seeds)]
     assert main(["report", *runs, "--out", str(folder / "out")]) == 0
     page = (folder / "out" / "report.html").read_text()

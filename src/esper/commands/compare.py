@@ -24,7 +24,7 @@ from esper.settings import compare_settings
 from esper.signals import Terminated
 from esper.ui.formats import score
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report.arms import write_arms_report
+from esper.ui.report.comparisons import write_arms_report
 from esper.ui.standings import comparison_record, show_comparison, verdict_words
 
 INSTANCES = 256

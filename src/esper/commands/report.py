@@ -11,8 +11,8 @@ from rich.console import Console
 
 from esper.errors import ConfigError, RunError
 from esper.files import write_atomically
-from esper.ui.figures.canvas import require_matplotlib
-from esper.ui.figures.export import FIGURES, TABLES, export
+from esper.ui.figures.export import export
+from esper.ui.figures.record import Figure, Table
 from esper.ui.report.subject import PAGE, report_on, report_over_seeds
 from esper.ui.standings import show_comparison
 
@@ -28,8 +28,6 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         out: Write the page here instead, with all figures as PDF and PNG and all tables as LaTeX and CSV beside it,
             each with the query or the files that its numbers come from.
     """
-    if out is not None:
-        require_matplotlib()
     match paths:
         case (path,):
             report, folder = report_on(path), out or path
@@ -48,7 +46,9 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         exported = export(out, report.exhibits())
         for reason in exported.absent:
             sys.stdout.write(f"left out {reason}\n")
-        sys.stdout.write(f"{exported.figures} figures: {out / FIGURES}\n{exported.tables} tables: {out / TABLES}\n")
+        sys.stdout.write(
+            f"{exported.figures} figures: {out / Figure.folder}\n{exported.tables} tables: {out / Table.folder}\n"
+        )
 
 
 def _make(folder: Path) -> None:

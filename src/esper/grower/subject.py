@@ -28,7 +28,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.subject.Offers`."""
+    """What the slots of a model offer: an `esper.control.growing_networks.Offers`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -38,7 +38,7 @@ class Catalogue:
         """Every blueprint that is on offer in some slot, in the order of the slots."""
         parameters = self._cost(lambda kind, site: kind.parameters_at(site), count_blend_parameters)
         flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
-        self.costs = Costs(parameters, flops, parameters.scaled(BYTES_PER_VALUE * COPIES))
+        self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
         """What seeds cost; 0 for blueprints that are not on offer in a slot."""
         self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""

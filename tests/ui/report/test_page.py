@@ -134,17 +134,24 @@ def evaluated(run: RunDirectory) -> RunDirectory:
     return run
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without drawings, which take time, for tests of what is said."""
+    monkeypatch.setattr("esper.ui.report.page.draw_svg", lambda what, rows: "")
+
+
 def page_of(run: RunDirectory) -> Page:
     return Page(write_report(run).read_text())
 
 
 def test_the_page_asks_for_nothing_from_outside(evaluated: RunDirectory):
     page = page_of(evaluated)
-    assert not {"script", "link", "img", "iframe", "object", "image", "use", "a"} & set(page.tags)
-    assert not re.search(r"https?:|url\(|@import|//[a-z]", page.html)
+    assert not {"script", "link", "img", "iframe", "object", "image", "a"} & set(page.tags)
+    assert not re.search(r"https?:|url\((?!#)|href=\"(?!#)|@import|//[a-z]", page.html)
     assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory):
     text = page_of(evaluated).text
     assert "Did learning to grow networks help?" in text
@@ -154,6 +161,7 @@ def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory
     assert "Families never trained on: yes." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_win_is_claimed_without_one(run: RunDirectory):
     write_results(run.evaluation, planted({"policy": 0.5, "none": 0.5}))
     text = page_of(run).text
@@ -161,6 +169,7 @@ def test_no_win_is_claimed_without_one(run: RunDirectory):
     assert "no difference shown to none" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_unevaluated_run_says_how_to_evaluate_it(run: RunDirectory):
     page = page_of(run)
     assert "Not measured yet" in page.text
@@ -172,35 +181,56 @@ def test_an_unevaluated_run_says_how_to_evaluate_it(run: RunDirectory):
 def test_the_learning_curve_stands_against_the_baselines(run: RunDirectory):
     page = page_of(run)
     assert all(f"{name} {level:.3f}" in page.text for name, level in training.LEVELS.items())
-    assert page.classed("line", "baseline") >= len(training.LEVELS)
-    assert page.classed("path", "objective") == 1
-    assert "iteration 12: greedy policy 0.655" in page.text
+    assert all(name in page.text for name in ("greedy policy", "J, mean of 5"))
 
 
-def test_the_comparison_has_a_row_per_controller_and_split(evaluated: RunDirectory):
+@pytest.mark.usefixtures("undrawn")
+def test_the_comparison_is_drawn_for_each_split(evaluated: RunDirectory):
     page = page_of(evaluated)
     assert "Is it better than not learning?" in page.text
     assert "Does it carry over to new families?" in page.text
-    # Scores, differences and accuracy against growth (two whiskers each), on both splits.
-    assert page.classed("line", "whisker") == 2 * (3 + 2 + 2 * 3)
+    drawn = {value for tag, name, value in page.attributes if (tag, name) == ("figure", "id")}
+    for split in ("heldout", "transfer"):
+        assert {f"figure-evaluation_{split}_{kind}" for kind in ("scores", "differences", "growth")} <= drawn
+        assert {f"table-evaluation_{split}", f"table-evaluation_{split}_families"} <= drawn
+
+
+def test_every_drawing_says_what_it_shows_to_those_who_cannot_see_it(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert len(labels) == page.tags.count("svg") > 5
+    assert all(label and label in page.text for label in labels)
+    assert page.attributes.count(("svg", "role", "img")) == len(labels)
+
+
+def test_drawings_take_the_colours_of_the_page(evaluated: RunDirectory):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", page_of(evaluated).html, re.DOTALL))
+    assert "var(--ink)" in drawings
+    assert not re.search("#1c2430|#5b6675|#e3e7ed|#ffffff|#000000", drawings)
+    used, defined = (set(re.findall(pattern, drawings)) for pattern in (r'(?:url\(|=")#(\w+)', r' id="(\w+)"'))
+    assert used == defined != set()
+
+
+def test_the_page_is_the_same_every_time(evaluated: RunDirectory):
+    assert page_of(evaluated).html == page_of(evaluated).html
 
 
 def test_episodes_are_drawn_with_their_stages(evaluated: RunDirectory):
-    page = page_of(evaluated)
-    assert page.classed("rect", "lane") == 2 * 2
-    for kind in ("germinated", "blending", "fossilized"):
-        assert page.classed("rect", kind) == 1
-    assert "token_mix" in page.text
-    assert page.text.count("data drift") == 1
-    assert "order / far" in page.text
+    text = page_of(evaluated).text
+    for words in ("g: germinated", "b: blending in", "F: fossilized: kept for good", "order / far", "pointer / far"):
+        assert words in text
+    assert text.count("data drift") == 1
+    assert "score 0.610, parameters +40%, new family" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_habits_by_family(evaluated: RunDirectory):
     text = page_of(evaluated).text
     assert "token_mix 85%" in text
-    assert "0.85of 1.20" in text
+    assert "0.85 of 1.20" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_the_blueprints_learned(evaluated: RunDirectory):
     assert "gradient ratio" not in page_of(evaluated).text  # an old file
     gradients = (
@@ -209,42 +239,46 @@ def test_how_the_blueprints_learned(evaluated: RunDirectory):
     )
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, gradients=gradients))
     text = page_of(evaluated).text
-    assert "norm311.212%0%" in text
+    assert "norm311.2312%0%" in text
     assert f"token_mix2{EN_DASH}0%100%" in text
     assert "below 0.001 (vanished) or above 100 (exploded)" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_kept_seeds_earned(evaluated: RunDirectory):
     write_behaviour(
         evaluated.behaviour, replace(BEHAVIOUR, earnings=(*EARNINGS, replace(EARNINGS[0], seeds=(), pairs=())))
     )
     page = page_of(evaluated)
     assert "What the kept seeds earned" in page.text
-    assert re.search(r"token_mix8in 89%\+0\.235\+0\.2\d\d to \+0\.2\d\d0%", page.text)
-    assert "norm8in 89%-0.050-0.050 to -0.050100%" in page.text.replace(MINUS, "-")
-    assert "layer0, layer18+0.010+0.010 to +0.010" in page.text
+    assert re.search(r"token_mix8 in 89%\+0\.235 \+0\.2\d\d to \+0\.2\d\d0%", page.text)
+    assert "norm8 in 89%-0.050 -0.050 to -0.050100%" in page.text.replace(MINUS, "-")
+    assert "layer0, layer18+0.010 +0.010 to +0.010" in page.text
     assert page.classed("b", "below") == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_few_earnings_have_no_interval(evaluated: RunDirectory):
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=EARNINGS[:1]))
     text = page_of(evaluated).text
-    assert "token_mix1in 100%+0.200too few to say0%" in text
-    assert "layer0, layer11+0.010too few to say" in text
+    assert "token_mix1 in 100%+0.200 too few to say0%" in text
+    assert "layer0, layer11+0.010 too few to say" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_earnings_that_there_are_not(evaluated: RunDirectory):
     assert "What the kept seeds earned" not in page_of(evaluated).text  # an old file
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=()))
     assert "The policy kept no seed." in page_of(evaluated).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_health_shows_anomalies_and_their_number(run: RunDirectory):
     page = page_of(run)
     assert "explained variance (1)" in page.text
-    assert page.classed("line", "anomaly") > 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_health_counts_rollbacks(run: RunDirectory):
     assert "No network blew up." in page_of(run).text
     with RunStore.open(run.store) as store:
@@ -259,12 +293,7 @@ def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):
     assert "nan" not in page_of(run).html
 
 
-def test_places_lie_on_the_page(evaluated: RunDirectory):
-    shares = re.findall(r'\b(?:x|x1|x2|cx)="(-?[\d.]+)%"', page_of(evaluated).html)
-    assert len(shares) > 100
-    assert all(0 <= float(share) <= 100 for share in shares)
-
-
+@pytest.mark.usefixtures("undrawn")
 def test_how_to_reproduce(run: RunDirectory):
     text = page_of(run).text
     assert f"esper train --config {run.config} --run-dir runs/again" in text
@@ -287,6 +316,7 @@ def test_hostile_names_stay_text(run: RunDirectory):
     assert page.text.count(evil) >= 5
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
     run = RunDirectory.create(tmp_path / "run")
     dump_settings(TrainSettings(), run.config)
@@ -294,11 +324,13 @@ def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
     assert "no finished iteration yet" in page_of(run).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_outdated_evaluation_is_named(evaluated: RunDirectory):
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, iteration=5))
     assert "The policy of iteration 5 was evaluated." in page_of(evaluated).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_damaged_evaluation_is_refused(evaluated: RunDirectory):
     evaluated.evaluation.write_text("{")
     with pytest.raises(RunError, match="make it anew with `esper evaluate"):

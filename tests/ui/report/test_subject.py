@@ -50,9 +50,9 @@ def add_arm(path: Path, mean: float) -> None:
 def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> None:
     page = report_on(trained(tmp_path / "run").path).html
     assert "What it tried" in page
-    assert 'class="area hue0"' in page
-    assert "<title>norm: 12 fossilized</title>" in page
-    assert "rent</span>" in page
+    names = ("learning", "operations", "seeds", "rewards", "health")
+    assert all(f'<figure id="figure-{name}"' in page for name in names)
+    assert ">rent</text>" in page
     assert page.count("The query behind it") >= 5
     assert "FROM seeds GROUP BY blueprint, outcome" in page
 
@@ -69,9 +69,7 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
     page = report_on(run.path).html
     assert "How mlp grew on digits" in page
     assert "Not finished yet" in page
-    assert page.count('class="curve policy"') == 3
-    assert page.count('class="curve objective"') == 2
-    assert 'class="stage fossilized"' in page
+    assert all(f">{words}</text>" in page for words in ("train", "validation", "seeds", "loss", "b: blending in"))
     assert "<td>exploded</td>" in page
 
 
@@ -132,7 +130,7 @@ def test_nothing_else_has_a_report(tmp_path: Path) -> None:
 
 
 @given(st.text("<>&\"'/ab\\;=", min_size=1, max_size=12))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_in_a_run_becomes_markup(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     evil = f"<script>{name}</script><img src=x>"
     for plant in (trained, grown):

@@ -14,9 +14,10 @@ def named(exhibit: Exhibit, metadata: Mapping[str, Any]) -> Exhibit:
     """With the run's own words in its captions and headings, and no figure twice."""
     what, rows = exhibit
     about = Metric.of(metadata)
+    direction = f" ({about.direction})" if about.direction else ""
     words = {
         "metric": about.metric,
-        "measured": LOSS if about.is_loss else f"{about.metric} and {LOSS}",
+        "measured": LOSS if about.is_loss else f"{about.metric}{direction} and {LOSS}",
         "contributions": contributions(metadata),
     }
     caption = what.caption.format_map(words)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from esper.experiments.compared_runs import ARMS, RECORDS, FinishedComparison
+from esper.experiments.comparison import Comparison
 from esper.ui.figures.record import Exhibit, Files
-from esper.ui.figures.standings import standing_exhibits
+from esper.ui.figures.standings import ComparisonExhibits, exhibit_comparison
 
 _FIELDS = (
     "score, test_accuracy, added_parameters / host_parameters and flops, averaged over training seeds and instances; "
@@ -19,12 +20,21 @@ ALL_ARMS = Files(
 
 def contest_exhibits(found: FinishedComparison) -> list[Exhibit]:
     """Of the configurations, and of all arms if they have played."""
-    configurations = found.configurations
-    played = f"{configurations.instances} held-out instances"
-    seeds = f"{configurations.seeds} training seeds"
-    about = f"all configurations, {seeds} each, on the same {played}"
-    exhibits = standing_exhibits("configurations", about, CONFIGURATIONS, configurations)
-    if found.arms is not None:
-        about = f"the policies of {configurations.reference.name} ({seeds}) and all other arms on the same {played}"
-        exhibits += standing_exhibits("arms", about, ALL_ARMS, found.arms)
-    return exhibits
+    arms = [] if found.arms is None else exhibit_arms(found.arms, found.configurations.reference.name).all()
+    return [*exhibit_configurations(found.configurations).all(), *arms]
+
+
+def exhibit_configurations(found: Comparison) -> ComparisonExhibits:
+    """The first configuration against the others."""
+    about = f"all configurations, {found.seeds} training seeds each, on the same {found.instances} held-out instances"
+    return exhibit_comparison("configurations", about, CONFIGURATIONS, found)
+
+
+def exhibit_arms(found: Comparison, configuration: str = "") -> ComparisonExhibits:
+    """Policies of a configuration among all arms."""
+    trained = f" of {configuration}" if configuration else ""
+    about = (
+        f"the policies{trained} ({found.seeds} training seeds) and all other arms on the same {found.instances} "
+        "held-out instances"
+    )
+    return exhibit_comparison("arms", about, ALL_ARMS, found)

@@ -8,12 +8,9 @@ from pathlib import Path
 
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.ui.figures.canvas import drawn, require_matplotlib
+from esper.ui.figures.canvas import draw_files
 from esper.ui.figures.latex import latex
 from esper.ui.figures.record import Exhibit, Figure
-
-FIGURES = "figures"
-TABLES = "tables"
 
 
 @dataclass(frozen=True)
@@ -27,20 +24,15 @@ class Exported:
 
 
 def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
-    """Write all that can be shown into ``figures`` and ``tables`` inside the folder, which is made if need be.
+    """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
 
     Raises:
-        ConfigError: matplotlib is not installed.
         RunError: a file cannot be written.
     """
-    require_matplotlib()
     shown = [(what, rows) for what, rows in exhibits if rows]
     for what, rows in shown:
-        if isinstance(what, Figure):
-            place, visible = folder / FIGURES, drawn(what, rows)
-        else:
-            place, visible = folder / TABLES, {".tex": latex(what, rows)}
-        _write(place / what.name, {**visible, ".csv": rows.csv(), what.source.suffix: what.source.text})
+        visible = draw_files(what, rows) if isinstance(what, Figure) else {".tex": latex(what, rows)}
+        _write(folder / what.folder / what.name, {**visible, ".csv": rows.csv(), what.source.suffix: what.source.text})
     figures = sum(isinstance(what, Figure) for what, _ in shown)
     absent = tuple(f"{what.name}: {what.absent}" for what, rows in exhibits if not rows)
     return Exported(figures, len(shown) - figures, absent)

@@ -8,6 +8,7 @@ from esper.ui.figures.marks import (
     BLUE,
     GREY,
     ORANGE,
+    PAPER,
     colour,
     count_iterations,
     dashes,
@@ -21,6 +22,8 @@ from esper.ui.figures.rows import Rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+_ROW_HEIGHT, _MARGIN = 0.19, 0.75
+"""Inches of a figure of rows: of each, and of what are no rows."""
 OUTCOMES = {"fossilized": BLUE, "pruned": ORANGE, "unfinished": GREY}
 SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
 """Of the slot that has a number, in SQL."""
@@ -74,8 +77,9 @@ ORDER BY terms.term, networks.iteration
 
 
 def _draw_seeds(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
     blueprints = list(rows.by("blueprint"))
+    canvas.set_figheight(_MARGIN + _ROW_HEIGHT * len(blueprints))
+    axes = canvas.subplots()
     ends = [0.0] * len(blueprints)
     parts = rows.by("outcome")
     for outcome, shade in OUTCOMES.items():
@@ -83,7 +87,7 @@ def _draw_seeds(canvas: Canvas, rows: Rows) -> None:
             places = [blueprints.index(name) for name in part.texts("blueprint")]
             counts = part.numbers("seeds")
             starts = [ends[place] for place in places]
-            axes.barh(places, counts, left=starts, color=shade, edgecolor="white", linewidth=0.5, label=outcome)
+            axes.barh(places, counts, left=starts, color=shade, edgecolor=PAPER, linewidth=0.5, label=outcome)
             for place, count in zip(places, counts, strict=True):
                 ends[place] += count
     name_rows(axes, blueprints)
@@ -106,7 +110,7 @@ def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
         style: dict[str, Any] = {
             "marker": marker(index),
             "color": shade,
-            "edgecolor": "white",
+            "edgecolor": PAPER,
             "linewidth": 0.4,
             "s": 14,
             "zorder": 3,

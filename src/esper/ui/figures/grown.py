@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from esper.lifecycle.stages import COOLDOWN, Stage
 from esper.telemetry.metric import METRIC_NAME
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.marks import (
-    BLACK,
     BLUE,
     GREEN,
     GREY,
-    LABEL_SIZE,
     ORANGE,
-    SKY,
     VERMILION,
-    YELLOW,
     colour,
     count_iterations,
     dashes,
     few_ticks,
     legend_above,
-    name_rows,
 )
 from esper.ui.figures.record import Figure, Query
 from esper.ui.figures.rows import Rows
+from esper.ui.figures.stages import LANE_HEIGHT, draw_lanes, explain_stages
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 NO_DECISION = "no decision was made"
@@ -53,10 +46,6 @@ SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, stage, blueprint, alpha
 FROM slots ORDER BY slot, step
 """)
 
-CHANGES = Query("""\
-SELECT step, slot, before, after, blueprint, cause, reason FROM transitions ORDER BY id
-""")
-
 CONTRIBUTIONS = Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, contribution
 FROM slots
@@ -64,19 +53,11 @@ WHERE slot IN (SELECT slot FROM slots WHERE contribution IS NOT NULL)
 ORDER BY slot, step
 """)
 
-_PANELS = {"loss": "loss", "added_parameters": "added\nparameters"}
+ADDED = "added_parameters"
+"""The measure of all seeds' parameters."""
+_PANELS = {"loss": "loss", ADDED: "added\nparameters"}
 _EVENTS = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
-_COLOURS = {
-    Stage.GERMINATED: "#d7dce4",
-    Stage.TRAINING: YELLOW,
-    Stage.BLENDING: ORANGE,
-    Stage.HOLDING: SKY,
-    Stage.FOSSILIZED: GREEN,
-    Stage.PRUNED: VERMILION,
-}
-_BAR = 0.42
-_ROW_HEIGHT = 0.26
 _MARGIN = 0.95
 """Inches of the figure of stages that are not slots."""
 
@@ -92,7 +73,7 @@ def _draw_curves(canvas: Canvas, rows: Rows) -> None:
         for decision in measures[_EVENTS].numbers("decision") if _EVENTS in measures else []:
             axes.axvline(decision, color=VERMILION, linewidth=0.8, linestyle=":", label="rollback")
         axes.set_ylabel(_PANELS.get(name, name))
-        if name == "added_parameters":
+        if name == ADDED:
             axes.set_ylim(bottom=0)
         few_ticks(axes, 4)
     count_iterations(column[-1], "decision")
@@ -102,40 +83,11 @@ def _draw_curves(canvas: Canvas, rows: Rows) -> None:
 
 
 def _draw_stages(canvas: Canvas, rows: Rows) -> None:
-    slots = rows.by("slot_name")
-    canvas.set_figheight(_MARGIN + _ROW_HEIGHT * len(slots))
+    canvas.set_figheight(_MARGIN + LANE_HEIGHT * len(rows.by("slot_name")))
     axes = canvas.subplots()
-    seen: set[Stage] = set()
-    for place, part in enumerate(slots.values()):
-        stages = [_shown(name) for name in part.texts("stage")]
-        seen.update(stages)
-        _draw_lane(axes, place, part, stages)
-    for stage, shade in _COLOURS.items():
-        if stage in seen:
-            axes.barh(0, 0, color=shade, label=stage.name.lower())
-    name_rows(axes, list(slots))
-    axes.set_xlim(min(rows.numbers("decision")) - 0.5, max(rows.numbers("decision")) + 0.5)
+    seen = draw_lanes(axes, rows)
     count_iterations(axes, "decision")
-    legend_above(canvas, axes)
-
-
-def _draw_lane(axes: Axes, place: int, part: Rows, stages: Sequence[Stage]) -> None:
-    """A bar per time in one stage; where a seed begins, its blueprint stands above."""
-    decisions, blueprints = part.numbers("decision"), part.column("blueprint")
-    before: tuple[Stage, str | None] = (Stage.DORMANT, None)
-    for decision, stage, blueprint in zip(decisions, stages, blueprints, strict=True):
-        if stage in _COLOURS:
-            axes.barh(place, 1.0, _BAR, left=decision - 0.5, color=_COLOURS[stage], linewidth=0)
-        if isinstance(blueprint, str) and before[1] != blueprint:
-            style: dict[str, Any] = {"fontsize": LABEL_SIZE - 1, "color": BLACK, "va": "bottom", "clip_on": True}
-            axes.text(decision - 0.5, place - _BAR / 2 - 0.02, blueprint, **style)
-        before = (stage, blueprint if isinstance(blueprint, str) else None)
-
-
-def _shown(name: str) -> Stage:
-    """The cooldown's stages look the same."""
-    stage = Stage[name.upper()]
-    return Stage.PRUNED if stage in COOLDOWN else stage
+    explain_stages(canvas, axes, seen)
 
 
 def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
@@ -168,7 +120,8 @@ FIGURES = (
     ),
     Figure(
         "stages",
-        "What each slot went through; a seed's blueprint stands where it germinated.",
+        "What each slot went through, one lane per slot over the decisions; a label names the blueprint that "
+        "germinated there.",
         STAGES,
         _draw_stages,
         NO_DECISION,

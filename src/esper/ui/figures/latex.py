@@ -41,10 +41,7 @@ def latex(table: Table, rows: Rows) -> str:
     """A table environment with caption and label."""
     columns = table.columns
     alignment = "".join(_LONG if column.long else "r" if column.numeric else "l" for column in columns)
-    written = [
-        [column.written(value) for value in values]
-        for column, values in zip(columns, (rows.column(column.name) for column in columns), strict=True)
-    ]
+    written = [[f"{cell.text} {cell.note}".strip() for cell in row] for row in table.cells(rows)]
     lines = [
         r"% In the preamble: \usepackage[T1]{fontenc}, \usepackage{textcomp}, \usepackage{booktabs}",
         r"\begin{table}",
@@ -55,7 +52,7 @@ def latex(table: Table, rows: Rows) -> str:
         r"\toprule",
         _row(column.heading for column in columns),
         r"\midrule",
-        *(_row(cells) for cells in zip(*written, strict=True)),
+        *map(_row, written),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",

@@ -9,6 +9,7 @@ from esper.ui.course import SMOOTHING
 from esper.ui.figures.marks import (
     BLUE,
     GREY,
+    PAPER,
     VERMILION,
     colour,
     count_iterations,
@@ -113,7 +114,7 @@ def _draw_operations(canvas: Canvas, rows: Rows) -> None:
     iterations = next(iter(parts.values())).numbers("iteration")
     shares = [part.numbers("share") for part in parts.values()]
     colours = [colour(index) for index in range(len(parts))]
-    axes.stackplot(iterations, *shares, labels=list(parts), colors=colours, edgecolor="white", linewidth=0.6)
+    axes.stackplot(iterations, *shares, labels=list(parts), colors=colours, edgecolor=PAPER, linewidth=0.6)
     axes.set_ylabel("share of decisions")
     axes.set_ylim(0, 1)
     axes.margins(x=0)
@@ -124,9 +125,9 @@ def _draw_operations(canvas: Canvas, rows: Rows) -> None:
 FIGURES = (
     Figure(
         "learning",
-        "Score of the greedy policy on fixed training problems (test data), against what the baselines score on the "
-        "same problems (dashed). J is the score of the policy while it explores, on other problems in every iteration "
-        "and on validation data.",
+        "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on the "
+        "very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
+        "iteration and on validation data, so it compares with the dashed levels only roughly.",
         LEARNING,
         _draw_learning,
         NO_ITERATION,

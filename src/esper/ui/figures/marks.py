@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from esper.ui.formats import score
 from esper.ui.labels import spread_apart
 
 if TYPE_CHECKING:
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
-SKY, PURPLE, YELLOW, BLACK = "#56b4e9", "#cc79a7", "#f0e442", "#1c2430"
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
-"""Okabe and Ito (2008)."""
+SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
+INK, SOFT, LINE, PAPER = "#1c2430", "#5b6675", "#e3e7ed", "#ffffff"
+"""Of text, of what matters less, of grids, and of the background: on a page they follow its style sheet."""
 GREY = "#7f8fa6"
-SOFT = "#5b6675"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW)
+"""Okabe and Ito (2008)."""
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -48,7 +50,7 @@ def legend_above(canvas: Canvas, axes: Axes, columns: int = 4) -> None:
 def count_iterations(axes: Axes, unit: str = "iteration") -> None:
     """A horizontal axis with whole numbers only."""
     axes.set_xlabel(unit)
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
 def few_ticks(axes: Axes, count: int = 5) -> None:
@@ -63,7 +65,7 @@ def levels_beside(axes: Axes, levels: Mapping[str, float]) -> None:
     for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, _LABEL_GAP, 0, 1), strict=True):
         axes.axhline(value, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
-            name,
+            f"{name} {score(value)}",
             (1, share),
             (1.06, place),
             xycoords="axes fraction",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.telemetry.reader import RunReader
 
 Value = str | int | float | None
+Row = Mapping[str, Value]
+"""Values by the names of their columns."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,19 @@ class Rows:
         return [row[place] for row in self.values]
 
     def numbers(self, name: str) -> list[float]:
-        """A column of numbers; NaN for what is missing."""
-        return [value if isinstance(value, int | float) else math.nan for value in self.column(name)]
+        """A column of numbers; NaN for what is missing or not finite."""
+        return [
+            value if isinstance(value, int | float) and math.isfinite(value) else math.nan
+            for value in self.column(name)
+        ]
 
     def texts(self, name: str) -> list[str]:
         """A column of texts."""
         return [str(value) for value in self.column(name)]
+
+    def mappings(self) -> list[Row]:
+        """The rows with the names of their columns."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.values]
 
     def by(self, name: str) -> dict[str, Rows]:
         """The rows of each value of a column, in the order in which these values first come."""

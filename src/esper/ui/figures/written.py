@@ -5,6 +5,7 @@ from __future__ import annotations
 from esper.ui import formats
 from esper.ui.figures.rows import Value
 from esper.ui.formats import EN_DASH, percent, score, signed
+from esper.ui.standings import added
 
 # Values come from SQL or from records, so their types are known only here.
 
@@ -42,6 +43,11 @@ def signed_decimals(value: Value) -> str:
 def share(value: Value) -> str:
     """In percent."""
     return percent(value) if isinstance(value, int | float) else text(value)
+
+
+def signed_share(value: Value) -> str:
+    """In percent, with a sign."""
+    return added(value) if isinstance(value, int | float) else text(value)
 
 
 def short(value: Value) -> str:

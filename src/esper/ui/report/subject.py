@@ -15,14 +15,12 @@ from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import MADE, RunDirectory
 from esper.ui.figures.contest import contest_exhibits
-from esper.ui.figures.evaluation import PLACES, evaluation_exhibits, over_seeds_source
 from esper.ui.figures.exhibits import training_exhibits
 from esper.ui.figures.record import Exhibit
-from esper.ui.report.contest import contest_html
-from esper.ui.report.data import load_report_data
+from esper.ui.figures.standings import PLACES, exhibit_evaluation, over_seeds_source
+from esper.ui.report.comparisons import contest_html, over_seeds_html
 from esper.ui.report.grown import grown_html, load_grown
-from esper.ui.report.over_seeds import over_seeds_html
-from esper.ui.report.page import report_html
+from esper.ui.report.training import load_report_data, report_html
 
 PAGE = "report.html"
 _MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
@@ -58,7 +56,11 @@ def report_on(path: Path) -> Report:
 
 def _trained(run: RunDirectory) -> Report:
     data = load_report_data(run)
-    return Report(report_html(data), lambda: training_exhibits(run.store, data.comparisons), _titled(data.comparisons))
+
+    def exhibits() -> list[Exhibit]:
+        return [*training_exhibits(run.store, data.comparisons, data.behaviour), data.health]
+
+    return Report(report_html(data), exhibits, _titled(data.comparisons))
 
 
 def _grown(run: GrowDirectory) -> Report:
@@ -80,7 +82,8 @@ def report_over_seeds(paths: Sequence[Path]) -> Report:
     """
     found = read_over_seeds(paths)
     html = over_seeds_html(paths, found)
-    return Report(html, lambda: evaluation_exhibits(found, over_seeds_source), _titled(found))
+    exhibits = [one for each in exhibit_evaluation(found, over_seeds_source).values() for one in each.all()]
+    return Report(html, lambda: exhibits, _titled(found))
 
 
 def _titled(comparisons: Mapping[Split, Comparison]) -> dict[str, Comparison]:
