@@ -46,7 +46,7 @@ class Ending:
 def resolved(
     subject: ModelSubject,
     rent: float,
-    measure: Callable[[Bools], Floats],
+    measure: Callable[[Bools], tuple[Floats, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
 ) -> Ending:
@@ -59,7 +59,8 @@ def resolved(
     Args:
         subject: The model; ``resolve`` changes its table.
         rent: As for `esper.Grower`.
-        measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now.
+        measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now, and whether the
+            model gives the same answer to everything: then no seed is worth anything.
         resolve: Fossilizes the seeds in its first slots and prunes those in its second; returns what changed.
         slots: Their names.
     """
@@ -69,8 +70,9 @@ def resolved(
     parts = [resolve(nothing, idle)]
     known = np.full(table.stage.shape, np.nan)
     while (live := subject.table.live).any():
-        known = np.where(live, measure(live), known)
-        worth = known - _rents(subject, rent)
+        found, blind = measure(live)
+        known = np.where(live, found, known)
+        worth = np.where(blind, -math.inf, known - _rents(subject, rent))
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0:
             parts.append(resolve(live, nothing))
