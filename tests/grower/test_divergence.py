@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import esper
 from esper.grower import Grower
 from esper.training.governor import Trouble
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
@@ -93,6 +96,54 @@ def test_what_is_sound_raises_no_alarm(name: str, measure: str, skew: float) -> 
     # Where the loss is all that is known, one that goes on rising while it overfits may be told of; nothing is undone.
     assert found.ends <= ({"warning"} if (name, measure) == ("overfitting", "loss") else set())
     assert len(found.decisions) == EPOCHS
+
+
+SUMMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "summed over many": lambda logits, labels: 100 * F.cross_entropy(logits, labels, reduction="sum"),
+    "of scaled cosines": lambda logits, labels: F.cross_entropy(64 * F.normalize(logits) - 16 * _hot(labels), labels),
+    "weighed": lambda logits, labels: 1e3 * F.cross_entropy(logits, labels),
+}
+
+
+def _hot(labels: Tensor) -> Tensor:
+    return F.one_hot(labels, CLASSES).float()
+
+
+def _in_units_of(name: str, rate: float) -> tuple[list[esper.Decision], int]:
+    """Decisions about a sound training with that loss, and how many seeds were kept."""
+    training, loss_of = Training(lambda groups: torch.optim.AdamW(groups, lr=rate)), SUMMED[name]
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> tuple[Tensor, float]:
+        inputs, labels = training._held_out
+        logits = model.eval()(inputs)
+        return loss_of(logits, labels), (logits.argmax(1) == labels).float().mean().item()
+
+    grower = Grower(training.model, training.optimizer, evaluate=evaluate, horizon=2 * EPOCHS)
+    decisions: list[esper.Decision] = []
+    with torch.no_grad():
+        training.model.host[4].bias[0] += 5.0  # so that at first it does no better than guessing
+    for _ in range(2 * EPOCHS):
+        loss = loss_of(training.model.train()(training.inputs), training.labels)
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+        decisions.append(grower.step(train_loss=loss))
+    return decisions, sum(slot.seed is not None and slot.seed.fossilized for slot in training.model.slots.values())
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_losses_on_a_scale_of_their_own_hinder_no_growth(name: str) -> None:
+    decisions, kept = _in_units_of(name, 0.03)
+    assert decisions[-1].value > 0.7
+    assert kept
+    assert not any(decision.rollback for decision in decisions)
+
+
+@pytest.mark.filterwarnings("ignore:the network has learned nothing")
+@pytest.mark.parametrize("name", SUMMED)
+def test_losses_on_a_scale_of_their_own_that_hardly_fall_are_no_explosion(name: str) -> None:
+    assert not any(decision.rollback for decision in _in_units_of(name, 1e-5)[0])
 
 
 def test_the_figures_of_a_decision_are_those_after_a_rollback() -> None:

@@ -22,6 +22,7 @@ from esper.grower.decision import Ending
 from esper.grower.state_dict import regrow
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
+from grower.divergence import WAYS, Training
 from grower.training_loop import APART, Loop, data, growing, validate
 from open_rules import open_rules
 
@@ -260,3 +261,15 @@ def test_a_rollback_after_the_end_keeps_what_was_kept():
     decision = loop.epoch(lambda _: float("nan"))
     assert decision.rollback is not None
     assert {name: float(loop.model.seeds[name].alpha) for name in kept} == alphas
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "periodic", "all_at_start"])
+def test_nothing_is_kept_on_a_network_that_gives_one_answer_to_everything(controller: str):
+    training = Training(controller=controller)
+    WAYS["dead from the start"].spoil(training)  # type: ignore[misc]
+    for _ in range(6):
+        training.grower.step(train_loss=training.epoch())
+    assert training.model.seeds
+    ending = training.grower.finish()
+    assert ending.contributions
+    assert all(change.after is Stage.PRUNED for change in ending.changes)

@@ -162,7 +162,7 @@ class Ending:
 def resolve_unfinished(
     subject: ModelSubject,
     rent: float,
-    measure: Callable[[Bools], Floats],
+    measure: Callable[[Bools], tuple[Floats, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
 ) -> Ending:
@@ -175,7 +175,8 @@ def resolve_unfinished(
     Args:
         subject: The model; ``resolve`` changes its table.
         rent: As for `esper.Grower`.
-        measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now.
+        measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now, and whether the
+            model gives the same answer to everything: then no seed is worth anything.
         resolve: Fossilizes the seeds in its first slots and prunes those in its second; returns what changed.
         slots: Their names.
     """
@@ -185,8 +186,9 @@ def resolve_unfinished(
     parts = [resolve(nothing, idle)]
     known = np.full(table.stage.shape, np.nan)
     while (live := subject.table.live).any():
-        known = np.where(live, measure(live), known)
-        worth = known - _compute_rents(subject, rent)
+        found, blind = measure(live)
+        known = np.where(live, found, known)
+        worth = np.where(blind, -math.inf, known - _compute_rents(subject, rent))
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0:
             parts.append(resolve(live, nothing))

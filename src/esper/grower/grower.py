@@ -277,7 +277,8 @@ class Grower:
         Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A seed is
         kept, at the weight that it has, if it counts and contributes at least what it adds to the rent: the rule by
         which controllers judge seeds that they have held for long enough. The least valuable is judged first, and the
-        others are measured again without it, which takes a few calls of ``evaluate`` more. Where nothing is unfinished,
+        others are measured again without it, which takes a few calls of ``evaluate`` more. None is kept while the
+        model's answer is the same to everything, as that of a dead network. Where nothing is unfinished,
         nothing is measured and nothing changes, so that a second call does no harm. You may train on all the same: the
         next `step` decides as ever about slots that are free.
 
@@ -399,11 +400,11 @@ class Grower:
             self.governor.expect_change()
         return actions, result
 
-    def _contributions(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`."""
-        contributions = self._processes.agree(lambda: self._examiner.dependence(slots))
+    def _contributions(self, slots: NDArray[np.bool_]) -> tuple[NDArray[np.float64], bool]:
+        """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`; and blindness."""
+        contributions, blind = self._processes.agree(lambda: self._examiner.dependence(slots))
         store_contributions(self.model, contributions)
-        return contributions
+        return contributions, blind
 
     def _resolve(self, kept: NDArray[np.bool_], pruned: NDArray[np.bool_]) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""

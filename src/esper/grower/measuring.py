@@ -230,8 +230,13 @@ class Examiner:
         self.history.record(actions, subject.table, training, evaluation, improved)
         return training, evaluation
 
-    def dependence(self, slots: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end."""
+    def dependence(self, slots: NDArray[np.bool_]) -> tuple[NDArray[np.float64], bool]:
+        """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end.
+
+        And whether that is blind: its answer is the same to everything.
+        """
         subject = self._subject
         found = measure_seeds(self._passes, subject.table, self._evaluate, None, slots)
-        return compute_contributions(found, self._model, subject.table, self._scores.score).accuracy_contribution
+        return compute_contributions(
+            found, self._model, subject.table, self._scores.score
+        ).accuracy_contribution, found.blind

@@ -53,7 +53,7 @@ class Scores:
         self._outputs = outputs or 0
         self._begun = False
         self._reference = UNKNOWN
-        self._first_train_loss = UNKNOWN
+        self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
         self.chance_loss = math.log(self.likely_classes)
         """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
         self.chance_score = 1 / self.likely_classes
@@ -78,6 +78,7 @@ class Scores:
             self._classes = self._outputs
         self._begun, self.metric = True, metric
         self._first_train_loss = train_loss if math.isfinite(train_loss) else found[LOSS]
+        self._first_loss, self._first_accuracy = found[LOSS], found.get(ACCURACY, UNKNOWN)
         self.chance_loss = math.log(self._classes) if self._classes else found[LOSS]
         if metric == ACCURACY:
             self.chance_score = 1 / self._classes
@@ -160,6 +161,15 @@ class Scores:
         """The shares of chance's losses that are gone, of training and of validation."""
         first = self.chance_loss if self._classes else self._first_train_loss
         return _compute_share_gone(train_loss, first), _compute_share_gone(found[LOSS], self.chance_loss)
+
+    def gone_since(self, found: Figures, train_loss: float) -> tuple[float, float]:
+        """The shares of the losses that were measured first which are gone, of training and of validation."""
+        return _compute_share_gone(train_loss, self._first_train_loss), _compute_share_gone(found[LOSS], self._first_loss)
+
+    def accuracy_gained(self, found: Figures) -> float:
+        """The share of errors that is gone since the first measurement; NaN where there is no accuracy."""
+        first = self._first_accuracy
+        return (found.get(ACCURACY, UNKNOWN) - first) / ((1 - first) or 1.0)
 
     def shows_skill(self, found: Figures, least: float) -> bool:
         """Whether skill by accuracy is more than ``least``; without one, whether a metric is better than at first."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.control.history import PLATEAU_IMPROVEMENT
+from esper.control.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import ConfigError
 from esper.grower.scores import LOSS, Figures, Scores
 from esper.lifecycle.actions import Op
@@ -44,8 +44,8 @@ class TrainingWatch:
         self._best_loss = math.nan
         """The least validation loss so far."""
         self._last_loss = math.nan
-        self._best_gone = np.full(2, math.nan)
-        """The greatest shares of chance's losses that were gone so far, of training and of validation."""
+        self._best_gone = np.full(4, math.nan)
+        """The greatest shares of losses that were gone so far, as `Scores.gone` and `Scores.gone_since` tell."""
         self._astray = 0
         """Checks in a row in which there was nothing to show that the network has learned."""
         self._learned = self._changed = False
@@ -84,24 +84,32 @@ class TrainingWatch:
     def _better(self, found: Figures, train_loss: float, *, usual: bool) -> bool:
         """Whether the network does better than chance, as far as figures tell, and has not lost most of what it had.
 
-        Its validation loss shows it; or its training loss together with the score, where it overfits.
+        Its validation loss shows it; or its training loss together with the score, where it overfits; or, where losses
+        are on a scale of their own, such as sums, both of them together with the accuracy, beside what they began with.
         """
-        trifle = PLATEAU_IMPROVEMENT if self._scores.guessing_is_known else 0.0
-        gone = np.array(self._scores.gone(found, train_loss))
-        by_training, by_validation = (gone > np.fmax(trifle, self._best_gone * LEAST_KEPT)).tolist()
+        scores, lead = self._scores, self._settings.lead
+        trifle = PLATEAU_IMPROVEMENT if scores.guessing_is_known else 0.0
+        gone = np.array([*scores.gone(found, train_loss), *scores.gone_since(found, train_loss)])
+        enough = gone > np.fmax([trifle, trifle, lead, lead], self._best_gone * LEAST_KEPT)
         if usual:
             self._best_gone = np.fmax(self._best_gone, gone)
-        return by_validation or (by_training and self._scores.shows_skill(found, self._settings.lead))
+        by_training, by_validation = enough[:2].tolist()
+        overfits = by_training and scores.shows_skill(found, lead)
+        return by_validation or overfits or (bool(enough[2:].all()) and scores.accuracy_gained(found) > lead)
 
     def _hopeless(self, found: Figures, by_accuracy: float, by_losses: float) -> bool:
-        """Whether both losses are far above those of chance, and do not come down either."""
+        """Whether both losses are far above those of chance, and that of validation is worse than it was.
+
+        A loss on a scale of its own, such as a sum, may be far above however healthy the network is; but then it falls,
+        or stays for a while.
+        """
         loss, settings = found[LOSS], self._settings
-        falls = loss < self._best_loss * (1 - PLATEAU_IMPROVEMENT)
         self._best_loss = loss if math.isnan(self._best_loss) else min(self._best_loss, loss)
-        return not falls and by_losses < 1 - settings.multiple and not by_accuracy >= settings.lead
+        worse = bool(improves(np.array(self._best_loss), np.array(loss)))
+        return worse and by_losses < 1 - settings.multiple and not by_accuracy >= settings.lead
 
     def _tell(self, blind: bool, idle: bool) -> None:
-        chance = "that of guessing is" if self._scores.guessing_is_known else "it began with"
+        chance = "that of guessing, as a mean in nats, is" if self._scores.guessing_is_known else "it began with"
         lost = self._learned and self._changed
         what = "has lost most of what it had learned, or overfits," if lost else "has learned nothing"
         seen = ", its answer is the same to everything" if blind else ""
