@@ -164,7 +164,9 @@ class Scores:
 
     def gone_since(self, found: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of the losses that were measured first which are gone, of training and of validation."""
-        return _compute_share_gone(train_loss, self._first_train_loss), _compute_share_gone(found[LOSS], self._first_loss)
+        return _compute_share_gone(train_loss, self._first_train_loss), _compute_share_gone(
+            found[LOSS], self._first_loss
+        )
 
     def accuracy_gained(self, found: Figures) -> float:
         """The share of errors that is gone since the first measurement; NaN where there is no accuracy."""
