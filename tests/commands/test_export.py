@@ -36,4 +36,6 @@ def test_what_was_grown_is_exported(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_missing_run_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:
     assert main(["export", str(tmp_path / "none"), "--to", "pt2", "--out", str(tmp_path / "net.pt2")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: no run at {tmp_path / 'none'}: give a directory")
+    assert capsys.readouterr().err.startswith(
+        f"error: no run at {tmp_path / 'none'}: give the directory of a run of `esper grow`"
+    )

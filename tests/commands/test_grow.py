@@ -92,8 +92,8 @@ def test_mistakes_leave_no_directory(words: list[str], sentence: str, tmp_path: 
 
 def test_a_directory_in_use_and_one_that_is_none(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").touch()
-    assert "esper grow --resume" in refused([*QUICK, "--run-dir", str(tmp_path)], capsys)
-    assert "`esper grow` made" in refused(["--resume", str(tmp_path / "nowhere")], capsys)
+    assert "is not empty: choose a new directory" in refused([*QUICK, "--run-dir", str(tmp_path)], capsys)
+    assert "a run of `esper grow`" in refused(["--resume", str(tmp_path / "nowhere")], capsys)
 
 
 def test_a_resumed_run_keeps_its_settings(tmp_path: Path, capsys: Capture) -> None:
