@@ -1,4 +1,4 @@
-"""Settings from a YAML file and `--set key=value` overrides, with errors that a person can act on.
+"""Settings from a YAML file and `--set` overrides, with errors that a person can act on.
 
 Any frozen `Settings` model will do. The file and the overrides are merged first and validated once, so an override may
 also change the kind of a discriminated union. Every mistake ends in a ConfigError of one sentence.

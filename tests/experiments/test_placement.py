@@ -165,13 +165,13 @@ def test_a_policy_that_learned_with_bf16_is_loaded_without(tmp_path: Path) -> No
 
 def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    run = Execution.stacked
+    run = Execution.run_stacked
 
     def noted(execution: Execution, parameters: Parameters, buffers: Parameters, inputs: torch.Tensor, grafts: Any):
         sizes.append(len(inputs))
         return run(execution, parameters, buffers, inputs, grafts)
 
-    monkeypatch.setattr(Execution, "stacked", noted)
+    monkeypatch.setattr(Execution, "run_stacked", noted)
     whole, parts = (
         run_task(collect(task(tiny("environments=8", *words))), ignore) for words in ([], ["networks_per_pass=3"])
     )
@@ -185,7 +185,7 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Execution, "stacked", full)
+    monkeypatch.setattr(Execution, "run_stacked", full)
     settings = tiny()
     cohort = split_into_cohorts([Never()], evaluation_config(settings), instances_of(settings, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):

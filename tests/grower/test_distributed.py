@@ -156,6 +156,6 @@ def test_alone_nothing_is_sent():
     processes = Processes()
     model = growing()
     processes.average_gradients([model.slots["0"].germinate("mlp", alpha=1.0)])
-    assert processes.agreed(lambda: 3) == 3
+    assert processes.agree(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        processes.agreed(lambda: 1 // 0)
+        processes.agree(lambda: 1 // 0)

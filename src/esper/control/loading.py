@@ -43,5 +43,5 @@ def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings) -> L
     saved: dict[str, Any] = {
         name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)
     }
-    policy.load_state_dict(from_plain(policy.state_dict(), saved, "the policy"))
+    policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
     return LearnedController(policy, greedy=True)

@@ -22,6 +22,8 @@ class Compilations:
     """The graphs of one model; all its slots tell it of changes. Copies of the model begin with none."""
 
     def __init__(self) -> None:
+        # No decorator: it loads torch's compiler, which making an optimizer does anyway and importing Esper need not.
+        torch.compiler.assume_constant_result(Compilations.record_graph)
         self._graphs: set[tuple[int, bool, bool]] = set()
         """By structure, counted from 0, training mode, and whether there were gradients; since they were dropped."""
         self._structure = 0
@@ -32,7 +34,6 @@ class Compilations:
     def __reduce__(self) -> tuple[Any, ...]:
         return Compilations, ()
 
-    @torch.compiler.assume_constant_result
     def record_graph(self, training: bool) -> None:
         """Called once for each graph, while it is made."""
         self._graphs.add((self._structure, training, torch.is_grad_enabled()))
