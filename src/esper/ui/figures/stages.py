@@ -127,4 +127,4 @@ def explain_stages(canvas: Canvas, axes: Axes, seen: set[Stage]) -> None:
     bars = [axes.barh(0, 0, color=COLOURS[stage]).patches[0] for stage in shown]
     words = [f"{GLYPHS[stage]}: {MEANINGS[stage]}" for stage in shown]
     if shown:
-        canvas.legend(bars, words, loc="outside upper center", ncols=3)
+        canvas.legend(bars, words, loc="outside upper center", ncols=3, columnspacing=0.6, handlelength=1.2)
