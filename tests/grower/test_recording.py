@@ -266,8 +266,8 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
-    assert loop.grower.telling.recording is not None
-    loop.grower.telling.recording.keep_ending(3, [kept], {"0": 0.25})
+    assert loop.grower.reporter.recording is not None
+    loop.grower.reporter.recording.keep_ending(3, [kept], {"0": 0.25})
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25
@@ -276,6 +276,17 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
         assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
     train(loop, 1)
     assert state(tmp_path / "run") is State.RUNNING
+
+
+def test_the_report_s_headline_tells_what_the_end_of_growth_made_of_seeds(tmp_path: Path):
+    loop = Loop("all_at_start", run=tmp_path / "run", rent=9.0)  # nothing is worth that
+    train(loop, 3)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = tmp_path / "run" / "report.html"
+    assert re.search(r"parameters and [1-9][\d,]* of what grew \(\w+ in 0", page.read_text())
+    assert {change.after for change in loop.grower.finish().changes} == {Stage.PRUNED}
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "parameters and 0 of what grew (nothing)" in page.read_text()
 
 
 def test_a_run_that_diverges_says_why(tmp_path: Path):

@@ -33,8 +33,9 @@ from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
 from esper.grower.passes import Passes
-from esper.grower.recording import Account, OwnRun, Telling
+from esper.grower.recording import Account, OwnRun
 from esper.grower.refit import Counterfactual, Refit, require_forks
+from esper.grower.reporter import DecisionReporter
 from esper.grower.scores import Scores
 from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.state_dict import require_planted, require_structure, structure
@@ -170,7 +171,7 @@ class Grower:
         self._history = self._examiner.history
         self._begin()
         own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.to_dict())
-        self.telling = Telling(self._processes, own, verbose=verbose)
+        self.reporter = DecisionReporter(self._processes, own, verbose=verbose)
         """Whoever wants to know what it decides."""
 
     def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
@@ -231,7 +232,7 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
-        self.telling.require_open()
+        self.reporter.require_open()
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
@@ -261,7 +262,7 @@ class Grower:
             self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished
         )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
-        self.telling.tell_decision(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
+        self.reporter.report(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
         return decision
 
     def close(self) -> None:
@@ -269,7 +270,7 @@ class Grower:
 
         A run whose last planned decision was taken has ended anyway.
         """
-        self.telling.close(self.decisions)
+        self.reporter.close(self.decisions)
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
@@ -292,7 +293,7 @@ class Grower:
             RunError: the run's folder was closed, or is another grower's.
         """
         if self.subject.table.live.any():
-            self.telling.require_open()
+            self.reporter.require_open()
         require_planted(self.model, self.subject.table)
         require_seated(self.model)
         watch = self._watch
@@ -302,7 +303,7 @@ class Grower:
             self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
         self.refit.attend(self.subject.table, self.subject.evidence)  # lets go of all forks
-        self.telling.tell_ending(self.decisions, ending)
+        self.reporter.report_ending(self.decisions, ending)
         return ending
 
     @property
@@ -359,7 +360,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         except DivergedError as error:
-            self.telling.tell_failure(self.decisions, error)
+            self.reporter.report_failure(self.decisions, error)
             raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
@@ -435,7 +436,7 @@ class Grower:
             "memory": to_plain(self._memory()),
             "refit": self.refit.state_dict(),
         }
-        return state if self.telling.run is None else {**state, "run": self.telling.run}
+        return state if self.reporter.run is None else {**state, "run": self.reporter.run}
 
     @check_arguments(CheckpointError, state=STATE)
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -461,7 +462,7 @@ class Grower:
         self.refit.attend(self.subject.table, self.subject.evidence)
         self.refit.load_state_dict(state["refit"])
         store_contributions(self.model, self._history.accuracy_contribution)
-        self.telling.resume(self.decisions, state.get("run"))
+        self.reporter.resume(self.decisions, state.get("run"))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""

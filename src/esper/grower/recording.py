@@ -1,14 +1,11 @@
-"""What others learn of a grower's decisions: a line each in the terminal, and the store of a run.
-
-`Recording` says what a store keeps of a decision. `OwnRun` is the run directory that a grower writes in its owner's
-loop, for `esper dash`, `watch`, `report` and the others. `Telling` is what the grower itself talks to.
+"""The store of one grower's decisions: `Recording` says what it keeps, `OwnRun` is the run directory that a grower
+writes in its owner's loop, for `esper dash`, `watch`, `report` and the others.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,8 +19,7 @@ import yaml
 from esper import __version__
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.grower.decision import Change, Decision, Ending
-from esper.grower.distributed import Processes
+from esper.grower.decision import Change, Decision
 from esper.growth.model import GrowingModel
 from esper.lifecycle.gates import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
@@ -47,77 +43,8 @@ from esper.telemetry.run_directory import GROWER, RunDirectory
 from esper.telemetry.store import RunStore
 from esper.training.governor.model import Rollback
 
-
-class Telling:
-    """Tells them, in the first process.
-
-    Args:
-        processes: All that there are.
-        own: The run that the grower writes itself, if any; it is opened.
-        verbose: Whether to print a line per decision.
-
-    Raises:
-        RunError: the folder for the run holds something else, is in use, or cannot be written.
-    """
-
-    def __init__(self, processes: Processes, own: OwnRun | None, *, verbose: bool) -> None:
-        self.recording: Recording | OwnRun | None = own
-        """Where decisions are kept, if anywhere."""
-        self._processes, self._own, self._verbose = processes, own, verbose
-        if own is not None:
-            processes.agree(own.open)
-
-    @property
-    def run(self) -> str | None:
-        """Name of the grower's own run, if it writes one."""
-        return None if self._own is None else self._own.id
-
-    def resume(self, done: int, run: str | None) -> None:
-        """Go on after so many decisions, with a grower that was saved in that ``run``; raises `RunError`."""
-        if (own := self._own) is not None:
-            self._processes.agree(lambda: own.resume(done, run))
-
-    def require_open(self) -> None:
-        """Raise `RunError` if the run's folder is not this grower's to write."""
-        if self._own is not None:
-            self._processes.agree(self._own.require_open)
-
-    def tell_decision(self, account: Account) -> None:
-        """What was decided."""
-        self._print(format_line(account))
-        if (recording := self.recording) is not None:
-            self._processes.agree(lambda: recording.keep(account))
-
-    def tell_ending(self, done: int, ending: Ending) -> None:
-        """How growth ended, after so many decisions."""
-        self._print(*ending.lines)
-        if (recording := self.recording) is not None:
-            self._processes.agree(lambda: recording.keep_ending(done, ending.changes, ending.contributions))
-
-    def tell_failure(self, done: int, error: Exception) -> None:
-        """That training cannot go on, after so many decisions."""
-        if (recording := self.recording) is not None:
-            self._processes.agree(lambda: recording.keep_failure(done, error))
-
-    def close(self, done: int) -> None:
-        """That nothing more comes, after so many decisions."""
-        if (own := self._own) is not None:
-            self._processes.agree(lambda: own.close(done))
-
-    def _print(self, *lines: str) -> None:
-        if self._verbose and self._processes.first:
-            sys.stdout.writelines(f"{one}\n" for one in lines)
-            sys.stdout.flush()
-
-
-def format_line(account: Account) -> str:
-    """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
-    loss = f"loss {account.decision.loss:.4g} (training {account.train_loss:.4g})"
-    earned = ", ".join(f"{slot} {value:+.3g}" for slot, value in account.decision.contributions.items())
-    decided = f"decision {account.decision.number}: {account.decision.what}"
-    return "; ".join(filter(None, [decided, f"{loss}{account.decision.measured}", earned]))
-
-
+_ADDED = "added_parameters"
+"""Scalar: parameters of all seeds in the model."""
 _ID = "id"
 """Metadata by which a saved grower knows its run again."""
 _SAME = ("slots", "blueprints")
@@ -398,6 +325,8 @@ class Recording:
             return
         for change in changes:
             self._store.emit(self._describe_change(done, change, contributions))
+        if changes:
+            self._store.scalars(done, {_ADDED: self._count_added()})
         self._store.flush()
 
     def keep_failure(self, done: int, error: Exception) -> None:
@@ -425,7 +354,7 @@ class Recording:
             **{name: value for name, value in measured.items() if value is not None and not math.isnan(value)},
             "train_loss": account.train_loss,
             "validation_loss": decision.loss,
-            "added_parameters": self._count_added(),
+            _ADDED: self._count_added(),
             **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
         }
 

@@ -157,15 +157,14 @@ def _parameters(metadata: Mapping[str, Any]) -> str:
 
 
 def _residents(data: GrownData) -> str:
-    """Seeds that are in the model after the last decision."""
-    lanes = [(slot, part) for slot, part in data.rows("stages").by("slot_name").items()]
-    last = [(slot, part.texts("stage")[-1], part.column("blueprint")[-1]) for slot, part in lanes]
-    fossilized = Stage.FOSSILIZED.name.lower()
-    told = [
-        f"{blueprint} in {slot}{'' if stage == fossilized else f', {stage}'}"
-        for slot, stage, blueprint in last
-        if blueprint is not None
-    ]
+    """Seeds that are in the model now: after the last decision, and after what the end of growth made of them."""
+    stages = {slot: part.texts("stage")[-1] for slot, part in data.rows("stages").by("slot_name").items()}
+    fossilized, pruned = Stage.FOSSILIZED.name.lower(), Stage.PRUNED.name.lower()
+    told: list[str] = []
+    for slot, lives in data.rows("seeds").by("slot_name").items():
+        outcome, blueprint = lives.texts("outcome")[-1], lives.texts("blueprint")[-1]
+        if outcome != pruned:
+            told.append(f"{blueprint} in {slot}{'' if outcome == fossilized else f', {stages[slot]}'}")
     return "; ".join(told) or "nothing"
 
 
