@@ -22,7 +22,7 @@ from esper.training.governor.detectors import GovernorSettings
 from esper.training.governor.population import PopulationGovernor
 from esper.training.learning import train
 from esper.training.parameters import SeedKind
-from esper.training.population import Fossils, NetworkSpec, Population, Strategy, seed_generator
+from esper.training.population import Fossils, NetworkSpec, Population, Strategy
 from open_rules import open_rules
 from training.scenes import (
     SUITE,
