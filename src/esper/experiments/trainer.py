@@ -81,7 +81,7 @@ class Trainer:
             trainer._take_up()
         else:
             store.set_metadata(describe_run(settings))
-            store.emit(RunStarted(0, __version__, settings.seed))
+            store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
             store.flush()
             trainer._imitate()
             trainer._checkpoint()
@@ -108,7 +108,7 @@ class Trainer:
         # A kill between the file and the store may have left the checkpoint without its record.
         if all(event.iteration != self.done for event in self.store.events(CheckpointWritten)):
             self._tell_of(checkpoint)
-        self.store.emit(RunResumed(self.done, __version__))
+        self.store.emit(RunResumed(iteration=self.done, esper_version=__version__))
 
     def baseline_levels(self) -> dict[str, float]:
         """Mean test score of each baseline on the probe instances; measured once per run."""
@@ -147,17 +147,17 @@ class Trainer:
             except EsperError as error:
                 self._failed(error)
                 raise
-        self.store.emit(RunEnded(self.done, time.perf_counter() - began))
+        self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
         self.store.flush()
 
     def _interrupted(self, reason: str) -> None:
         if self._saved != self.done:
             self._checkpoint()
-        self.store.emit(RunInterrupted(self.done, reason))
+        self.store.emit(RunInterrupted(iteration=self.done, reason=reason))
         self.store.flush()
 
     def _failed(self, error: EsperError) -> None:
-        self.store.emit(RunFailed(self.done, str(error)))
+        self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
         with suppress(RunError):  # the store may be what failed
             self.store.flush()
 
@@ -205,4 +205,4 @@ class Trainer:
 
     def _tell_of(self, checkpoint: Checkpoint) -> None:
         file = str(checkpoint.path.relative_to(self.run.path))
-        self.store.emit(CheckpointWritten(checkpoint.iteration, file, checkpoint.sha256))
+        self.store.emit(CheckpointWritten(iteration=checkpoint.iteration, file=file, sha256=checkpoint.sha256))

@@ -143,7 +143,7 @@ def test_a_run_that_begins_again_crosses_once(store: RunStore) -> None:
     iterate(store, 1)
     carry(store, notebook)
     store.rewind(0)
-    store.emit(RunStarted(0, "0.1.0", 3))
+    store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
     iterate(store, 1)
     carry(store, notebook)
     assert notebook.numbers == [1]
@@ -153,10 +153,26 @@ def test_a_model_that_grows_alone_crosses_epoch_by_epoch(tmp_path: Path) -> None
     notebook = Notebook()
     with RunStore.create(tmp_path / "run.db") as store:
         store.set_metadata({"command": "grow"})
-        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         for epoch in (1, 2):
             store.scalars(epoch, {"validation_loss": 1 / epoch})
-            store.emit(StepTaken(epoch, 1, 0, epoch - 1, "wait", 1.0, 0.5, 0.5, 0.0, (), (), (), ()))
+            store.emit(
+                StepTaken(
+                    iteration=epoch,
+                    episode=1,
+                    environment=0,
+                    step=epoch - 1,
+                    op="wait",
+                    loss=1.0,
+                    metric=0.5,
+                    objective=0.5,
+                    added=0.0,
+                    stages=(),
+                    blueprints=(),
+                    alphas=(),
+                    contributions=(),
+                )
+            )
         store.scalars(3, {"validation_loss": 0.1})
         store.flush()
         assert carry(store, notebook) == 2
@@ -173,7 +189,7 @@ def test_following_ends_with_the_run_when_nobody_uses_it(
     def in_use() -> bool:
         turn = next(turns)
         if turn == 2 and failed:
-            store.emit(RunFailed(1, "no space"))
+            store.emit(RunFailed(iteration=1, reason="no space"))
             store.flush()
         elif turn == 2:
             end(store, 1)
