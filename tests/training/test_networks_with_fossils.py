@@ -17,6 +17,7 @@ from esper.growth.seed import Seed
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
+from esper.random_streams import seed_generator
 from esper.training.evaluation import evaluate
 from esper.training.governor.detectors import GovernorSettings
 from esper.training.governor.population import PopulationGovernor
