@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Self
 
-import numpy as np
-
 from esper import __version__
 from esper.checkpoints import Checkpoint, Checkpoints
 from esper.control.learned import LearnedController
@@ -35,6 +33,7 @@ from esper.experiments.iteration import (
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers, require_devices
+from esper.random_streams import Stream, numpy_generator
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import Learner
@@ -45,7 +44,6 @@ from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunIn
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
-_PROBE_STREAM = 3
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
 
@@ -66,7 +64,7 @@ class Trainer:
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         self._saved: int | None = None  # the newest checkpoint's iteration
-        rng = np.random.default_rng((settings.seed, _PROBE_STREAM))
+        rng = numpy_generator(settings.seed, Stream.PROBE_INSTANCES)
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
