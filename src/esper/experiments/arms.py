@@ -34,6 +34,7 @@ from esper.experiments.static_networks import (
 )
 from esper.experiments.tuning import search_sequence
 from esper.experiments.workers import LOCAL, Backend, Workers
+from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.lock import hold
@@ -44,7 +45,6 @@ SEQUENCE = "sequence"
 STATIC = "static"
 STATIC_EQUAL_FLOPS = "static_equal_flops"
 NONE_EQUAL_FLOPS = "none_equal_flops"
-_SHUFFLE_STREAM = 23
 
 Progress = Callable[[int, int, str], None]
 """Told the environment steps done, of how many, and what is under way (empty at the end)."""
@@ -177,7 +177,7 @@ class _PolicyFollowers:
 
     def _shuffle(self, _: Spent) -> ArmResults:
         """The policy's own actions, each instance's played on another one."""
-        rng = np.random.default_rng((self._settings.seed, _SHUFFLE_STREAM))
+        rng = numpy_generator(self._settings.seed, Stream.SHUFFLED_ARM)
         seeds = [instance.seed for instance in self._instances]
         played = self._play(shuffle_actions(stack_actions(self._played.tallies), seeds, rng))
         return ArmResults(self._steps, measure_arm(played, self._suite).outcomes)

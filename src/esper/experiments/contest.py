@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from esper.config import dump_settings, load_settings
 from esper.errors import ConfigError, RunError
 from esper.experiments.comparison import POLICY, Comparison, compare_arms, compare_configurations
@@ -27,6 +25,7 @@ from esper.experiments.static_networks import measure_arm
 from esper.experiments.summary import summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Workers
+from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.reader import RunReader
@@ -34,8 +33,6 @@ from esper.telemetry.run_directory import RunDirectory, State, read_state
 
 ARMS = "arms"
 """The folder of results, a file per arm."""
-_STREAM = 8
-"""Keeps the instances of comparisons apart from all others."""
 WHAT = "esper compare"
 """Who holds a trial's directory."""
 _NAME = re.compile(r"\w[\w.+-]*")
@@ -90,7 +87,7 @@ class Contest:
 
     def played(self) -> list[Instance]:
         """The held-out instances that every policy plays."""
-        return get_suite(self.suite).sample(self.instances, "heldout", np.random.default_rng(_STREAM))
+        return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
 
     def path(self, trial: Trial) -> Path:
         """The trial's run directory."""

@@ -16,12 +16,12 @@ from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.schedules import MOST_PLANTINGS, schedule_of
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
+from esper.random_streams import Stream, numpy_generator
 from esper.settings import Settings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 
-_TUNING_STREAM, _SEQUENCE_STREAM = 21, 22
 SURVIVORS = 4
 """One candidate in this many goes on to the next round, which plays as many times the instances."""
 FIRST_ROUND = 21
@@ -57,7 +57,7 @@ def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: in
     `SURVIVORS` and plays `SURVIVORS` times as many instances.
     """
     draw, build = _KINDS[kind]
-    rng, terms = np.random.default_rng((seed, _TUNING_STREAM)), EvaluationConfig(suite.name, rules)
+    rng, terms = numpy_generator(seed, Stream.TUNING), EvaluationConfig(suite.name, rules)
     rounds, first = _plan_rounds(environment_steps // suite.steps)
     candidates: list[Settings] = [draw(suite, rng) for _ in range(first)]
     used, count, scores = 0, FIRST_ROUND, np.zeros(0)
@@ -89,7 +89,7 @@ def search_sequence(
     Rounds share the steps equally, and within a round all candidates play the same fresh instances; one in `SURVIVORS`
     goes on. Every step that is taken counts. ``spent`` is told the steps of each round.
     """
-    suite, rng = get_suite(terms.suite), np.random.default_rng((seed, _SEQUENCE_STREAM))
+    suite, rng = get_suite(terms.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
     rounds, first = _plan_rounds(environment_steps // suite.steps)
     candidates = [
         schedule_of(suite, []),

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from esper.errors import TaskError
+from esper.random_streams import child_generator
 from esper.stacking import Stackable
-from esper.tasks.data import PARTS, Data, Part, Scale, add_label_noise, standardise, stream
+from esper.tasks.data import PARTS, Data, Part, Scale, add_label_noise, standardise
 from esper.tasks.instance import Instance
 from esper.tasks.layers import linear, token_linear
 from esper.tasks.registry import lookup
@@ -261,8 +262,8 @@ def _training_part(instance: Instance, phase: int) -> TokenExamples:
 
 def _examples(instance: Instance, part: Part, phase: int, count: int) -> TokenExamples:
     sampler = _sampler(instance, phase)
-    rng = stream(instance.seed, phase, PARTS.index(part))
-    directions = random_directions(stream(instance.seed, phase, _DIRECTIONS_STREAM))
+    rng = child_generator(instance.seed, phase, PARTS.index(part))
+    directions = random_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
     inputs, labels = sampler(count, directions, rng)
     if part == "train" and instance.label_noise:
         labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)
