@@ -140,7 +140,7 @@ def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pyt
             (trial / "config.yaml").write_text("{}\n")
             (trial / "contest.json").write_text(json.dumps([asdict(one) for one in own[-1]]))
             with RunStore.create(trial / "run.db") as store:
-                store.emit(RunStarted(0, "1.0", seed))
+                store.emit(RunStarted(iteration=0, esper_version="1.0", seed=seed))
     assert main(["report", str(folder / "all")]) == 0
     reported = of_terminal(capsys.readouterr().out)
     for name in MEANS:

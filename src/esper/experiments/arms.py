@@ -34,6 +34,7 @@ from esper.experiments.static_networks import (
 from esper.experiments.summary import summarise
 from esper.experiments.tuning import FIRST_ROUND, SURVIVORS
 from esper.experiments.workers import LOCAL, Backend, Workers
+from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -42,7 +43,6 @@ from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.training.population import Fossils
 
-_STREAM = 22
 FINALISTS = 2
 """The last round decides between at least as many."""
 LATEST = 0.6
@@ -69,7 +69,7 @@ def search_sequence(
     goes on. Every step that is taken counts. ``spent`` is told the steps of each round.
     """
     suite = get_suite(terms.suite)
-    rng = np.random.default_rng((seed, _STREAM))
+    rng = numpy_generator(seed, Stream.SEQUENCE_SEARCH)
     episodes = environment_steps // suite.steps
     rounds = 1
     while SURVIVORS**rounds * FIRST_ROUND * (rounds + 1) <= episodes:
@@ -114,7 +114,6 @@ SEQUENCE = "sequence"
 STATIC = "static"
 STATIC_EQUAL_FLOPS = "static_equal_flops"
 NONE_EQUAL_FLOPS = "none_equal_flops"
-_SHUFFLE_STREAM = 23
 
 
 class TrainedPolicy:
@@ -159,7 +158,7 @@ class TrainedPolicy:
 
     def shuffled(self) -> ArmResults:
         """The policy's own actions, each instance's played on another one."""
-        rng = np.random.default_rng((self._settings.seed, _SHUFFLE_STREAM))
+        rng = numpy_generator(self._settings.seed, Stream.SHUFFLED_ARM)
         controller = shuffle_actions(
             stack_actions(self._played.tallies), [instance.seed for instance in self._instances], rng
         )

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from esper.config import dump_settings, load_settings
 from esper.errors import ConfigError, RunError
 from esper.experiments.evaluate import load_policy
@@ -25,6 +23,7 @@ from esper.experiments.static_networks import measure_arm
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Workers
 from esper.files import write_atomically
+from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.run_directory import RunDirectory
@@ -93,8 +92,6 @@ def _file(run: RunDirectory) -> Path:
     return run.path / "contest.json"
 
 
-_STREAM = 8
-"""Keeps the instances of comparisons apart from all others."""
 WHAT = "esper compare"
 """Who holds a trial's directory."""
 _NAME = re.compile(r"\w[\w.+-]*")
@@ -148,7 +145,7 @@ class Contest:
 
     def played(self) -> list[Instance]:
         """The held-out instances that every policy plays."""
-        return get_suite(self.suite).sample(self.instances, "heldout", np.random.default_rng(_STREAM))
+        return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
 
     def path(self, trial: Trial) -> Path:
         """The trial's run directory."""

@@ -31,15 +31,13 @@ from esper.experiments.evaluation import (
 from esper.experiments.results import SPLITS, Result, write_results
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
+from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
 from esper.telemetry.run_directory import RunDirectory
 
-_STREAMS: dict[Split, int] = {"heldout": 4, "transfer": 5}
-"""Keeps the instances of evaluations apart from those of training and from each other."""
-
-_SHUFFLE_STREAM = 1
+_STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer": Stream.TRANSFER_INSTANCES}
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
@@ -87,7 +85,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:
     """The instances that all controllers of a run are evaluated on."""
-    rng = np.random.default_rng((settings.seed, _STREAMS[split]))
+    rng = numpy_generator(settings.seed, _STREAMS[split])
     return get_suite(settings.suite).sample(count, split, rng)
 
 
@@ -160,7 +158,7 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
 def _shuffle_game(game: _Game, settings: TrainSettings, played: EvaluationResult) -> _Game:
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
-    rng = np.random.default_rng((settings.seed, _STREAMS[game.split], _SHUFFLE_STREAM))
+    rng = numpy_generator(settings.seed, _STREAMS[game.split], Stream.SHUFFLED_EVALUATION)
     controller = shuffle_actions(stack_actions(played.tallies), [instance.seed for instance in instances], rng)
     return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
 

@@ -16,7 +16,6 @@ from statistics import mean
 from typing import Any, NamedTuple, Self, cast
 from zlib import crc32
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from esper.config import load_settings, merge, override_of, put, validate_settings
@@ -27,6 +26,7 @@ from esper.experiments.results import Result
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, LocalWorkers, Workers
 from esper.files import write_atomically
+from esper.random_streams import Stream, numpy_generator
 from esper.settings import Settings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -169,7 +169,7 @@ def _values(value: Any, source: str, wanted: str) -> list[Any]:
 
 def _drawn(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
     """The draw of that number; it depends on nothing else that is drawn."""
-    rng = np.random.default_rng((seed, crc32(key.encode()), draw))
+    rng = numpy_generator(seed, crc32(key.encode()), draw)
     if isinstance(choice, list):
         return choice[rng.integers(len(choice))]
     low, high = choice.low, choice.high
@@ -189,8 +189,6 @@ CAUTION = (
     "One training seed per trial proves nothing: the first of many is partly the luckiest. "
     "`esper compare` trains the best ones with several seeds and says which is better, if any."
 )
-_STREAM = 24
-"""Keeps the instances of sweeps apart from all others: what chose a trial must not judge it in `esper compare`, too."""
 
 
 class Told(NamedTuple):
@@ -262,7 +260,7 @@ def run_sweep(
         RunError: it cannot be written, or a worker process died.
     """
     suite = get_suite(sweep.trials[0].settings.suite)
-    instances = suite.sample(sweep.instances, "heldout", np.random.default_rng(_STREAM))
+    instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
     tasks = [
         _TrialTask(number, JudgedRun(sweep.path(trial), trial.settings, WHAT), instances)
         for number, trial in enumerate(sweep.trials)

@@ -14,10 +14,10 @@ from esper.experiments.bench_suite import family_weights
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
+from esper.random_streams import Stream, numpy_generator
 from esper.settings import Settings
 from esper.tasks.suite import Suite
 
-_TUNING_STREAM = 21
 SURVIVORS = 4
 """One candidate in this many goes on to the next round, which plays as many times the instances."""
 FIRST_ROUND = 21
@@ -45,7 +45,7 @@ def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: in
     `SURVIVORS` and plays `SURVIVORS` times as many instances.
     """
     draw, build = _KINDS[kind]
-    rng = np.random.default_rng((seed, _TUNING_STREAM))
+    rng = numpy_generator(seed, Stream.TUNING)
     episodes = environment_steps // suite.steps
     rounds = 1
     while SURVIVORS**rounds * FIRST_ROUND * (rounds + 1) <= episodes:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from esper.errors import TaskError
+from esper.random_streams import child_generator
 from esper.stacking import Stackable
-from esper.tasks.data import PARTS, Data, Floats, LabelledArrays, Part, Scale, add_label_noise, standardise, stream
+from esper.tasks.data import PARTS, Data, Floats, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.datasets import (
     CLASSES,
     DIGITS_SOURCE,
@@ -160,7 +161,9 @@ class DatasetSuite(Suite):
         inputs = self._inputs(instance, part)
         labels = self.dataset().labels[self._rows(instance, part)]
         if part == "train" and instance.label_noise:
-            labels = add_label_noise(labels, instance.label_noise, self.classes, stream(instance.seed, _LABELS))
+            labels = add_label_noise(
+                labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
+            )
         scale = Scale.of(inputs if part == "train" else self._inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
@@ -172,7 +175,7 @@ class DatasetSuite(Suite):
         distortion = _condition(instance.family).distortion
         if distortion is None:
             return inputs
-        fixed, fresh = stream(instance.seed, _FIXED), stream(instance.seed, _FRESH, PARTS.index(part))
+        fixed, fresh = child_generator(instance.seed, _FIXED), child_generator(instance.seed, _FRESH, PARTS.index(part))
         return distortion(inputs, fixed, fresh)
 
     def _rows(self, instance: Instance, part: Part) -> NDArray[np.int64]:
@@ -184,7 +187,7 @@ class DatasetSuite(Suite):
         if instance.train_size + self.validation_size > pool:
             room = pool - self.validation_size
             raise TaskError(f"instance {instance.name} asks for {instance.train_size} training examples; {room} exist")
-        rows = stream(instance.seed, _SPLIT).permutation(pool)
+        rows = child_generator(instance.seed, _SPLIT).permutation(pool)
         if part == "validation":
             return rows[: self.validation_size]
         return rows[self.validation_size : self.validation_size + instance.train_size]

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from esper.errors import TaskError
+from esper.random_streams import child_generator
 from esper.stacking import Stackable
-from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise, stream
+from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.instance import Instance
 from esper.tasks.layers import Linear, TokenLinear
 from esper.tasks.registry import lookup
@@ -250,8 +251,8 @@ def _training_part(instance: Instance, phase: int) -> LabelledArrays:
 
 def _examples(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
     sampler = _sampler(instance, phase)
-    rng = stream(instance.seed, phase, PARTS.index(part))
-    directions = random_directions(stream(instance.seed, phase, _DIRECTIONS_STREAM))
+    rng = child_generator(instance.seed, phase, PARTS.index(part))
+    directions = random_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
     inputs, labels = sampler(count, directions, rng)
     if part == "train" and instance.label_noise:
         labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)

@@ -37,7 +37,7 @@ def comparison(tmp_path: Path) -> Path:
             (trial / "config.yaml").write_text("{}\n")
             (trial / "contest.json").write_text(json.dumps(outcomes(mean + 0.001 * seed)))
             with RunStore.create(trial / "run.db") as store:
-                store.emit(RunStarted(0, "1.0", seed))
+                store.emit(RunStarted(iteration=0, esper_version="1.0", seed=seed))
     return folder
 
 
@@ -65,7 +65,21 @@ def test_a_training_run_without_decisions_says_so(tmp_path: Path) -> None:
 def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     with RunStore.open(run.store) as store:
-        store.emit(RolledBack(1, 1, 0, 0, "exploded", 9.0, 0.1, 1.0, float("nan"), (0,), False))
+        store.emit(
+            RolledBack(
+                iteration=1,
+                episode=1,
+                environment=0,
+                step=0,
+                trouble="exploded",
+                loss_before=9.0,
+                metric_before=0.1,
+                loss_after=1.0,
+                metric_after=float("nan"),
+                pruned=(0,),
+                ended=False,
+            )
+        )
     page = report_on(run.path).html
     assert "How mlp grew on digits" in page
     assert "Not finished yet" in page
