@@ -270,7 +270,17 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop.grower.recording.keep_ending(3, Ending((kept,), {"0": 0.25}))
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
-        3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25
+        iteration=3,
+        episode=1,
+        environment=0,
+        step=2,
+        slot=0,
+        before="blending",
+        after="fossilized",
+        blueprint="norm",
+        cause="fossilize",
+        reason="no_gate",
+        contribution=0.25,
     )
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
         assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
@@ -296,7 +306,7 @@ def test_a_run_that_diverges_says_why(tmp_path: Path):
     with pytest.raises(DivergedError) as error:
         loop.epoch(lambda _: math.nan)
     (failed,) = events(tmp_path / "run", RunFailed)
-    assert failed == RunFailed(loop.grower.decisions, str(error.value))
+    assert failed == RunFailed(iteration=loop.grower.decisions, reason=str(error.value))
 
 
 def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):

@@ -18,6 +18,7 @@ from esper.telemetry.events import (
     Event,
     GateJudged,
     LifecycleTransition,
+    Place,
     RolledBack,
     RunEnded,
     RunFailed,
@@ -105,7 +106,11 @@ class Recording:
             }
         )
         anew = not done and not store.newest(RunStarted.name)
-        store.emit(RunStarted(0, __version__, seed) if anew else RunResumed(done, __version__))
+        store.emit(
+            RunStarted(iteration=0, esper_version=__version__, seed=seed)
+            if anew
+            else RunResumed(iteration=done, esper_version=__version__)
+        )
         store.flush()
         self._judged = self._read_last_verdicts(done)
 
@@ -136,12 +141,12 @@ class Recording:
 
     def keep_failure(self, done: int, error: Exception) -> None:
         """The run stops after so many decisions."""
-        self._store.emit(RunFailed(done, str(error)))
+        self._store.emit(RunFailed(iteration=done, reason=str(error)))
         self._store.flush()
 
     def keep_end(self, done: int, seconds: float) -> None:
         """The run has ended after so many decisions, and took so long."""
-        self._store.emit(RunEnded(done, seconds))
+        self._store.emit(RunEnded(iteration=done, seconds=seconds))
         self._store.flush()
 
     def _list_events(self, account: Account) -> Iterator[Event]:
@@ -176,7 +181,11 @@ class Recording:
             verdict = None if reason is Reason.NO_GATE else (GATES[Stage(stage)], reason.name.lower())
             if verdict is not None and verdict != self._judged[slot]:
                 yield GateJudged(
-                    *_place(account.decision.number), slot, verdict[0], reason is Reason.PASSED, verdict[1]
+                    **_place(account.decision.number),
+                    slot=slot,
+                    gate=verdict[0],
+                    passed=reason is Reason.PASSED,
+                    reason=verdict[1],
                 )
             self._judged[slot] = verdict
 
@@ -194,7 +203,7 @@ class Recording:
         residents = cast("list[int]", table.blueprint[0].tolist())
         added = self._count_added() / self._model.host_parameters
         return StepTaken(
-            *_place(decision.number),
+            **_place(decision.number),
             op=decision.op.name.lower(),
             slot=None if decision.slot is None else self._slots.index(decision.slot),
             blueprint=decision.blueprint,
@@ -211,7 +220,7 @@ class Recording:
 
     def _describe_change(self, number: int, change: Change, contributions: Mapping[str, float]) -> Event:
         return LifecycleTransition(
-            *_place(number),
+            **_place(number),
             slot=self._slots.index(change.slot),
             before=change.before.name.lower(),
             after=change.after.name.lower(),
@@ -223,7 +232,7 @@ class Recording:
 
     def _describe_rollback(self, account: Account, rollback: Rollback) -> Event:
         return RolledBack(
-            *_place(account.decision.number),
+            **_place(account.decision.number),
             trouble=rollback.trouble.name.lower(),
             loss_before=rollback.loss,
             metric_before=account.value_before,
@@ -238,6 +247,6 @@ class Recording:
         return sum(parameter.numel() for seed in self._model.seeds.values() for parameter in seed.parameters())
 
 
-def _place(number: int) -> tuple[int, int, int, int]:
+def _place(number: int) -> Place:
     """The first fields of a `NetworkEvent` of the decision with that number."""
-    return number, _EPISODE, _ENVIRONMENT, number - 1
+    return Place(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)

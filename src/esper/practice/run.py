@@ -95,7 +95,7 @@ class GrowRun:
                     show(epoch)
                     interrupts.check()
         except (KeyboardInterrupt, Terminated) as stopped:
-            self.store.emit(RunInterrupted(self.done, type(stopped).__name__))
+            self.store.emit(RunInterrupted(iteration=self.done, reason=type(stopped).__name__))
             self.store.flush()
             raise
 
@@ -111,7 +111,7 @@ class GrowRun:
         self.training.grower.finish()
         result = summarise_run(self.training, self.training.test(), self.store)
         save(self.training.model, self.run.model)
-        self.store.emit(RunEnded(self.done, result.seconds))
+        self.store.emit(RunEnded(iteration=self.done, seconds=result.seconds))
         self.store.flush()
         write_result(result, self.run.result)
         return result

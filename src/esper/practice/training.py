@@ -23,7 +23,7 @@ from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.practice.settings import ALL_FROM_START, GrowSettings
-from esper.tasks.data import stream
+from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import get_host
 
@@ -125,7 +125,7 @@ class HostTraining:
         # Each fork goes without the seed of the slot that it is named by.
         forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.apart.forks)
         # Of its own for every epoch, so that a resumed run need not know what was drawn before.
-        training = self._learn(stream(settings.seed, ORDER, number))
+        training = self._learn(child_generator(settings.seed, ORDER, number))
         learning_seconds = time.perf_counter() - began
         validation = self._validate(self.model)
         decision = self.grower.step(
@@ -191,7 +191,7 @@ def first_inputs(examples: Examples) -> Tensor:
 
 
 def _generator(seed: int, *key: int) -> torch.Generator:
-    return torch.Generator().manual_seed(int(stream(seed, *key).integers(np.iinfo(np.int64).max)))
+    return torch.Generator().manual_seed(int(child_generator(seed, *key).integers(np.iinfo(np.int64).max)))
 
 
 def _dearest(slot: Slot) -> str:

@@ -17,6 +17,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate
+from esper.random_streams import Stream, numpy_generator
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import (
     OUTCOME,
@@ -51,8 +52,6 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 CPU = torch.device("cpu")
-_ORDER_STREAM = 0x0DDE5
-"""Keeps the data order's random stream apart from the others of an instance's seed."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +311,7 @@ class Episodes:
         self.validation = Batch(inputs, labels)
 
     def _order(self, instance: Instance) -> NDArray[np.int64]:
-        rng = np.random.default_rng((instance.seed, _ORDER_STREAM))
+        rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
         return shuffled_order(instance.train_size, count, rng)
 

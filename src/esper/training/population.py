@@ -26,6 +26,7 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
+from esper.random_streams import seed_generator
 from esper.tasks.suite import OptimizerSettings
 from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
 from esper.training.execution import Execution
@@ -154,12 +155,6 @@ def _price_slot(kinds: Sequence[type[Blueprint]], site: Site) -> _SlotPrices:
         np.array([count_blend_parameters(blend, site) for blend in Blend]),
         np.array([count_blend_flops(blend, site) for blend in Blend]),
     )
-
-
-def seed_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:
-    """The generator of a seed's first weights: a function of its network, slot and number of earlier seeds there."""
-    word = np.random.SeedSequence((network_seed, slot, tries)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(word >> np.uint64(1)))
 
 
 Strategy = Literal["stacked", "looped"]
