@@ -75,7 +75,7 @@ def main(folder: Path, rank: int, how: str) -> None:
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    state |= {"forks": grower.refit.state_dict(), "ending": ending}
+    state |= {"forks": grower.apart.state_dict(), "ending": ending}
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 

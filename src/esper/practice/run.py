@@ -75,7 +75,7 @@ class GrowRun:
             "steps": settings.epochs,
         }
         recording.begin(self.done, settings.seed, facts)
-        training.grower.reporter.recording = recording
+        training.grower.recording = recording
 
     def train(self, show: Callable[[Epoch], None]) -> None:
         """Do the epochs that remain and ``show`` each, up to a plateau; Ctrl-C and SIGTERM lose one at most.
