@@ -60,3 +60,7 @@ class DivergedError(EsperError):
 
 class ExportError(EsperError):
     """A model that cannot be made plain, exported, or told apart from its export when both are run."""
+
+
+class LookError(EsperError):
+    """A loss or data by which a model cannot be looked at."""

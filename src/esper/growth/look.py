@@ -1,0 +1,190 @@
+"""Where would a model grow, and by what? `look` measures what every blueprint promises in every slot."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from esper.errors import LookError
+from esper.files import write_atomically
+from esper.growth.blueprints.registry import Blueprint, get
+from esper.growth.functional_gradients import Asked, Watch, ask
+from esper.growth.promise import gram_of, held_out_promise, promise
+from esper.growth.site import Site
+from esper.growth.slot import Slot
+from esper.growth.summary import NOTHING, align_columns
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A module that does not exist yet: a blueprint in a slot."""
+
+    slot: str
+    blueprint: str
+    promise: float
+    """Share of what the examples ask for that one step of it would grant, in [0, 1): `esper.growth.promise`."""
+    promise_held_out: float
+    """The same for examples that the step was not fitted on; about zero or below where it would only fit noise."""
+    error: float
+    """Standard error of ``promise_held_out`` over draws of the initial values and halves of the examples."""
+    parameters: int
+    """Scalars."""
+    flops: int
+    """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
+    resident: str | None
+    """Blueprint of the seed that lives in the slot; the candidate would come behind it. None if the slot is free."""
+
+    @property
+    def promise_per_parameter(self) -> float:
+        """Promise by a thousand parameters."""
+        return self.promise / self.parameters * 1000
+
+
+@dataclass(frozen=True)
+class LayerNeed:
+    """A layer of the host: what its own parameters could still grant. Much in one that learns well is left to learn."""
+
+    layer: str
+    kind: str
+    """Name of its class."""
+    promise: float
+    promise_held_out: float
+    error: float
+    """As a `Candidate`'s."""
+    parameters: int
+    """Scalars that require a gradient or not."""
+
+
+@dataclass(frozen=True, repr=False)
+class Look:
+    """What was seen; as text a table, in a notebook with a map."""
+
+    rows: tuple[Candidate, ...]
+    """The most promising first."""
+    slots: tuple[str, ...]
+    """In the order of the forward pass."""
+    layers: tuple[LayerNeed, ...]
+    """The host's own layers in the order of their calls, if they were asked for."""
+    examples: int
+    """That were looked at."""
+    loss: float
+    """Their mean loss."""
+
+    def __repr__(self) -> str:
+        titles = ("slot", "blueprint", "promise", "held out", "error", "parameters", "FLOPs", "promise/1k")
+        rows = [
+            (
+                one.slot if one.resident is None else f"{one.slot} (behind {one.resident})",
+                one.blueprint,
+                *_figures(one),
+                f"{one.flops:,}",
+                f"{one.promise_per_parameter:.3f}",
+            )
+            for one in self.rows
+        ]
+        parts = [align_columns([titles, *rows], numbers_from=2)]
+        if self.layers:
+            titles = ("layer of the host", "class", "promise", "held out", "error", "parameters")
+            needs = [(one.layer, one.kind, *_figures(one)) for one in self.layers]
+            parts.append(align_columns([titles, *needs], numbers_from=2))
+        return "\n\n".join([*parts, f"{self.examples} examples, mean loss {self.loss:.4g}"])
+
+    def _repr_html_(self) -> str:
+        return f"<div>{self._draw()}<pre>{html.escape(repr(self))}</pre></div>"
+
+    def to_svg(self, path: str | Path) -> None:
+        """Write a map of ``promise_held_out``: slots across, blueprints down, darker where more is promised.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_atomically(Path(path), self._draw().encode())
+
+    def _draw(self) -> str:
+        slots = list(self.slots)
+        blueprints = sorted({one.blueprint for one in self.rows})
+        cells = {(one.slot, one.blueprint): one.promise_held_out for one in self.rows}
+        figure = Figure(figsize=(1.8 + 0.75 * len(slots), 1.3 + 0.32 * len(blueprints)), layout="constrained")
+        axes = figure.add_subplot()
+        values = [[cells.get((slot, blueprint), float("nan")) for slot in slots] for blueprint in blueprints]
+        axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for (slot, blueprint), value in cells.items():
+            place = slots.index(slot), blueprints.index(blueprint)
+            axes.text(*place, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black")
+        axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right")
+        axes.set_yticks(range(len(blueprints)), blueprints)
+        axes.set_title("held-out promise", fontsize=10)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()[file.getvalue().index("<svg") :]
+
+
+def look(
+    model: nn.Module,
+    slots: Mapping[str, Slot],
+    loss: Callable[[Any, Any], Any],
+    batches: Iterable[Any],
+    *,
+    examples: int,
+    draws: int,
+    layers: bool,
+    seed: int,
+) -> Look:
+    """As `esper.GrowingModel.look` says, of a model with ``slots``."""
+    hooked = {name: model.host.get_submodule(name) for name in slots}
+    parts = _find_layers(model.host) if layers else {}
+    places = Watch(hooked, first=False, arguments=False)
+    own = Watch(parts, first=True, arguments=True)
+    inputs: list[Tensor] = []
+    tap = next(iter(slots.values())).tap
+    try:
+        measured = ask(model, (places, own), loss, batches, examples, lambda: inputs.append(tap.inputs.detach()))
+    finally:
+        places.remove()
+        own.remove()
+    rows = [
+        _promise_of(slot, get(blueprint), _require_asked(places, name), inputs, draws, seed)
+        for name, slot in slots.items()
+        for blueprint in slot.blueprints
+    ]
+    needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.wishes]
+    rows.sort(key=lambda one: (-one.promise, one.slot, one.blueprint))
+    return Look(tuple(rows), tuple(slots), tuple(needs), measured.examples, measured.loss)
+
+
+def _promise_of(
+    slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor], draws: int, seed: int
+) -> Candidate:
+    """Mean over the draws; one is enough where nothing is drawn."""
+    others = inputs if kind.reads_inputs else asked.features
+    batches = [
+        Batch((_precise(features), _precise(other)), _precise(wishes))
+        for features, other, wishes in zip(asked.features, others, asked.wishes, strict=True)
+    ]
+    like = batches[0].wishes
+    grams: list[Tensor] = []
+    drawn: list[list[Tensor]] = []
+    for draw in range(draws):
+        newborn = kind(slot.site, torch.Generator().manual_seed(seed + draw)).to(like.device, like.dtype)
+        values = list(newborn.parameters())
+        if drawn and all(map(torch.equal, values, drawn[0])):
+            break
+        drawn.append(values)
+        grams.append(gram_of(newborn, batches))
+    site, seed_there = slot.site, slot.seed
+    return Candidate(
+        slot.name,
+        kind.name,
+        *_summarise(torch.stack(grams)),
+        kind.parameters_at(site),
+        kind.flops_at(site),
+        None if seed_there is None else seed_there.blueprint.name,
+    )
