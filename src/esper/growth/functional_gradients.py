@@ -43,7 +43,7 @@ class Watch:
     Args:
         modules: By name.
         first: Whether the hooks come before the others that the modules have, such as growth slots.
-        arguments: Whether to keep what modules are called with.
+        arguments: Whether to keep what modules are called with, and pass over calls with anything but tensors.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
@@ -59,8 +59,10 @@ class Watch:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
             leaf = torch.zeros_like(output, requires_grad=True)
-            given = tuple(one.detach() for one in arguments if isinstance(one, Tensor)) if self._keeps_arguments else ()
-            self._calls[name].append(_Call(given, output.detach(), leaf))
+            tensors = tuple(one.detach() for one in arguments if isinstance(one, Tensor))
+            if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
+                return output
+            self._calls[name].append(_Call(tensors if self._keeps_arguments else (), output.detach(), leaf))
             return output + leaf
 
         return note
@@ -88,11 +90,6 @@ class Watch:
             asked.features.append(call.features)
             asked.wishes.append(torch.zeros_like(call.features) if gradient is None else gradient)
 
-    def forget(self) -> None:
-        """The pass under way."""
-        for calls in self._calls.values():
-            calls.clear()
-
     def remove(self) -> None:
         """Take the hooks off."""
         for handle in self._handles:
@@ -116,31 +113,27 @@ def ask(
     examples: int,
     after: Callable[[], object],
 ) -> Measured:
-    """Run ``loss(model, batch)`` in evaluation mode until ``examples`` were seen, and let ``watches`` note all they can.
+    """Run ``loss(model, batch)`` until ``examples`` were seen, and let ``watches`` note all they can; within `quietly`.
 
-    Nothing remains of it in the model: modes, buffers, gradients and random numbers are as they were. Compiled models
-    run uncompiled. ``after`` is called after each batch's forward and backward pass.
+    ``after`` is called after each batch's forward and backward pass.
 
     Raises:
         LookError: the loss is not one number per example, nor their mean; it is not finite; no gradient follows from
             it; or there are no batches.
     """
     watches, seen, total = list(watches), 0, 0.0
-    with quietly(model):
-        for batch in batches:
-            for watch in watches:
-                watch.forget()
-            losses = loss(model, batch)
-            leaves = [leaf for watch in watches for leaf in watch.leaves()]
-            count = len(leaves[0]) if leaves else 0
-            summed = _sum(losses, count)
-            gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
-            for watch in watches:
-                watch.keep(gradients, count)
-            after()
-            seen, total = seen + count, total + float(summed.detach())
-            if seen >= examples:
-                break
+    for batch in batches:
+        losses = loss(model, batch)
+        leaves = [leaf for watch in watches for leaf in watch.leaves()]
+        count = len(leaves[0]) if leaves else 0
+        summed = _sum(losses, count)
+        gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
+        for watch in watches:
+            watch.keep(gradients, count)
+        after()
+        seen, total = seen + count, total + float(summed.detach())
+        if seen >= examples:
+            break
     if seen < 2:
         raise LookError(f"batches held {seen} examples: give two or more, in batches that loss(model, batch) takes")
     return Measured(seen, total / seen)
@@ -149,13 +142,15 @@ def ask(
 def _sum(losses: Any, count: int) -> Tensor:
     """Over the examples of a batch."""
     if not isinstance(losses, Tensor):
-        raise LookError(f"loss(model, batch) returned {describe(losses)}: return a tensor [B], the loss of each example")
+        raise LookError(
+            f"loss(model, batch) returned {describe(losses)}: return a tensor [B], the loss of each example"
+        )
     if not count:
         raise LookError("loss(model, batch) called no module with a slot: call the model that it is given, as a whole")
     if losses.dim() and losses.shape != (count,):
         raise LookError(
-            f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {count} examples: return [{count}], "
-            "the loss of each example (a sequence is one example: the mean over its tokens), or their mean"
+            f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {count} examples: return "
+            f"[{count}], the loss of each example (a sequence is one example: the mean over its tokens), or their mean"
         )
     if not losses.requires_grad:
         raise LookError("no gradient follows from what loss(model, batch) returned: leave out detach() and no_grad()")
@@ -166,7 +161,10 @@ def _sum(losses: Any, count: int) -> Tensor:
 
 @contextmanager
 def quietly(model: nn.Module) -> Generator[None]:
-    """Within the block ``model`` is in evaluation mode, differentiable and uncompiled; nothing of the block remains."""
+    """Within the block ``model`` is in evaluation mode, differentiable and uncompiled.
+
+    Nothing of it remains: modes, buffers and random numbers are as they were.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -16,11 +19,11 @@ from torch import Tensor, nn
 from esper.errors import LookError
 from esper.files import write_atomically
 from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.functional_gradients import Asked, Watch, ask
-from esper.growth.promise import gram_of, held_out_promise, promise
-from esper.growth.site import Site
+from esper.growth.functional_gradients import Asked, Watch, ask, quietly
+from esper.growth.promise import Batch, gram_of, held_out_promise, promise
 from esper.growth.slot import Slot
-from esper.growth.summary import NOTHING, align_columns
+from esper.growth.summary import align_columns
+from esper.random_streams import seed_generator
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Look:
         cells = {(one.slot, one.blueprint): one.promise_held_out for one in self.rows}
         figure = Figure(figsize=(1.8 + 0.75 * len(slots), 1.3 + 0.32 * len(blueprints)), layout="constrained")
         axes = figure.add_subplot()
-        values = [[cells.get((slot, blueprint), float("nan")) for slot in slots] for blueprint in blueprints]
+        values = [[cells.get((slot, blueprint), math.nan) for slot in slots] for blueprint in blueprints]
         axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for (slot, blueprint), value in cells.items():
             place = slots.index(slot), blueprints.index(blueprint)
@@ -123,12 +126,14 @@ class Look:
         axes.set_yticks(range(len(blueprints)), blueprints)
         axes.set_title("held-out promise", fontsize=10)
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
+            figure.savefig(file, format="svg", metadata={"Date": None})
         return file.getvalue()[file.getvalue().index("<svg") :]
 
 
 def look(
     model: nn.Module,
+    host: nn.Module,
     slots: Mapping[str, Slot],
     loss: Callable[[Any, Any], Any],
     batches: Iterable[Any],
@@ -138,30 +143,36 @@ def look(
     layers: bool,
     seed: int,
 ) -> Look:
-    """As `esper.GrowingModel.look` says, of a model with ``slots``."""
-    hooked = {name: model.host.get_submodule(name) for name in slots}
-    parts = _find_layers(model.host) if layers else {}
-    places = Watch(hooked, first=False, arguments=False)
-    own = Watch(parts, first=True, arguments=True)
+    """As `esper.GrowingModel.look` says, of a model around ``host`` with ``slots`` on it."""
+    parts = _find_layers(host) if layers else {}
     inputs: list[Tensor] = []
     tap = next(iter(slots.values())).tap
-    try:
-        measured = ask(model, (places, own), loss, batches, examples, lambda: inputs.append(tap.inputs.detach()))
-    finally:
-        places.remove()
-        own.remove()
-    rows = [
-        _promise_of(slot, get(blueprint), _require_asked(places, name), inputs, draws, seed)
-        for name, slot in slots.items()
-        for blueprint in slot.blueprints
-    ]
-    needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.wishes]
+    with quietly(model):
+        places = Watch({name: host.get_submodule(name) for name in slots}, first=False, arguments=False)
+        own = Watch(parts, first=True, arguments=True)
+        try:
+            measured = ask(model, (places, own), loss, batches, examples, lambda: inputs.append(tap.inputs.detach()))
+        finally:
+            places.remove()
+            own.remove()
+        with torch.autocast(tap.inputs.device.type, enabled=False):
+            rows = [
+                _promise_of(
+                    slot, get(name), _require_asked(places, slot.name), inputs, [(seed, at, n) for n in range(draws)]
+                )
+                for at, slot in enumerate(slots.values())
+                for name in slot.blueprints
+            ]
+            with ExitStack() as bare:
+                for slot in slots.values():
+                    bare.enter_context(slot.vacate())
+                needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.wishes]
     rows.sort(key=lambda one: (-one.promise, one.slot, one.blueprint))
     return Look(tuple(rows), tuple(slots), tuple(needs), measured.examples, measured.loss)
 
 
 def _promise_of(
-    slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor], draws: int, seed: int
+    slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor], draws: Sequence[tuple[int, int, int]]
 ) -> Candidate:
     """Mean over the draws; one is enough where nothing is drawn."""
     others = inputs if kind.reads_inputs else asked.features
@@ -172,9 +183,9 @@ def _promise_of(
     like = batches[0].wishes
     grams: list[Tensor] = []
     drawn: list[list[Tensor]] = []
-    for draw in range(draws):
-        newborn = kind(slot.site, torch.Generator().manual_seed(seed + draw)).to(like.device, like.dtype)
-        values = list(newborn.parameters())
+    for draw in draws:
+        newborn = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
+        values = [parameter.detach() for parameter in newborn.parameters()]
         if drawn and all(map(torch.equal, values, drawn[0])):
             break
         drawn.append(values)
@@ -188,3 +199,45 @@ def _promise_of(
         kind.flops_at(site),
         None if seed_there is None else seed_there.blueprint.name,
     )
+
+
+def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
+    batches = [
+        Batch(tuple(map(_precise, arguments)), _precise(wishes))
+        for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
+    ]
+    figures = _summarise(gram_of(layer, batches).unsqueeze(0))
+    return LayerNeed(name, type(layer).__name__, *figures, sum(one.numel() for one in layer.parameters()))
+
+
+def _summarise(grams: Tensor) -> tuple[float, float, float]:
+    """Promise, held-out promise and the standard error of that, from ``[draws, N, N]``."""
+    grams = grams.detach()
+    held_out = held_out_promise(grams).flatten()
+    return float(promise(grams).mean()), float(held_out.mean()), float(held_out.std() / held_out.numel() ** 0.5)
+
+
+def _precise(values: Tensor) -> Tensor:
+    """Half precision as float32: a Gram matrix wants it. Indices stay what they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _require_asked(places: Watch, name: str) -> Asked:
+    if name not in places.asked:
+        raise LookError(
+            f"submodule {name!r} did not run once per call of loss(model, batch) with the batch first: call the model "
+            "once there, as a whole"
+        )
+    return places.asked[name]
+
+
+def _find_layers(host: nn.Module) -> dict[str, nn.Module]:
+    """Modules with parameters and no submodules."""
+    named = cast(Iterator[tuple[str, nn.Module]], host.named_modules())
+    return {
+        name: module for name, module in named if name and not list(module.children()) and list(module.parameters())
+    }
+
+
+def _figures(one: Candidate | LayerNeed) -> tuple[str, str, str, str]:
+    return f"{one.promise:.3f}", f"{one.promise_held_out:+.3f}", f"{one.error:.3f}", f"{one.parameters:,}"

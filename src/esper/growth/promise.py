@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,8 +83,9 @@ def _fit(gram: Tensor, ridge: float) -> Tensor:
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     damping = torch.where(mean != 0, ridge * mean, 1) * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     wish = gram.new_ones(*gram.shape[:-1], 1)
-    factor = torch.linalg.cholesky_ex(gram + damping).L  # which does not raise: one network of many may have diverged
-    return torch.where(gram.isfinite().all((-2, -1))[..., None, None], torch.cholesky_solve(wish, factor), torch.nan)
+    # `_ex` does not raise: one network of many may have diverged.
+    weights = cast(tuple[Tensor, Tensor], torch.linalg.solve_ex(gram + damping, wish))[0]
+    return torch.where(gram.isfinite().all(-1).all(-1)[..., None, None], weights, torch.nan)
 
 
 def _apply(gram: Tensor, weights: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def _split(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 
 def example_gradients(module: nn.Module, names: Sequence[str], batch: Batch) -> Tensor:
-    """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` with respect to the parameters ``names``, side by side."""
+    """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` by the parameters ``names``, side by side."""
     values = {name: parameter.detach() for name, parameter in module.named_parameters()}
     fixed = {name: value for name, value in values.items() if name not in names} | dict(module.named_buffers())
     gradients = vmap(grad(_granted(module, fixed)), in_dims=(None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
@@ -164,8 +165,7 @@ def _reached(module: nn.Module, batches: Iterable[Batch]) -> list[str]:
     for inputs, wishes in batches:
         with torch.enable_grad():
             output = functional_call(module, {**named, **dict(module.named_buffers())}, inputs)
-            gradients = torch.autograd.grad(output, list(named.values()), wishes, allow_unused=True)
+            gradients = torch.autograd.grad(output, list(named.values()), wishes, materialize_grads=True)
         for name, gradient in zip(named, gradients, strict=True):
-            if gradient is not None:
-                total[name] += gradient.abs()
+            total[name] += gradient.abs()
     return [name for name, found in total.items() if bool(found.any())]
