@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,13 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
+
+
+class LabelledArrays(NamedTuple):
+    """N raw examples ``[N, ...]`` and their labels ``[N]``."""
+
+    inputs: Floats
+    labels: Labels
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import pytest
 
 from esper.errors import ConfigError, RunError
 from esper.telemetry.bridges import bridge as bridges
-from esper.telemetry.bridges.bridge import Address, Bridge, Goal, Opening, Sink, flatten
+from esper.telemetry.bridges.bridge import Address, Bridge, Logger, Opening, flatten
 from esper.telemetry.bridges.tail import Figures, Tail
 from esper.telemetry.events import RunFailed, RunStarted, StepTaken
 from esper.telemetry.store import RunStore
 from telemetry.bridges.stored_run import begin, end, iterate, resume
 
 
-class Notebook:
+class Notebook(Logger):
     """A tool that remembers across openings, and may die before it takes an iteration."""
 
     def __init__(self, forgets: bool = True) -> None:
@@ -31,7 +31,7 @@ class Notebook:
         self.dies_at: int | None = None
         self.outcome: str | None = None
 
-    def connect(self, opening: Opening) -> Sink:
+    def open(self, opening: Opening) -> Logger:
         self.openings.append(opening)
         return self
 
@@ -40,12 +40,12 @@ class Notebook:
             self.taken = [figures for figures in self.taken if figures.number <= after]
         return self.forgets
 
-    def iteration(self, figures: Figures) -> None:
+    def log_iteration(self, figures: Figures) -> None:
         if figures.number == self.dies_at:
             raise KeyboardInterrupt
         self.taken.append(figures)
 
-    def history(self, lines: Sequence[str], iteration: int) -> None:
+    def log_history(self, lines: Sequence[str], iteration: int) -> None:
         self.told = list(lines)
 
     def close(self, outcome: str | None) -> None:
@@ -64,9 +64,10 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 def carry(store: RunStore, notebook: Notebook, destination: str | None = None) -> int:
     """By a bridge that begins now, as a new process does."""
-    goal = Goal("notebook", notebook.connect, destination)
-    with Tail.open(store.path) as tail, closing(Bridge(tail, store.path.parent, goal, "run", {"seed": 3})) as bridge:
-        return bridge.carry()
+    with Tail.open(store.path) as tail:
+        bridge = Bridge("notebook", notebook.open, tail, store.path.parent, "run", {"seed": 3}, destination)
+        with closing(bridge):
+            return bridge.carry()
 
 
 def test_an_iteration_crosses_when_it_is_closed(store: RunStore) -> None:
@@ -197,10 +198,11 @@ def test_following_ends_with_the_run_when_nobody_uses_it(
             iterate(store, turn + 1)
         return turn < 4
 
-    with Tail.open(store.path) as tail:
-        goal = Goal("notebook", notebook.connect, None)
-        with closing(Bridge(tail, store.path.parent, goal, "run", {})) as bridge:
-            bridge.follow(in_use, shown.append)
+    with (
+        Tail.open(store.path) as tail,
+        closing(Bridge("notebook", notebook.open, tail, store.path.parent, "run", {})) as bridge,
+    ):
+        bridge.follow(in_use, shown.append)
     assert notebook.numbers == [1, 2, 4, 5]
     assert shown == [1, 1, 1, 1]
     assert notebook.outcome == ("failed" if failed else "finished")
