@@ -25,8 +25,7 @@ from esper.rl.diagnostics import Anomaly
 from esper.telemetry.events import RolledBack
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
-from esper.ui.course import smoothed
-from esper.ui.dash.queries.learning import learning
+from esper.ui.dash.answers import describe_learning
 from esper.ui.figures import growing
 from esper.ui.figures import grown as grown_figures
 from esper.ui.figures import learning as learning_figures
@@ -34,6 +33,7 @@ from esper.ui.figures.canvas import draw_svg
 from esper.ui.figures.health import exhibit_health
 from esper.ui.figures.record import Figure, Query, measured
 from esper.ui.figures.rows import Rows
+from esper.ui.progress import moving_average
 from esper.ui.report.subject import report_on
 from grower.training_loop import Loop
 from ui import planted
@@ -273,6 +273,6 @@ def test_figures_draw_what_their_queries_return(
 def test_one_smoothing_in_terminal_report_and_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(run, learning_figures.LEARNING.text, capsys)
     raw, mean = ([one["value"] for one in found if one["kind"] == kind] for kind in ("J", "smoothed"))
-    assert mean == pytest.approx(smoothed(raw))
+    assert mean == pytest.approx(moving_average(raw))
     with RunReader.open(run / "run.db") as reader:
-        assert learning(reader)["series"]["objective"] == raw
+        assert describe_learning(reader)["series"]["objective"] == raw

@@ -18,8 +18,7 @@ from esper.signals import Terminated
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report import write_report
-from esper.ui.standings import basis, standings_table
-from esper.ui.verdict import PLACES, answer, evaluation_record
+from esper.ui.standings import PLACES, basis, conclude, evaluation_record, standings_table
 
 _TITLES = {"heldout": "held-out instances", "transfer": "transfer: families never trained on"}
 
@@ -47,7 +46,7 @@ def command(
     report = write_report(directory)
     for split, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {_TITLES[split]}"))
-        reply = answer(comparison, PLACES[split])
+        reply = conclude(comparison, PLACES[split])
         say(console, f"Did learning help? {reply.short}. {reply.sentence}")
         say(console, f"{basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):

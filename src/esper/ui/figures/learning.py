@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from esper.experiments.trainer import LEVELS
-from esper.ui.course import SMOOTHING
 from esper.ui.figures.marks import (
     BLUE,
     GREY,
@@ -20,6 +19,7 @@ from esper.ui.figures.marks import (
 )
 from esper.ui.figures.record import Figure, Query
 from esper.ui.figures.rows import Rows
+from esper.ui.progress import SMOOTHING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

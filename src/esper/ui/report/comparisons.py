@@ -13,9 +13,8 @@ from esper.ui.figures.contest import exhibit_arms, exhibit_configurations
 from esper.ui.figures.standings import PLACES, ComparisonExhibits, exhibit_evaluation, over_seeds_source
 from esper.ui.formats import listed
 from esper.ui.report.page import Answer, Page, Section
-from esper.ui.standings import ABOUT, basis, verdict_words
-from esper.ui.verdict import PLACES as NAMES
-from esper.ui.verdict import answer
+from esper.ui.standings import ABOUT, basis, conclude, verdict_words
+from esper.ui.standings import PLACES as NAMES
 
 
 def write_arms_report(path: Path, comparison: Comparison) -> None:
@@ -71,7 +70,7 @@ def over_seeds_html(paths: Sequence[Path], comparisons: Mapping[Split, Compariso
     sections: list[Section] = []
     for split, exhibits in exhibit_evaluation(comparisons, over_seeds_source).items():
         found = comparisons[split]
-        reply = answer(found, NAMES[split])
+        reply = conclude(found, NAMES[split])
         answers.append(Answer(reply.short, [reply.sentence, basis(found)]))
         sections.append(Section(f"All controllers on {PLACES[split]}", [exhibits.standings, exhibits.seeds]))
     facts = f"Runs {listed([str(path) for path in paths])}."

@@ -28,8 +28,7 @@ from esper.ui.figures.rows import fetch
 from esper.ui.figures.standings import evaluation_source, exhibit_evaluation
 from esper.ui.formats import duration, score
 from esper.ui.report.page import Again, Answer, Page, Section
-from esper.ui.standings import basis
-from esper.ui.verdict import PLACES, answer
+from esper.ui.standings import PLACES, basis, conclude
 
 _TITLES = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
 _LEARNED, _TRIED = ("learning",), ("operations", "seeds", "rewards")
@@ -118,10 +117,10 @@ def _answer(data: ReportData) -> Answer:
     heldout = data.comparisons.get("heldout")
     if heldout is None:
         return _unmeasured(data)
-    found = answer(heldout)
+    found = conclude(heldout)
     sentences, notes = [found.sentence], [basis(heldout)]
     if transfer := data.comparisons.get("transfer"):
-        new = answer(transfer, PLACES["transfer"])
+        new = conclude(transfer, PLACES["transfer"])
         sentences.append(f"Families never trained on: {new.short.lower()}. {new.sentence}")
     if data.behaviour is not None and data.behaviour.iteration != data.summary.iterations:
         notes.append(f"The policy of iteration {data.behaviour.iteration} was evaluated.")
