@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Path:
 def emit(store: Path, *iterations: int) -> None:
     with RunStore.open(store) as writer:
         for iteration in iterations:
-            writer.emit(CheckpointWritten(iteration, "file", "hash"))
+            writer.emit(CheckpointWritten(iteration=iteration, file="file", sha256="hash"))
 
 
 def newest(store: Path) -> int:
@@ -83,7 +83,7 @@ def test_a_rewind_that_was_made_good_at_once_is_told_by_the_resumption(store: Pa
     with RunStore.open(store) as writer:
         writer.rewind(1)
         while writer.last_id() <= before:
-            writer.emit(RunResumed(1, "0.1.0"))
+            writer.emit(RunResumed(iteration=1, esper_version="0.1.0"))
             writer.flush()
     assert follower.poll(["checkpoint_written"]).reload
 
@@ -94,7 +94,7 @@ def test_ids_that_are_given_again_are_noticed(store: Path):
     with RunStore.open(store) as writer:
         writer.rewind(1)
         while writer.last_id() < before:
-            writer.emit(CheckpointWritten(2, "file", "hash"))
+            writer.emit(CheckpointWritten(iteration=2, file="file", sha256="hash"))
             writer.flush()
     assert newest(store) == before
     assert follower.poll(STEPS).reload

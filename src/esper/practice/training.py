@@ -18,13 +18,12 @@ from esper.devices import usable_device
 from esper.experiments.static_networks import TRAINING_PASSES
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.practice.settings import ALL_FROM_START, GrowSettings
-from esper.tasks.data import stream
+from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import get_host
 
@@ -34,6 +33,15 @@ PROBED = 2
 """Examples that show the host's shapes."""
 EVALUATION_BATCH = 512
 """Examples in one forward pass; bounds memory."""
+
+
+class Score(NamedTuple):
+    """How a classifier does on validation data."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    accuracy: float
+    """Fraction that is right, in [0, 1]."""
 
 
 class TrainingScore(NamedTuple):
@@ -115,9 +123,9 @@ class HostTraining:
         began, settings, slots = time.perf_counter(), self.settings, self.model.slots
         forward = self._host_flops + count_seed_flops(*slots.values())
         # Each fork goes without the seed of the slot that it is named by.
-        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.refit.forks)
+        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.apart.forks)
         # Of its own for every epoch, so that a resumed run need not know what was drawn before.
-        training = self._learn(stream(settings.seed, ORDER, number))
+        training = self._learn(child_generator(settings.seed, ORDER, number))
         learning_seconds = time.perf_counter() - began
         validation = self._validate(self.model)
         decision = self.grower.step(
@@ -183,7 +191,7 @@ def first_inputs(examples: Examples) -> Tensor:
 
 
 def _generator(seed: int, *key: int) -> torch.Generator:
-    return torch.Generator().manual_seed(int(stream(seed, *key).integers(np.iinfo(np.int64).max)))
+    return torch.Generator().manual_seed(int(child_generator(seed, *key).integers(np.iinfo(np.int64).max)))
 
 
 def _dearest(slot: Slot) -> str:

@@ -1,4 +1,4 @@
-"""What views in the terminal are drawn from: plain tables, sparklines, scores on a scale, and texts that are safe there."""
+"""What views in the terminal are drawn from: plain tables, sparklines, scores on a scale, and texts that are safe."""
 
 from __future__ import annotations
 
