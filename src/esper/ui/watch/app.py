@@ -64,6 +64,8 @@ class Watch(App[None]):
         self._follower = follower
         self._state: object = None
         """Equal as long as there is nothing new."""
+        self._reading_seconds = 0.0
+        """CPU time of the last look."""
 
     def compose(self) -> ComposeResult:
         """The status, the tabs, the keys."""
@@ -103,21 +105,20 @@ class Watch(App[None]):
 
     async def _follow(self) -> None:
         while True:
-            began = time.monotonic()
             if await asyncio.to_thread(self._look):
                 self._draw()
-            took = time.monotonic() - began
-            await asyncio.sleep(max(REFRESH_SECONDS, took / SHARE_OF_READING))
+            await asyncio.sleep(max(REFRESH_SECONDS, self._reading_seconds / SHARE_OF_READING))
 
     def _look(self) -> bool:
         """Read the run if it has changed; what was known stays while it cannot be read. Returns whether to draw."""
-        before = self.view, self.trouble
+        before, began = (self.view, self.trouble), time.thread_time()
         try:
             self.view, self.trouble = self._follower.read(self._read), None
         except RunError as error:
             waiting = f"{self._run_directory.path} has no run store now: waiting for it"
             self.trouble = str(error) if self._run_directory.store.is_file() else waiting
             self._state = None
+        self._reading_seconds = time.thread_time() - began
         return self.view is not before[0] or self.trouble != before[1]
 
     def _read(self, reader: RunReader) -> RunView:
