@@ -19,7 +19,7 @@ from esper.settings import compare_settings, shared_differences
 from esper.signals import Terminated
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report import write_report
+from esper.ui.report.training import write_report
 from esper.ui.sweep import SweepView, ranking_table
 
 INSTANCES = 256
