@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from esper.experiments.process_pool import prepare_process
-from esper.growth.blueprints.attention import KEY, attend_by_example, attend_by_products
+from esper.growth.blueprints.tokens import KEY, attend_by_example, attend_by_products
 
 EXAMPLES = 32
 FORMULAS = (attend_by_example, attend_by_products)

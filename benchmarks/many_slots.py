@@ -30,15 +30,15 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import ActionBuilder
 from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score, measure_seeds
+from esper.grower.measuring import measure_seeds
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
+from esper.practice.training import Score
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
 from esper.tasks.dataset_suites import DigitsSuite
-from esper.tasks.instance import Instance
-from esper.tasks.layers import linear
+from esper.tasks.layers import Linear
 from esper.training.evaluation import evaluate
 from esper.training.forward import forward, select_blended
 from esper.training.learning import Batch, train
@@ -68,8 +68,8 @@ class DeepHost(Stackable):
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
         sizes = pairwise((features, *widths))
-        self.layers = nn.Sequential(*(nn.Sequential(linear(*size, generator), nn.ReLU()) for size in sizes))
-        self.head = linear(widths[-1], classes, generator)
+        self.layers = nn.Sequential(*(nn.Sequential(Linear(*size, generator), nn.ReLU()) for size in sizes))
+        self.head = Linear(widths[-1], classes, generator)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.layers(inputs))
@@ -86,14 +86,8 @@ class DeepSuite(DigitsSuite):
         self.sites = tuple(f"layers.{slot}" for slot in range(slots))
         self.host_widths = ((WIDTH,) * slots,)
 
-    def template(self) -> DeepHost:
-        return self._deep(self.host_widths[0], 0)
-
-    def host(self, instance: Instance) -> DeepHost:
-        return self._deep(instance.widths, instance.seed)
-
-    def _deep(self, widths: Sequence[int], seed: int) -> DeepHost:
-        return DeepHost(self.input_shape[0], widths, self.classes, torch.Generator().manual_seed(seed))
+    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
+        return DeepHost(self.input_shape[0], widths, self.classes, generator)
 
 
 class Planter:

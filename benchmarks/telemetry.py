@@ -90,11 +90,11 @@ def step_events(first: int) -> Iterator[StepTaken]:
     """A decision of each network; ``step`` counts events from ``first``."""
     for number in range(AT_ONCE):
         yield StepTaken(
-            1,
-            1,
-            number,
-            first + number,
-            "germinate",
+            iteration=1,
+            episode=1,
+            environment=number,
+            step=first + number,
+            op="germinate",
             loss=1.40388,
             metric=0.46562,
             objective=0.43021,

@@ -38,10 +38,9 @@ import esper
 from esper.errors import EsperError
 from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
-from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
-from esper.practice.training import cross_entropy, first_inputs, measure
-from esper.tasks.data import stream
+from esper.practice.training import Score, cross_entropy, first_inputs, measure
+from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import DataAccess, get_host, get_task
 
@@ -175,7 +174,7 @@ class Training:
         for _ in range(epochs):
             self._epochs += 1
             self.model.train()
-            for batch in _minibatches(self._splits.train, stream(self._seed, self._epochs)):
+            for batch in _minibatches(self._splits.train, child_generator(self._seed, self._epochs)):
                 self.optimizer.zero_grad()
                 cross_entropy(self.model(batch.inputs), batch).backward()
                 self.optimizer.step()

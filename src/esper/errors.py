@@ -1,8 +1,11 @@
-"""Every error that Esper raises on purpose.
+"""Every error that Esper raises on purpose, and the hint to a misspelt name.
 
 The command line turns any of them into one sentence on stderr and exit code 2; so a message says what was wrong, where,
 and what to do about it.
 """
+
+import difflib
+from collections.abc import Iterable
 
 LONGEST_MESSAGE = 2000
 
@@ -60,3 +63,13 @@ class DivergedError(EsperError):
 
 class ExportError(EsperError):
     """A model that cannot be made plain, exported, or told apart from its export when both are run."""
+
+
+class LookError(EsperError):
+    """A loss or data by which a model cannot be looked at."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near."""
+    near = difflib.get_close_matches(name, [one for one in known if one], n=3)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

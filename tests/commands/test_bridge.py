@@ -8,7 +8,7 @@ import pytest
 
 from esper.cli import EXIT_ERROR, EXIT_OK, main
 from esper.extras import install_command
-from esper.telemetry.bridges.bridge import VENDORS, Vendor
+from esper.telemetry.bridges.bridge import LIBRARIES
 from telemetry.bridges.stored_run import begin, end, iterate
 from telemetry.bridges.test_tensorboard import read, steps, texts
 
@@ -47,7 +47,7 @@ def test_another_destination_is_refused(run: Path, tmp_path: Path, capsys: pytes
 def test_a_missing_library_is_one_sentence(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(VENDORS, "wandb", Vendor("no_such_library", "wandb", "esper.telemetry.bridges.wandb"))
+    monkeypatch.setitem(LIBRARIES, "wandb", "no_such_library")
     assert main(["bridge", str(run), "--to", "wandb"]) == EXIT_ERROR
     error = capsys.readouterr().err
     assert error == f"error: this bridge needs no_such_library: {install_command('wandb')}\n"

@@ -25,7 +25,7 @@ def begin(path: Path) -> RunStore:
     run.config.write_text("{}")
     store = RunStore.create(run.store)
     store.set_metadata({"command": "train", "iterations": 40})
-    store.emit(RunStarted(0, "0.1.0", 3))
+    store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
     return store
 
 
@@ -114,9 +114,9 @@ def test_a_wrong_query_is_one_sentence(run: Path, capsys: Capture, sql: str, rea
 def test_runs_are_listed_by_state_the_newest_first(tmp_path: Path, capsys: Capture):
     for name, ends in {
         "cut": [],
-        "stopped": [RunInterrupted(2, "Ctrl-C")],
-        "failed": [RunFailed(2, "out of memory")],
-        "done": [RunEnded(2, 9.0)],
+        "stopped": [RunInterrupted(iteration=2, reason="Ctrl-C")],
+        "failed": [RunFailed(iteration=2, reason="out of memory")],
+        "done": [RunEnded(iteration=2, seconds=9.0)],
     }.items():
         with begin(tmp_path / name) as store:
             store.scalars(2, {"objective": 0.25, "probe_score": 0.5})

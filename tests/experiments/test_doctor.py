@@ -198,11 +198,11 @@ class TestData:
         found = examine(tmp_path).data
         assert tuple(found) == suite_names()
         assert all(source.found for source in found.values())
-        assert get_suite("digits").source().path is not None
+        assert get_suite("digits").source.path is not None
 
     def test_a_missing_file_is_a_problem(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         gone = Source("shipped with scikit-learn", tmp_path / "gone.csv")
-        monkeypatch.setattr(type(get_suite("digits")), "source", lambda self: gone)
+        monkeypatch.setattr(type(get_suite("digits")), "source", gone)
         (problem,) = examine(tmp_path).problems
         assert problem == f"suite digits finds no {tmp_path}/gone.csv: reinstall what it is shipped with scikit-learn"
 

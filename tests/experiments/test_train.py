@@ -161,7 +161,7 @@ def test_an_error_is_part_of_the_history(tmp_path: Path):
     with started(tmp_path / "run", tiny()) as trainer, pytest.raises(RunError):
         trainer.train(at(1, fail))
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
-        assert reader.events(RunFailed) == [RunFailed(1, "the machine is on fire")]
+        assert reader.events(RunFailed) == [RunFailed(iteration=1, reason="the machine is on fire")]
 
 
 EVERY_CHOICE = (

@@ -21,7 +21,7 @@ import yaml
 from esper import Decision, Grower, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
-from esper.grower.decision import Change
+from esper.grower.decision import Change, Ending
 from esper.grower.state_dict import regrow
 from esper.lifecycle.actions import Op
 from esper.lifecycle.gates import Reason
@@ -266,11 +266,21 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
-    assert loop.grower.reporter.recording is not None
-    loop.grower.reporter.recording.keep_ending(3, [kept], {"0": 0.25})
+    assert loop.grower.recording is not None
+    loop.grower.recording.keep_ending(3, Ending((kept,), {"0": 0.25}))
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
-        3, 1, 0, 2, 0, "blending", "fossilized", "norm", "fossilize", "no_gate", 0.25
+        iteration=3,
+        episode=1,
+        environment=0,
+        step=2,
+        slot=0,
+        before="blending",
+        after="fossilized",
+        blueprint="norm",
+        cause="fossilize",
+        reason="no_gate",
+        contribution=0.25,
     )
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
         assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
@@ -296,7 +306,7 @@ def test_a_run_that_diverges_says_why(tmp_path: Path):
     with pytest.raises(DivergedError) as error:
         loop.epoch(lambda _: math.nan)
     (failed,) = events(tmp_path / "run", RunFailed)
-    assert failed == RunFailed(loop.grower.decisions, str(error.value))
+    assert failed == RunFailed(iteration=loop.grower.decisions, reason=str(error.value))
 
 
 def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):

@@ -88,7 +88,7 @@ def test_users_register_their_own(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_taken_name_raises_and_keeps_the_first_holder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Shift, "name", "mlp")
-    with pytest.raises(ConfigError, match=r"'mlp'.*taken by esper\.growth\.blueprints\.mlp\.Mlp"):
+    with pytest.raises(ConfigError, match=r"'mlp'.*taken by esper\.growth\.blueprints\.channels\.Mlp"):
         register(Shift)
     assert get("mlp") is not Shift
 

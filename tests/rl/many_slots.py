@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
 from esper.tasks.dataset_suites import DigitsSuite
-from esper.tasks.instance import Instance
-from esper.tasks.layers import linear
+from esper.tasks.layers import Linear
 from esper.training.parameters import SeedKind
 from rl.short import QUICK
 
@@ -30,11 +29,11 @@ class DeepHost(Stackable):
 
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
-        layers = [linear(*sizes, generator) for sizes in pairwise((features, *widths))]
+        layers = [Linear(*sizes, generator) for sizes in pairwise((features, *widths))]
         for layer in layers:
             nn.init.orthogonal_(layer.weight, generator=generator)
         self.layers = nn.Sequential(*layers)
-        self.head = linear(widths[-1], classes, generator)
+        self.head = Linear(widths[-1], classes, generator)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.layers(inputs))
@@ -48,15 +47,8 @@ class DeepSuite(DigitsSuite):
     sites = tuple(f"layers.{slot}" for slot in range(SLOTS))
     host_widths = ((WIDTH,) * SLOTS,)
 
-    def template(self) -> DeepHost:
-        return self._deep(0)
-
-    def host(self, instance: Instance) -> DeepHost:
-        return self._deep(instance.seed)
-
-    def _deep(self, seed: int) -> DeepHost:
-        generator = torch.Generator().manual_seed(seed)
-        return DeepHost(self.input_shape[0], self.host_widths[0], self.classes, generator)
+    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
+        return DeepHost(self.input_shape[0], widths, self.classes, generator)
 
 
 SUITE = DeepSuite()

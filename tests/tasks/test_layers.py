@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from esper.tasks.layers import conv1d
+from esper.tasks.layers import Conv1d
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_convolution_equals_torchs_alone_and_in_a_stack(kernel: int, stride: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    layer = conv1d(3, 4, kernel, stride, generator).double()
+    layer = Conv1d(3, 4, kernel, stride, generator).double()
     layer.bias.data.uniform_(generator=generator)
     signals = torch.randn(2, 5, 3, 10, generator=generator, dtype=torch.float64)
     expected = F.conv1d(signals.flatten(0, 1), layer.weight, layer.bias, stride, kernel // 2).unflatten(0, (2, 5))

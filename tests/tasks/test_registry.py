@@ -16,7 +16,7 @@ def test_every_suite_knows_its_own_name(name: str) -> None:
 
 
 def test_misspelt_suite_names_the_near_one() -> None:
-    with pytest.raises(TaskError, match="did you mean tokens"):
+    with pytest.raises(TaskError, match="did you mean 'tokens'"):
         get_suite("token")
 
 

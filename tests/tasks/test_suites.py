@@ -194,7 +194,7 @@ def test_data_that_never_drift_have_no_second_phase(suite: Suite, instances: lis
 
 
 def test_unknown_families_and_variants_are_refused(suite: Suite) -> None:
-    with pytest.raises(TaskError, match=f"did you mean {suite.families[0]}"):
+    with pytest.raises(TaskError, match=f"did you mean '{suite.families[0]}'"):
         suite.variants(suite.families[0] + "x")
     with pytest.raises(TaskError, match="'13_13'"):
         suite.draw(suite.families[0], "13_13", 0, np.random.default_rng(0))

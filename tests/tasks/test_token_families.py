@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from esper.tasks.data import LabelledArrays
 from esper.tasks.token_families import (
     CLASS_NORM,
     Sampler,
-    TokenExamples,
     context,
     halves,
     largest_mean,
@@ -34,18 +34,18 @@ DIRECTIONS = random_directions(np.random.default_rng(0))
 Array = NDArray[np.floating]
 
 
-def drawn(sampler: Sampler, seed: int = 1) -> TokenExamples:
+def drawn(sampler: Sampler, seed: int = 1) -> LabelledArrays:
     return sampler(EXAMPLES, DIRECTIONS, np.random.default_rng(seed))
 
 
-def accuracy(guesses: NDArray[np.integer], examples: TokenExamples) -> float:
+def accuracy(guesses: NDArray[np.integer], examples: LabelledArrays) -> float:
     return float((guesses == examples.labels).mean())
 
 
 def linear_accuracy(sampler: Sampler, features: Callable[[Array], Array]) -> float:
     """Test accuracy of a least-squares classifier on ``features(inputs) [N, F]``."""
 
-    def design(examples: TokenExamples) -> Array:
+    def design(examples: LabelledArrays) -> Array:
         values = features(examples.inputs)
         return np.concatenate([values, np.ones((len(values), 1))], axis=1)
 
@@ -96,7 +96,7 @@ def halves_of(inputs: Array) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("distance", [1, 4])
 class TestOrder:
-    def steps(self, examples: TokenExamples, distance: int) -> NDArray[np.integer]:
+    def steps(self, examples: LabelledArrays, distance: int) -> NDArray[np.integer]:
         classes = token_classes(examples.inputs)
         return counts((classes[:, distance:] - classes[:, :-distance]) % CLASSES).argmax(axis=1)
 
@@ -110,7 +110,7 @@ class TestOrder:
 
     def test_reversing_the_tokens_negates_the_label(self, distance: int) -> None:
         examples = drawn(partial(order, distance=distance))
-        backwards = TokenExamples(examples.inputs[:, ::-1], -examples.labels % CLASSES)
+        backwards = LabelledArrays(examples.inputs[:, ::-1], -examples.labels % CLASSES)
         assert accuracy(self.steps(backwards, distance), backwards) > 0.9
 
 

@@ -51,7 +51,7 @@ def test_an_unknown_event_is_refused():
 
 def test_another_version_is_refused():
     with pytest.raises(RunError, match="'run_started' version 99 is unknown"):
-        decode("run_started", 99, encode(RunStarted(0, "1.0", 7)))
+        decode("run_started", 99, encode(RunStarted(iteration=0, esper_version="1.0", seed=7)))
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_name_is_registered_once():
 
 def test_events_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RunStarted(0, "1.0", 7).seed = 8  # type: ignore[misc]
+        RunStarted(iteration=0, esper_version="1.0", seed=7).seed = 8  # type: ignore[misc]

@@ -23,10 +23,14 @@ from esper.telemetry.store import RunStore
 
 HUGE = 2**62
 EVENTS = [
-    RunStarted(0, "0.1.0", HUGE),
-    PolicyProbed(1, math.inf, {"none": -math.inf, "random": math.nan, "tiny": 5e-324, "large": 1.7e308}),
-    AnomalyRaised(2, 'quotes " and, commas', "lines\r\nand 😀\u2028, and \\ backslashes"),
-    PPOUpdated(3, 1, True, 0.1, ("kl",), {"x" * 100_000: 1.0}),
+    RunStarted(iteration=0, esper_version="0.1.0", seed=HUGE),
+    PolicyProbed(
+        iteration=1, score=math.inf, baselines={"none": -math.inf, "random": math.nan, "tiny": 5e-324, "large": 1.7e308}
+    ),
+    AnomalyRaised(iteration=2, anomaly='quotes " and, commas', meaning="lines\r\nand 😀\u2028, and \\ backslashes"),
+    PPOUpdated(
+        iteration=3, optimizer_steps=1, stopped_early=True, kl=0.1, anomalies=("kl",), metrics={"x" * 100_000: 1.0}
+    ),
 ]
 
 
@@ -106,7 +110,7 @@ def test_a_run_without_events_gives_a_file_without_rows(tmp_path: Path, to: Even
 def test_what_a_live_run_writes_meanwhile_is_left_for_the_next_export(store: RunStore, tmp_path: Path, monkeypatch):
     def with_writer(reader: RunReader):
         for chunk in all_records(reader, 2):
-            store.emit(RunStarted(9, "later", 0))
+            store.emit(RunStarted(iteration=9, esper_version="later", seed=0))
             store.flush()
             yield chunk
 

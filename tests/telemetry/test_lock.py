@@ -86,6 +86,7 @@ def test_whoever_only_looks_at_the_lock_hinders_nobody(run: RunDirectory, monkey
     # It lets go while the other one waits to try again.
     monkeypatch.setattr(time, "sleep", lambda seconds: os.close(descriptor))
     with run.locked("esper train"):
+        monkeypatch.undo()
         assert is_held(run.lock)
     assert not is_held(run.lock)
     assert not is_held(run.path / "no such file")

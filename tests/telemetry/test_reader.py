@@ -22,9 +22,9 @@ from telemetry.hostile import plant_endless_tree
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RunStore]:
     with RunStore.create(tmp_path / "run.db") as store:
-        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         for iteration in range(1, 10):
-            store.emit(CheckpointWritten(iteration, f"c{iteration}", "0"))
+            store.emit(CheckpointWritten(iteration=iteration, file=f"c{iteration}", sha256="0"))
         store.flush()
         yield store
 
@@ -47,7 +47,7 @@ def test_all_records_come_in_chunks_up_to_what_there_was_at_the_start(store: Run
     sizes: list[int] = []
     for chunk in reader.all_records(chunk=4):
         sizes.append(len(chunk))
-        store.emit(RunInterrupted(9, "Ctrl-C"))
+        store.emit(RunInterrupted(iteration=9, reason="Ctrl-C"))
         store.flush()
     assert sizes == [4, 4, 2]
 
@@ -67,7 +67,7 @@ def test_an_event_that_was_made_anew_is_another_one(store: RunStore, reader: Run
     assert reader.holds(last)
     store.rewind(8)
     assert not reader.holds(last)
-    store.emit(CheckpointWritten(9, "c9", "0"))
+    store.emit(CheckpointWritten(iteration=9, file="c9", sha256="0"))
     store.flush()
     assert reader.last_id() == last.id  # SQLite gives the id again
     assert not reader.holds(last)
@@ -97,7 +97,7 @@ def test_every_view_can_be_asked_and_its_columns_are_known(reader: RunReader):
 
 def test_views_know_the_names_that_fields_had_in_earlier_versions(store: RunStore, reader: RunReader):
     store.append([EventRow(0.0, PPOUpdated.name, 2, 1, '{"iteration": 1, "epochs": 7}')])
-    store.emit(PPOUpdated(2, optimizer_steps=9, stopped_early=False, kl=0.0, anomalies=(), metrics={}))
+    store.emit(PPOUpdated(iteration=2, optimizer_steps=9, stopped_early=False, kl=0.0, anomalies=(), metrics={}))
     store.flush()
     assert reader.ask("SELECT iteration, optimizer_steps FROM ppo").rows == [(1, 7), (2, 9)]
     store.append([EventRow(0.0, "step_taken", 1, 77, '{"iteration": 77, "accuracy": 0.5}')])

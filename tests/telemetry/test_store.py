@@ -50,14 +50,17 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunStore]
 def test_flushed_events_and_scalars_come_back(path: Path):
     with RunStore.create(path) as store:
         store.set_metadata({"seed": 3, "origin": {"name": "token"}})
-        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         store.emit(TRANSITION)
         store.scalars(1, {"return": 0.5, "entropy": 2.0})
         store.scalars(2, {"return": 0.75})
 
     with RunReader.open(path) as reader:
         assert reader.metadata() == {"seed": 3, "origin": {"name": "token"}}
-        assert [stored.event for stored in reader.stored_events()] == [RunStarted(0, "0.1.0", 3), TRANSITION]
+        assert [stored.event for stored in reader.stored_events()] == [
+            RunStarted(iteration=0, esper_version="0.1.0", seed=3),
+            TRANSITION,
+        ]
         assert reader.events(LifecycleTransition) == [TRANSITION]
         assert reader.scalar_names() == ["entropy", "return"]
         assert reader.series("return") == [(1, 0.5), (2, 0.75)]
@@ -75,7 +78,7 @@ def test_any_float_survives(shared_store: RunStore, value: float):
 
 def test_a_follower_asks_for_new_events_only(path: Path):
     with RunStore.create(path) as store, RunReader.open(path) as reader:
-        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         store.flush()
         (first,) = reader.stored_events()
         store.emit(TRANSITION)
@@ -175,14 +178,14 @@ def test_a_rewound_run_equals_an_uninterrupted_one(tmp_path: Path):
     def iterate(store: RunStore, iterations: range):
         for iteration in iterations:
             store.scalars(iteration, {"x": iteration / 7})
-            store.emit(CheckpointWritten(iteration, f"c{iteration}", "0"))
+            store.emit(CheckpointWritten(iteration=iteration, file=f"c{iteration}", sha256="0"))
             store.flush()
 
     with RunStore.create(tmp_path / "whole.db") as whole:
         iterate(whole, range(1, 7))
     with RunStore.create(tmp_path / "cut.db") as cut:
         iterate(cut, range(1, 6))
-        cut.emit(RunInterrupted(5, "Ctrl-C"))
+        cut.emit(RunInterrupted(iteration=5, reason="Ctrl-C"))
     with RunStore.open(tmp_path / "cut.db") as cut:
         cut.rewind(3)
         iterate(cut, range(4, 7))
@@ -190,7 +193,7 @@ def test_a_rewound_run_equals_an_uninterrupted_one(tmp_path: Path):
     with RunReader.open(tmp_path / "whole.db") as whole, RunReader.open(tmp_path / "cut.db") as cut:
         assert cut.series("x") == whole.series("x")
         assert cut.events(CheckpointWritten) == whole.events(CheckpointWritten)
-        assert cut.events(RunInterrupted) == [RunInterrupted(5, "Ctrl-C")]
+        assert cut.events(RunInterrupted) == [RunInterrupted(iteration=5, reason="Ctrl-C")]
 
 
 @pytest.mark.usefixtures("_no_commits")

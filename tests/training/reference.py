@@ -24,9 +24,10 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
+from esper.random_streams import seed_generator
 from esper.tasks.suite import OptimizerSettings
 from esper.training.learning import Batch
-from esper.training.population import Actions, NetworkSpec, PopulationConfig, seed_generator
+from esper.training.population import Actions, NetworkSpec, PopulationConfig
 
 
 class ReferencePopulation:

@@ -13,12 +13,13 @@ from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
+from esper.random_streams import seed_generator
 from esper.tasks.suite import OptimizerSettings
 from esper.training.budget import Budget
 from esper.training.evaluation import evaluate
 from esper.training.learning import train
 from esper.training.parameters import SeedKind
-from esper.training.population import STRATEGIES, Population, Strategy, seed_generator
+from esper.training.population import STRATEGIES, Population, Strategy
 from training.scenes import (
     SUITE,
     VALIDATION,

@@ -17,12 +17,13 @@ from esper.growth.seed import Seed
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
+from esper.random_streams import seed_generator
 from esper.training.evaluation import evaluate
 from esper.training.governor.detectors import GovernorSettings
 from esper.training.governor.population import PopulationGovernor
 from esper.training.learning import train
 from esper.training.parameters import SeedKind
-from esper.training.population import Fossils, NetworkSpec, Population, Strategy, seed_generator
+from esper.training.population import Fossils, NetworkSpec, Population, Strategy
 from open_rules import open_rules
 from training.scenes import (
     SUITE,

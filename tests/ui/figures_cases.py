@@ -63,14 +63,34 @@ def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
 
 
 def _episode(number: int, environment: int, name: str, family: str) -> list[Event]:
-    place = (number, number, environment)
+    place = {"iteration": number, "episode": number, "environment": environment}
     stages, residents = ("blending", "dormant"), (name, None)
     contribution = 0.01 * (environment + 1) + 0.001 * number
     return [
-        EpisodeStarted(*place, 0, f"{family}/far/1", family, "far", 0.1, 1e-3, 128, (10,), 400),
-        LifecycleTransition(*place, 0, 0, "dormant", "germinated", name, "germinate", "passed"),
+        EpisodeStarted(
+            **place,
+            step=0,
+            instance=f"{family}/far/1",
+            family=family,
+            variant="far",
+            rent=0.1,
+            learning_rate=1e-3,
+            train_size=128,
+            widths=(10,),
+            host_parameters=400,
+        ),
+        LifecycleTransition(
+            **place,
+            step=0,
+            slot=0,
+            before="dormant",
+            after="germinated",
+            blueprint=name,
+            cause="germinate",
+            reason="passed",
+        ),
         StepTaken(
-            *place,
+            **place,
             step=0,
             op="germinate",
             loss=1.0,
@@ -85,6 +105,16 @@ def _episode(number: int, environment: int, name: str, family: str) -> list[Even
             blueprint=name,
             terms={"objective": 0.25, "rent": -0.05},
         ),
-        LifecycleTransition(*place, 1, 0, "blending", "fossilized", name, "fossilize", "passed", contribution),
-        EpisodeEnded(*place, 1, 0.5, 0.6, 0.3, 0.2, (name, None)),
+        LifecycleTransition(
+            **place,
+            step=1,
+            slot=0,
+            before="blending",
+            after="fossilized",
+            blueprint=name,
+            cause="fossilize",
+            reason="passed",
+            contribution=contribution,
+        ),
+        EpisodeEnded(**place, step=1, objective=0.5, accuracy=0.6, added=0.3, paid=0.2, kept=(name, None)),
     ]

@@ -64,7 +64,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for epoch in (2, 3):
             figures = {"train_accuracy": 0.5 + epoch / 20, "validation_accuracy": 0.4, "train_loss": 1 / epoch}
             store.scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
-        store.emit(RolledBack(1, 1, 0, 0, "exploded", 9.0, 0.1, 1.0, float("nan"), (0,), False))
+        store.emit(
+            RolledBack(
+                iteration=1,
+                episode=1,
+                environment=0,
+                step=0,
+                trouble="exploded",
+                loss_before=9.0,
+                metric_before=0.1,
+                loss_after=1.0,
+                metric_after=float("nan"),
+                pruned=(0,),
+                ended=False,
+            )
+        )
     return made.path
 
 

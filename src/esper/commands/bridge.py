@@ -12,7 +12,7 @@ from rich.console import Console
 
 from esper.errors import RunError
 from esper.parsing import parse_yaml
-from esper.telemetry.bridges.bridge import VENDORS, Bridge, Goal, flatten
+from esper.telemetry.bridges.bridge import Bridge, flatten, load_logger
 from esper.telemetry.bridges.tail import Tail
 from esper.telemetry.lock import hold, is_held
 from esper.telemetry.run_directory import RunDirectory
@@ -41,13 +41,13 @@ def command(
             RUN/bridges/mlflow.
         follow: Go on until the run ends, or Ctrl-C.
     """
-    connect = VENDORS[to].connect()
+    open_logger = load_logger(to)
     directory = RunDirectory.open(run)
     settings = flatten(parse_yaml(directory.config.read_bytes(), str(directory.config)))
     folder = _made(directory.path / BRIDGES)
     console = Console()
     with hold(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:
-        bridge = Bridge(tail, folder, Goal(to, connect, destination), directory.path.absolute().name, settings)
+        bridge = Bridge(to, open_logger, tail, folder, directory.path.absolute().name, settings, destination)
         with closing(bridge):
             if follow:
                 say(console, "Ctrl-C stops the bridge, not the run")

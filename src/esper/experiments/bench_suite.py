@@ -17,6 +17,7 @@ from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.schedules import NOTHING, combinations_of, single_schedules
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
+from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -24,7 +25,6 @@ from esper.tasks.suite import Suite
 Scores = dict[str, NDArray[np.float64]]
 """Schedule name to scores, one per instance."""
 
-_SEARCH_STREAM, _SCORE_STREAM = 11, 12
 CONTENDERS = 2
 """Single plantings taken from each family into pairs and triples."""
 
@@ -69,8 +69,8 @@ def bench_suite(name: str, rules: Rules, search: int, score: int, seed: int, wor
     Single plantings are tried first; pairs and triples combine those that did best in some family.
     """
     suite = get_suite(name)
-    chosen_on = instances_per_variant(suite, search, np.random.default_rng((seed, _SEARCH_STREAM)))
-    scored_on = instances_per_variant(suite, score, np.random.default_rng((seed, _SCORE_STREAM)))
+    chosen_on = instances_per_variant(suite, search, numpy_generator(seed, Stream.SUITE_SEARCH_INSTANCES))
+    scored_on = instances_per_variant(suite, score, numpy_generator(seed, Stream.SUITE_SCORE_INSTANCES))
 
     singles = {schedule.name: schedule for schedule in single_schedules(suite)}
     found = _scores(workers, list(singles.values()), suite, rules, chosen_on)

@@ -21,6 +21,7 @@ from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, Shared, Workers, enough_memory
 from esper.lifecycle.actions import Head, wait
+from esper.random_streams import Stream, numpy_generator
 from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards import assign_rewards
@@ -28,9 +29,6 @@ from esper.rl.rollout import Rollout, RolloutBuffer, concatenate
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.store import EventRow, as_rows
-
-_INSTANCE_STREAM = 1
-_ACTION_STREAM = 2
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def new_policy(settings: TrainSettings) -> Policy:
 
 def instances_of(settings: TrainSettings, iteration: int) -> list[Instance]:
     """The training instances of an iteration, one per environment: groups of neighbours share theirs."""
-    rng = np.random.default_rng((settings.seed, iteration, _INSTANCE_STREAM))
+    rng = numpy_generator(settings.seed, iteration, Stream.TRAINING_INSTANCES)
     group = settings.ppo.group
     drawn = get_suite(settings.suite).sample(settings.environments // group, "train", rng)
     return [instance for instance in drawn for _ in range(group)]
@@ -74,7 +72,7 @@ def instances_of(settings: TrainSettings, iteration: int) -> list[Instance]:
 
 def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int) -> NDArray[np.float64]:
     """The uniform numbers ``[T, 8]`` that decide one environment's actions."""
-    rng = np.random.default_rng((settings.seed, iteration, environment, _ACTION_STREAM))
+    rng = numpy_generator(settings.seed, iteration, environment, Stream.ACTIONS)
     return rng.random((steps, len(Head)))
 
 
@@ -157,10 +155,6 @@ def run_policy(
     return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), tally)
 
 
-_STREAM = 9
-"""Keeps the instances of demonstrations apart from those of training."""
-
-
 @dataclass(frozen=True)
 class DemonstrationTask(DeviceTask):
     """A controller on some instances."""
@@ -178,7 +172,7 @@ def collect_expert_rollouts(settings: TrainSettings, cloning: CloningSettings, w
     """Whole episodes of the baseline, paid as the policy will be."""
     suite = get_suite(settings.suite)
     known = {controller.name: controller for controller in baselines(suite)}
-    instances = suite.sample(cloning.episodes, "train", np.random.default_rng((settings.seed, _STREAM)))
+    instances = suite.sample(cloning.episodes, "train", numpy_generator(settings.seed, Stream.DEMONSTRATED_INSTANCES))
     parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
     tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]
     return concatenate(workers.map(demonstrate, tasks))

@@ -66,7 +66,7 @@ def examine(runs: Path) -> Diagnosis:
     """Examine this installation on this machine; ``runs`` is the folder where runs go."""
     packages, extras = installed_packages()
     devices, folder = find_devices(), examine_folder(runs)
-    data = {name: get_suite(name).source() for name in suite_names()}
+    data = {name: get_suite(name).source for name in suite_names()}
     memory = tuple(suite_memory(name, devices) for name, source in data.items() if source.found)
     tests: list[SelfTest] = []
     failures: list[str] = []

@@ -27,6 +27,7 @@ from esper.telemetry.events import (
     Event,
     GateJudged,
     LifecycleTransition,
+    Place,
     PolicyLooked,
     RolledBack,
     StepTaken,
@@ -71,7 +72,7 @@ class EventRecorder:
         parameters = self._episodes.population.host_parameters.tolist()
         for row, instance in enumerate(self._episodes.instances):
             yield EpisodeStarted(
-                *self._place(row),
+                **self._place(row),
                 instance=instance.name,
                 family=instance.family,
                 variant=instance.variant,
@@ -90,8 +91,10 @@ class EventRecorder:
             relevant = RELEVANT[int(step.actions[row, Head.OP])]
             likely = {head: step.head_log_probs[head][row].exp() for head in Head if relevant[head]}
             yield PolicyLooked(
-                *self._place(row),
-                *(_nest(part[row]) for part in observation),
+                **self._place(row),
+                globals=_nest(observation.globals[row]),
+                slots=_nest(observation.slots[row]),
+                blueprints=_nest(observation.blueprints[row]),
                 probabilities={head.name.lower(): _nest(probabilities) for head, probabilities in likely.items()},
             )
 
@@ -105,7 +108,7 @@ class EventRecorder:
             yield from self._decided(actions, result, policy)
         for incident in result.incidents:
             yield RolledBack(
-                *self._place(incident.environment),
+                **self._place(incident.environment),
                 trouble=incident.trouble,
                 loss_before=incident.loss_before,
                 metric_before=incident.accuracy_before,
@@ -117,10 +120,9 @@ class EventRecorder:
         yield from self._ended(result)
         self._number += 1
 
-    def _place(self, row: int) -> tuple[int, int, int, int]:
-        """Iteration, episode, environment, step."""
-        scope = self._scope
-        return scope.episode, scope.episode, scope.first + row, self._number
+    def _place(self, row: int) -> Place:
+        number = self._scope.episode
+        return Place(iteration=number, episode=number, environment=self._scope.first + row, step=self._number)
 
     def _named(self, blueprint: int) -> str | None:
         return None if blueprint == NO_BLUEPRINT else self._episodes.suite.blueprints[blueprint]
@@ -133,7 +135,9 @@ class EventRecorder:
         self._reasons, self._judged_stages = reasons, stages
         for row, slot in np.argwhere(changed).tolist():
             reason, gate = Reason(reasons[row, slot]), GATES[Stage(stages[row, slot])]
-            yield GateJudged(*self._place(row), slot, gate, reason is Reason.PASSED, reason.name.lower())
+            yield GateJudged(
+                **self._place(row), slot=slot, gate=gate, passed=reason is Reason.PASSED, reason=reason.name.lower()
+            )
 
     def _changed(self, result: StepResult) -> Iterator[Event]:
         changes = result.transitions
@@ -142,14 +146,14 @@ class EventRecorder:
             if not result.running[row]:
                 continue  # cooldowns go on where an episode is over
             yield LifecycleTransition(
-                *self._place(row),
-                slot,
-                Stage(changes.before[index]).name.lower(),
-                Stage(changes.after[index]).name.lower(),
-                self._named(int(changes.blueprint[index])),
-                Cause(changes.cause[index]).name.lower(),
-                Reason(changes.reason[index]).name.lower(),
-                _drop_unmeasured([float(self._contributions[row, slot])])[0],
+                **self._place(row),
+                slot=slot,
+                before=Stage(changes.before[index]).name.lower(),
+                after=Stage(changes.after[index]).name.lower(),
+                blueprint=self._named(int(changes.blueprint[index])),
+                cause=Cause(changes.cause[index]).name.lower(),
+                reason=Reason(changes.reason[index]).name.lower(),
+                contribution=_drop_unmeasured([float(self._contributions[row, slot])])[0],
             )
 
     def _decided(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
@@ -157,7 +161,7 @@ class EventRecorder:
         terms = {name: _round(term) for name, term in result.terms.items()}
         for row in result.running.nonzero()[0].tolist():
             yield StepTaken(
-                *self._place(row),
+                **self._place(row),
                 terms={name: term[row] for name, term in terms.items() if term[row]},
                 **{name: column[row] for name, column in columns.items()},
             )
@@ -201,7 +205,7 @@ class EventRecorder:
         added = population.parameters_in(kept) / population.host_parameters
         for row in ended.nonzero()[0].tolist():
             yield EpisodeEnded(
-                *self._place(row),
+                **self._place(row),
                 objective=float(result.potential[row]),
                 accuracy=float(result.reward_inputs.after.score["accuracy"][row]),
                 added=float(added[row]),

@@ -86,11 +86,20 @@ def record(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]
     names = tuple(str(anomaly) for anomaly in iteration.anomalies)
     metrics = update.scalars()
     for anomaly in iteration.anomalies:
-        store.emit(AnomalyRaised(number, str(anomaly), anomaly.meaning))
+        store.emit(AnomalyRaised(iteration=number, anomaly=str(anomaly), meaning=anomaly.meaning))
     if iteration.probe_score is not None:
-        store.emit(PolicyProbed(number, iteration.probe_score, dict(baselines)))
+        store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
     # Last, as it tells whoever follows the run that the iteration is whole.
-    store.emit(PPOUpdated(number, update.optimizer_steps, update.stopped_early, update.kl, names, metrics))
+    store.emit(
+        PPOUpdated(
+            iteration=number,
+            optimizer_steps=update.optimizer_steps,
+            stopped_early=update.stopped_early,
+            kl=update.kl,
+            anomalies=names,
+            metrics=metrics,
+        )
+    )
     store.flush()
 
 

@@ -16,17 +16,17 @@ from statistics import mean
 from typing import Any, NamedTuple, Self, cast
 from zlib import crc32
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from esper.config import load_settings, merge, override_of, put, validate_settings
 from esper.errors import ConfigError
-from esper.experiments.contest import JudgedRun
+from esper.experiments.contest import train_and_play
 from esper.experiments.iteration import Iteration
-from esper.experiments.results import Result
+from esper.experiments.results import ArmResults
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, LocalWorkers, Workers
 from esper.files import write_atomically
+from esper.random_streams import Stream, numpy_generator
 from esper.settings import Settings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -169,7 +169,7 @@ def _values(value: Any, source: str, wanted: str) -> list[Any]:
 
 def _drawn(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
     """The draw of that number; it depends on nothing else that is drawn."""
-    rng = np.random.default_rng((seed, crc32(key.encode()), draw))
+    rng = numpy_generator(seed, crc32(key.encode()), draw)
     if isinstance(choice, list):
         return choice[rng.integers(len(choice))]
     low, high = choice.low, choice.high
@@ -189,8 +189,6 @@ CAUTION = (
     "One training seed per trial proves nothing: the first of many is partly the luckiest. "
     "`esper compare` trains the best ones with several seeds and says which is better, if any."
 )
-_STREAM = 24
-"""Keeps the instances of sweeps apart from all others: what chose a trial must not judge it in `esper compare`, too."""
 
 
 class Told(NamedTuple):
@@ -241,12 +239,13 @@ class Sweep:
 @dataclass(frozen=True)
 class _TrialTask(DeviceTask):
     number: int
-    run: JudgedRun
+    path: Path
+    settings: TrainSettings
     instances: Sequence[Instance]
 
     @property
     def device(self) -> str:
-        return self.run.settings.devices[0]
+        return self.settings.devices[0]
 
 
 def run_sweep(
@@ -262,31 +261,29 @@ def run_sweep(
         RunError: it cannot be written, or a worker process died.
     """
     suite = get_suite(sweep.trials[0].settings.suite)
-    instances = suite.sample(sweep.instances, "heldout", np.random.default_rng(_STREAM))
+    instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
     tasks = [
-        _TrialTask(number, JudgedRun(sweep.path(trial), trial.settings, WHAT), instances)
-        for number, trial in enumerate(sweep.trials)
+        _TrialTask(number, sweep.path(trial), trial.settings, instances) for number, trial in enumerate(sweep.trials)
     ]
     ranking: list[Ranked] = []
-    for number, outcomes in workers.computed(_compute_trial, tasks, hear):
-        trial = sweep.trials[number]
-        ranked = _rank_trial(trial, outcomes)
+    for number, results in workers.computed(_compute_trial, tasks, hear):
+        ranked = _rank_trial(sweep.trials[number], results)
         finished(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
         _write(sweep, ranking)
     return ranking
 
 
-def _compute_trial(task: _TrialTask) -> Generator[Told, None, list[Result]]:
+def _compute_trial(task: _TrialTask) -> Generator[Told, None, ArmResults]:
     """Tells of every iteration, in order, those done before included: begun anew, a task has to say the same again."""
     done = 0
     with LocalWorkers(1) as workers:
-        course = task.run.judged(task.instances, workers)
+        course = train_and_play(task.path, task.settings, task.instances, workers, WHAT)
         while True:
             try:
                 iteration = next(course)
             except StopIteration as end:
-                yield from _done_before(task, done, task.run.settings.iterations)
+                yield from _done_before(task, done, task.settings.iterations)
                 return end.value
             yield from _done_before(task, done, iteration.number - 1)
             done = iteration.number
@@ -299,7 +296,8 @@ def _done_before(task: _TrialTask, told: int, done: int) -> Generator[Told]:
         yield Told(task.number, number, None)
 
 
-def _rank_trial(trial: SweepTrial, outcomes: Sequence[Result]) -> Ranked:
+def _rank_trial(trial: SweepTrial, results: ArmResults) -> Ranked:
+    outcomes = results.outcomes
     return Ranked(
         trial.name,
         trial.choices,

@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Self
 
-import numpy as np
-
 from esper import __version__
 from esper.checkpoints import Checkpoint, Checkpoints
 from esper.control.learned import LearnedController
@@ -35,6 +33,7 @@ from esper.experiments.iteration import (
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers, require_devices
+from esper.random_streams import Stream, numpy_generator
 from esper.rl.cloning import clone
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import Learner
@@ -45,7 +44,6 @@ from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunIn
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
-_PROBE_STREAM = 3
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
 
@@ -66,7 +64,7 @@ class Trainer:
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         self._saved: int | None = None  # the newest checkpoint's iteration
-        rng = np.random.default_rng((settings.seed, _PROBE_STREAM))
+        rng = numpy_generator(settings.seed, Stream.PROBE_INSTANCES)
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
@@ -83,7 +81,7 @@ class Trainer:
             trainer._take_up()
         else:
             store.set_metadata(describe_run(settings))
-            store.emit(RunStarted(0, __version__, settings.seed))
+            store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
             store.flush()
             trainer._imitate()
             trainer._checkpoint()
@@ -110,7 +108,7 @@ class Trainer:
         # A kill between the file and the store may have left the checkpoint without its record.
         if all(event.iteration != self.done for event in self.store.events(CheckpointWritten)):
             self._tell_of(checkpoint)
-        self.store.emit(RunResumed(self.done, __version__))
+        self.store.emit(RunResumed(iteration=self.done, esper_version=__version__))
 
     def baseline_levels(self) -> dict[str, float]:
         """Mean test score of each baseline on the probe instances; measured once per run."""
@@ -149,17 +147,17 @@ class Trainer:
             except EsperError as error:
                 self._failed(error)
                 raise
-        self.store.emit(RunEnded(self.done, time.perf_counter() - began))
+        self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
         self.store.flush()
 
     def _interrupted(self, reason: str) -> None:
         if self._saved != self.done:
             self._checkpoint()
-        self.store.emit(RunInterrupted(self.done, reason))
+        self.store.emit(RunInterrupted(iteration=self.done, reason=reason))
         self.store.flush()
 
     def _failed(self, error: EsperError) -> None:
-        self.store.emit(RunFailed(self.done, str(error)))
+        self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
         with suppress(RunError):  # the store may be what failed
             self.store.flush()
 
@@ -207,4 +205,4 @@ class Trainer:
 
     def _tell_of(self, checkpoint: Checkpoint) -> None:
         file = str(checkpoint.path.relative_to(self.run.path))
-        self.store.emit(CheckpointWritten(checkpoint.iteration, file, checkpoint.sha256))
+        self.store.emit(CheckpointWritten(iteration=checkpoint.iteration, file=file, sha256=checkpoint.sha256))

@@ -18,9 +18,9 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Transitions, with_fossils
+from esper.random_streams import seed_generator
 from esper.state import from_plain, to_plain
 from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
-from esper.training.population import seed_generator
 
 BYTES_PER_VALUE = 4
 COPIES = 4

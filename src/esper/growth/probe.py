@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.arguments import Kind, instance
-from esper.errors import SlotError
+from esper.errors import SlotError, did_you_mean
 from esper.growth.aside import keep_modes
-from esper.growth.blueprints.registry import did_you_mean
 from esper.growth.positions import CallWitness, find_declared_reason, is_causal, output_tensor, pad
 from esper.growth.site import IN_ORDER, Layout, Site
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from esper.control.policy import Policy
+from esper.random_streams import Stream, torch_generator
 from esper.rl.advantages import generalised_advantages
 from esper.rl.losses import value_loss
 from esper.rl.rollout import Rollout, select_environments, select_steps
 from esper.settings import Settings
-
-_ORDER_STREAM = 0xC10E
-"""Keeps the order of minibatches apart from other streams of a run's seed."""
 
 
 class CloningSettings(Settings):
@@ -53,7 +50,7 @@ def clone(policy: Policy, shown: Rollout, settings: CloningSettings, gamma: floa
     policy.recalibrate(select_steps(shown.observations, shown.running), returns[shown.running])
     before = _imitation_loss(policy, shown)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, _ORDER_STREAM)).generate_state(1)[0]))
+    generator = torch_generator(seed, Stream.CLONING_ORDER, bits=32)
     for _ in range(settings.passes):
         order = torch.randperm(shown.environments, generator=generator).to(policy.device)
         for index in order.tensor_split(settings.minibatches):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.arrays import merge_arrays
 from esper.control.policy import Policy
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head
+from esper.random_streams import torch_generator
 from esper.rl.advantages import (
     discounted_returns,
     generalised_advantages,
@@ -25,8 +26,7 @@ from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.losses import MinibatchStats, PPOLoss
 from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, select_environments, select_steps
 from esper.rl.settings import PPOSettings
-from esper.rl.structs import merge_arrays
-from esper.tensor_file import take_prefix
+from esper.state_files import take_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
@@ -126,8 +126,7 @@ class Learner:
 
     def _minibatches(self, environments: int) -> Iterator[Tensor]:
         """Indices of environments, in a new order each epoch: a function of the seed and the update's number."""
-        words = np.random.SeedSequence((self.seed, self.updates)).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(words[0]))
+        generator = torch_generator(self.seed, self.updates)
         for _ in range(self.settings.epochs):
             order = torch.randperm(environments, generator=generator).to(self.policy.device)
             yield from order.tensor_split(self.settings.minibatches)

@@ -1,9 +1,9 @@
-"""Labelled examples, the parts they are split into, and the random streams they are drawn from."""
+"""Labelled examples, and the parts they are split into."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,13 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
+
+
+class LabelledArrays(NamedTuple):
+    """N raw examples ``[N, ...]`` and their labels ``[N]``."""
+
+    inputs: Floats
+    labels: Labels
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,3 @@ def add_label_noise(labels: Labels, fraction: float, classes: int, rng: np.rando
     """Labels ``[N]`` of which each is redrawn uniformly (and so may stay) with probability ``fraction``."""
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)
-
-
-def stream(seed: int, *key: int) -> np.random.Generator:
-    """The generator of the seed's child that ``key`` names; different keys give independent streams."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

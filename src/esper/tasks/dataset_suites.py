@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from esper.errors import TaskError
+from esper.random_streams import child_generator
 from esper.stacking import Stackable
-from esper.tasks.data import PARTS, Data, Floats, Part, Scale, add_label_noise, standardise, stream
+from esper.tasks.data import PARTS, Data, Floats, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.datasets import (
     CLASSES,
     DIGITS_SOURCE,
     LENGTH,
-    Dataset,
     Distortion,
     add_grain,
     digits,
@@ -30,9 +30,9 @@ from esper.tasks.datasets import (
     mnist1d,
 )
 from esper.tasks.instance import Instance
-from esper.tasks.layers import conv1d, linear
+from esper.tasks.layers import Conv1d, Linear
 from esper.tasks.registry import lookup
-from esper.tasks.suite import COMPUTED, OptimizerSettings, Source, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
 
 
 class MlpHost(Stackable):
@@ -43,12 +43,11 @@ class MlpHost(Stackable):
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
         first, second = widths
-        self.layer0 = nn.Sequential(linear(features, first, generator), nn.ReLU())
-        self.layer1 = nn.Sequential(linear(first, second, generator), nn.ReLU())
-        self.head = linear(second, classes, generator)
+        self.layer0 = nn.Sequential(Linear(features, first, generator), nn.ReLU())
+        self.layer1 = nn.Sequential(Linear(first, second, generator), nn.ReLU())
+        self.head = Linear(second, classes, generator)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits ``[..., B, classes]``."""
         return self.head(self.layer1(self.layer0(inputs)))
 
 
@@ -61,13 +60,12 @@ class ConvHost(Stackable):
     def __init__(self, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
         first, second, third = widths
-        self.layer0 = nn.Sequential(conv1d(1, first, 5, 2, generator), nn.ReLU())
-        self.layer1 = nn.Sequential(conv1d(first, second, 3, 2, generator), nn.ReLU())
-        self.layer2 = nn.Sequential(conv1d(second, third, 3, 1, generator), nn.ReLU())
-        self.head = linear(third, classes, generator)
+        self.layer0 = nn.Sequential(Conv1d(1, first, 5, 2, generator), nn.ReLU())
+        self.layer1 = nn.Sequential(Conv1d(first, second, 3, 2, generator), nn.ReLU())
+        self.layer2 = nn.Sequential(Conv1d(second, third, 3, 1, generator), nn.ReLU())
+        self.head = Linear(third, classes, generator)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits ``[..., B, classes]``."""
         features = self.layer2(self.layer1(self.layer0(inputs)))
         return self.head(features.mean(dim=-1))
 
@@ -122,7 +120,7 @@ class DatasetSuite(Suite):
     """Widths of the variants, the widest host first."""
 
     @abstractmethod
-    def dataset(self) -> Dataset:
+    def dataset(self) -> LabelledArrays:
         """The data set, built once in a process."""
 
     @abstractmethod
@@ -130,11 +128,9 @@ class DatasetSuite(Suite):
         """A host of these widths with first weights from ``generator``."""
 
     def template(self) -> nn.Module:
-        """The widest host."""
         return self.build(self.host_widths[0], torch.Generator().manual_seed(0))
 
     def host(self, instance: Instance) -> nn.Module:
-        """The instance's narrow host."""
         self.check(instance)
         return self.build(instance.widths, torch.Generator().manual_seed(instance.seed))
 
@@ -144,7 +140,6 @@ class DatasetSuite(Suite):
         return tuple(self._widths())
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        """An instance with a random learning rate, train size and rent."""
         condition = _condition(family)
         return Instance(
             suite=self.name,
@@ -166,7 +161,9 @@ class DatasetSuite(Suite):
         inputs = self._inputs(instance, part)
         labels = self.dataset().labels[self._rows(instance, part)]
         if part == "train" and instance.label_noise:
-            labels = add_label_noise(labels, instance.label_noise, self.classes, stream(instance.seed, _LABELS))
+            labels = add_label_noise(
+                labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
+            )
         scale = Scale.of(inputs if part == "train" else self._inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
@@ -178,19 +175,19 @@ class DatasetSuite(Suite):
         distortion = _condition(instance.family).distortion
         if distortion is None:
             return inputs
-        fixed, fresh = stream(instance.seed, _FIXED), stream(instance.seed, _FRESH, PARTS.index(part))
+        fixed, fresh = child_generator(instance.seed, _FIXED), child_generator(instance.seed, _FRESH, PARTS.index(part))
         return distortion(inputs, fixed, fresh)
 
     def _rows(self, instance: Instance, part: Part) -> NDArray[np.int64]:
         """The rows ``[N]`` of the data set that make up a part of the instance."""
-        total = len(self.dataset())
+        total = len(self.dataset().labels)
         pool = total - self.test_size
         if part == "test":
             return np.arange(pool, total)
         if instance.train_size + self.validation_size > pool:
             room = pool - self.validation_size
             raise TaskError(f"instance {instance.name} asks for {instance.train_size} training examples; {room} exist")
-        rows = stream(instance.seed, _SPLIT).permutation(pool)
+        rows = child_generator(instance.seed, _SPLIT).permutation(pool)
         if part == "validation":
             return rows[: self.validation_size]
         return rows[self.validation_size : self.validation_size + instance.train_size]
@@ -207,8 +204,7 @@ class MlpSuite(DatasetSuite):
     blueprints = ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip")
     host_widths = ((12, 12), (12, 3), (3, 12), (4, 4))
 
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> MlpHost:
-        """An MLP of these widths."""
+    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         return MlpHost(self.input_shape[0], widths, self.classes, generator)
 
 
@@ -216,18 +212,14 @@ class DigitsSuite(MlpSuite):
     """8 x 8 handwritten digits as 64 features."""
 
     name = "digits"
+    source = DIGITS_SOURCE
     input_shape = (64,)
     test_size = 360
     train_sizes = (384, 768, 1152)
     scarce_train_size = 128
 
-    def dataset(self) -> Dataset:
-        """1797 examples."""
+    def dataset(self) -> LabelledArrays:
         return digits()
-
-    def source(self) -> Source:
-        """A file of scikit-learn's."""
-        return DIGITS_SOURCE
 
 
 class Mnist1dSuite(MlpSuite):
@@ -239,13 +231,8 @@ class Mnist1dSuite(MlpSuite):
     train_sizes = (1024, 2048, 3584)
     scarce_train_size = 384
 
-    def dataset(self) -> Dataset:
-        """5000 examples."""
+    def dataset(self) -> LabelledArrays:
         return mnist1d()
-
-    def source(self) -> Source:
-        """Nothing is read."""
-        return COMPUTED
 
 
 class Mnist1dConvSuite(DatasetSuite):
@@ -260,14 +247,8 @@ class Mnist1dConvSuite(DatasetSuite):
     scarce_train_size = Mnist1dSuite.scarce_train_size
     host_widths = ((8, 8, 8), (8, 3, 8), (3, 8, 8), (4, 4, 4))
 
-    def dataset(self) -> Dataset:
-        """5000 examples."""
+    def dataset(self) -> LabelledArrays:
         return mnist1d()
 
-    def source(self) -> Source:
-        """Nothing is read."""
-        return COMPUTED
-
     def build(self, widths: tuple[int, ...], generator: torch.Generator) -> ConvHost:
-        """A convolutional host of these widths."""
         return ConvHost(widths, self.classes, generator)

@@ -9,7 +9,6 @@ regression 32%, MLP 68%, CNN 94%.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,36 +19,28 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
-from esper.tasks.data import Floats, Labels
+from esper.tasks.data import Floats, LabelledArrays
 from esper.tasks.suite import Source
 
 CLASSES = 10
 """Of either data set."""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """N examples ``[N, D]`` with labels ``[N]``, read-only: every instance in the process shares them."""
-
-    inputs: Floats
-    labels: Labels
-
-    def __post_init__(self) -> None:
-        self.inputs.flags.writeable = False
-        self.labels.flags.writeable = False
-
-    def __len__(self) -> int:
-        return len(self.labels)
+def _read_only(inputs: NDArray[np.float64], labels: NDArray[np.int64]) -> LabelledArrays:
+    """A data set that every instance in the process shares."""
+    shared = LabelledArrays(inputs.astype(np.float32), labels.astype(np.int64))
+    for array in shared:
+        array.flags.writeable = False
+    return shared
 
 
 DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.datasets.data") / "digits.csv.gz")))
 
 
 @cache
-def digits() -> Dataset:
+def digits() -> LabelledArrays:
     """1797 examples of 64 pixels in their published order (later rows come from other writers), ten classes."""
-    inputs, labels = cast("tuple[NDArray[np.float64], NDArray[np.int64]]", load_digits(return_X_y=True))
-    return Dataset(inputs.astype(np.float32), labels.astype(np.int64))
+    return _read_only(*cast("tuple[NDArray[np.float64], NDArray[np.int64]]", load_digits(return_X_y=True)))
 
 
 EXAMPLES_PER_CLASS = 500
@@ -83,12 +74,12 @@ SEED = 42
 
 
 @cache
-def mnist1d() -> Dataset:
+def mnist1d() -> LabelledArrays:
     """5000 shuffled signals of 40 points, 500 of each class; standardised over all, as published."""
     rng = np.random.default_rng(SEED)
     labels = rng.permutation(np.repeat(np.arange(CLASSES), EXAMPLES_PER_CLASS))
     signals = _signals(labels, rng)
-    return Dataset(((signals - signals.mean()) / signals.std()).astype(np.float32), labels)
+    return _read_only((signals - signals.mean()) / signals.std(), labels)
 
 
 def normalise_templates() -> NDArray[np.float64]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from pkgutil import resolve_name
 from typing import TypeVar
 
-from esper.errors import TaskError
+from esper.errors import TaskError, did_you_mean
 from esper.tasks.suite import Suite
 
 Value = TypeVar("Value")
@@ -18,9 +17,8 @@ def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
     """``table[name]``; raises TaskError that names near matches, or every choice if nothing is near."""
     if name in table:
         return table[name]
-    near = get_close_matches(name, table)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(table)}"
-    raise TaskError(f"no {kind} is called '{name}': {hint}")
+    hint = did_you_mean(name, table) or f"; choose from {', '.join(table)}"
+    raise TaskError(f"no {kind} is called {name!r}{hint}")
 
 
 # By address, so that only those who ask for a suite wait for the libraries behind it to be imported.

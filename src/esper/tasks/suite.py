@@ -86,6 +86,8 @@ class Suite(ABC):
     families: tuple[str, ...]
     """Families of the splits train and heldout."""
     transfer_families: tuple[str, ...]
+    source: Source = COMPUTED
+    """Where the data come from."""
 
     @abstractmethod
     def variants(self, family: str) -> tuple[str, ...]:
@@ -106,10 +108,6 @@ class Suite(ABC):
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """A part of the instance's data; phase 1 is what follows its drift. Raises TaskError if it never drifts."""
-
-    @abstractmethod
-    def source(self) -> Source:
-        """Where the data come from."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
         """Draw instances, balanced over families and over the variants of each, in every prefix of the list."""

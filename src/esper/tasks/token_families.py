@@ -7,25 +7,17 @@ only: no controller trains on them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-from esper.tasks.data import Floats, Labels
+from esper.tasks.data import Floats, LabelledArrays, Labels
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
 
-class TokenExamples(NamedTuple):
-    """Raw inputs ``[N, TOKENS, FEATURES]`` and labels ``[N]``."""
-
-    inputs: Floats
-    labels: Labels
-
-
-Sampler = Callable[[int, Floats, np.random.Generator], TokenExamples]
-"""``(N, directions, rng)`` to N examples. The rows of ``directions`` ``[FEATURES, FEATURES]`` are orthonormal and fixed
-for the instance: they are what its host has to find."""
+Sampler = Callable[[int, Floats, np.random.Generator], LabelledArrays]
+"""``(N, directions, rng)`` to N examples ``[N, TOKENS, FEATURES]``. The rows of ``directions`` ``[FEATURES, FEATURES]``
+are orthonormal and fixed for the instance: they are what its host has to find."""
 
 CLASS_NORM = 1.5
 """Length of the vectors that stand for token classes."""
@@ -62,7 +54,7 @@ FAITHFUL = 0.85
 """Probability that a token follows the rule instead of being uniform."""
 
 
-def order(count: int, directions: Floats, rng: np.random.Generator, *, distance: int) -> TokenExamples:
+def order(count: int, directions: Floats, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """``z_t = z_{t-distance} + y (mod 4)`` for most tokens.
 
     Every single token is uniform whatever the label, so a host that cannot mix tokens is at chance: it needs a seed
@@ -74,7 +66,7 @@ def order(count: int, directions: Floats, rng: np.random.Generator, *, distance:
     for token in range(distance, TOKENS):
         successor = (classes[token - distance] + labels) % CLASSES
         classes[token] = np.where(follows[token], successor, classes[token])
-    return TokenExamples(class_tokens(classes.T, directions, rng), labels)
+    return LabelledArrays(class_tokens(classes.T, directions, rng), labels)
 
 
 EVERYWHERE = 0.8
@@ -83,7 +75,7 @@ HALF = 1.12
 """Strength of a bit that half of the tokens carry."""
 
 
-def context(count: int, directions: Floats, rng: np.random.Generator, *, flipped: bool) -> TokenExamples:
+def context(count: int, directions: Floats, rng: np.random.Generator, *, flipped: bool) -> LabelledArrays:
     """Three bits as signs of three directions: b0 in all tokens, f in the first half, b1 in the last.
 
     ``y = b0 + 2 (b1 xor f)`` if ``flipped``, which no sum over tokens can tell, so that a gate pays; else
@@ -96,10 +88,10 @@ def context(count: int, directions: Floats, rng: np.random.Generator, *, flipped
     inputs += EVERYWHERE * everywhere * directions[0]
     inputs[:, TOKENS // 2 :] += HALF * late * directions[1]
     inputs[:, : TOKENS // 2] += HALF * early * directions[2]
-    return TokenExamples(inputs, b0 + 2 * (b1 ^ f if flipped else b1))
+    return LabelledArrays(inputs, b0 + 2 * (b1 ^ f if flipped else b1))
 
 
-def largest_mean(count: int, directions: Floats, rng: np.random.Generator) -> TokenExamples:
+def largest_mean(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
     """``y = argmax_k v_k . mean_t x_t``.
 
     Easy at full width; behind a bottleneck of two channels (family bott) only a skip from the input brings back what
@@ -107,21 +99,21 @@ def largest_mean(count: int, directions: Floats, rng: np.random.Generator) -> To
     """
     inputs = gaussian_tokens(count, rng)
     scores = inputs.mean(axis=1) @ directions[:CLASSES].T
-    return TokenExamples(inputs, scores.argmax(axis=1))
+    return LabelledArrays(inputs, scores.argmax(axis=1))
 
 
-def largest_power(count: int, directions: Floats, rng: np.random.Generator) -> TokenExamples:
+def largest_power(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
     """``y = argmax_k mean_t (v_k . x_t)^2``: needs a curved function of each token, which a linear host lacks."""
     inputs = gaussian_tokens(count, rng)
     scores = np.square(inputs @ directions[:CLASSES].T).mean(axis=1)
-    return TokenExamples(inputs, scores.argmax(axis=1))
+    return LabelledArrays(inputs, scores.argmax(axis=1))
 
 
 HONEST = 0.5
 """Probability that a token shows the label instead of a uniform class."""
 
 
-def vote(count: int, directions: Floats, rng: np.random.Generator, *, spread: float) -> TokenExamples:
+def vote(count: int, directions: Floats, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
     """Token classes are mostly the label; each token is scaled by ``exp(spread * N(0, 1))``.
 
     With a large spread the loudest token drowns the others, and normalising each token pays.
@@ -131,14 +123,14 @@ def vote(count: int, directions: Floats, rng: np.random.Generator, *, spread: fl
     honest = rng.random(shape, dtype=np.float32) < HONEST
     classes = np.where(honest, labels[:, None], rng.integers(CLASSES, size=shape))
     loudness = np.exp(spread * rng.standard_normal(shape, dtype=np.float32))
-    return TokenExamples(class_tokens(classes, directions, rng) * loudness[:, :, None], labels)
+    return LabelledArrays(class_tokens(classes, directions, rng) * loudness[:, :, None], labels)
 
 
 MARK = 3.0
 """Length of the mark, along a direction that no token class uses."""
 
 
-def pointer(count: int, directions: Floats, rng: np.random.Generator, *, distance: int) -> TokenExamples:
+def pointer(count: int, directions: Floats, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """The label is the class of the token ``distance`` behind the marked one; all token classes are uniform.
 
     Without mixing tokens a host can only count classes, among which the label is one vote in eight. A seed must bring
@@ -149,14 +141,14 @@ def pointer(count: int, directions: Floats, rng: np.random.Generator, *, distanc
     rows = np.arange(count)
     inputs = class_tokens(classes, directions, rng)
     inputs[rows, marked] += MARK * directions[CLASSES]
-    return TokenExamples(inputs, classes[rows, marked + distance])
+    return LabelledArrays(inputs, classes[rows, marked + distance])
 
 
 STRENGTH = 1.12
 """Length of a sign's direction in the tokens that carry it."""
 
 
-def halves(count: int, directions: Floats, rng: np.random.Generator) -> TokenExamples:
+def halves(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
     """Each half carries a sign along each of two directions; the label's two bits say which signs agree.
 
     Both bits are an exclusive or across the halves, so a host that cannot mix tokens is at chance; a gate or a
@@ -169,14 +161,14 @@ def halves(count: int, directions: Floats, rng: np.random.Generator) -> TokenExa
         signs = (2 * bits - 1).astype(np.float32)
         half += STRENGTH * (signs.T @ directions[:2])[:, None]
     agreement = first == last
-    return TokenExamples(inputs, agreement[0] + 2 * agreement[1].astype(np.int64))
+    return LabelledArrays(inputs, agreement[0] + 2 * agreement[1].astype(np.int64))
 
 
 CORRELATION = 0.8
 """Correlation, of either sign, inside each pair of features."""
 
 
-def product(count: int, directions: Floats, rng: np.random.Generator) -> TokenExamples:
+def product(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
     """Each of the label's two bits is the sign of the correlation between two of the five hidden features.
 
     Every feature alone is standard normal whatever the label, so a linear host is at chance and a host with a
@@ -187,4 +179,4 @@ def product(count: int, directions: Floats, rng: np.random.Generator) -> TokenEx
     features = gaussian_tokens(count, rng)
     factors, fresh = features[..., 0:2], features[..., 2:4]
     features[..., 2:4] = CORRELATION * signs * factors + np.sqrt(1 - CORRELATION**2, dtype=np.float32) * fresh
-    return TokenExamples((features.reshape(-1, FEATURES) @ directions).reshape(features.shape), bits[0] + 2 * bits[1])
+    return LabelledArrays((features.reshape(-1, FEATURES) @ directions).reshape(features.shape), bits[0] + 2 * bits[1])

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from esper.errors import TaskError
+from esper.random_streams import child_generator
 from esper.stacking import Stackable
-from esper.tasks.data import PARTS, Data, Part, Scale, add_label_noise, standardise, stream
+from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.instance import Instance
-from esper.tasks.layers import linear, token_linear
+from esper.tasks.layers import Linear, TokenLinear
 from esper.tasks.registry import lookup
-from esper.tasks.suite import COMPUTED, OptimizerSettings, Source, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
 from esper.tasks.token_families import (
     CLASSES,
     FEATURES,
     TOKENS,
     Sampler,
-    TokenExamples,
     context,
     halves,
     largest_mean,
@@ -39,20 +39,20 @@ from esper.tasks.token_families import (
 
 
 class TokenLayer(nn.Module):
-    """``act(W h + b)`` on every token, where ``act`` multiplies negative values by a slope: 0 for ReLU, 1 for none.
+    """``act(W h + b)`` on every token ``[..., B, T, C]``.
 
-    The slope is a buffer, so that hosts of either kind stack into one program.
+    ``act`` multiplies negative values by a slope: 0 for ReLU, 1 for none. The slope is a buffer,
+    so that hosts of either kind stack into one program.
     """
 
     slope: torch.Tensor
 
     def __init__(self, inputs: int, outputs: int, slope: float, generator: torch.Generator) -> None:
         super().__init__()
-        self.linear = token_linear(inputs, outputs, generator)
+        self.linear = TokenLinear(inputs, outputs, generator)
         self.register_buffer("slope", torch.tensor(slope))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Features ``[..., B, T, inputs]`` to ``[..., B, T, outputs]``."""
         return self.activate(self.linear(features))
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,6 @@ class PositionedTokenLayer(TokenLayer):
         self.position = nn.Parameter(torch.zeros(TOKENS, outputs))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Features ``[..., B, T, inputs]`` to ``[..., B, T, outputs]``."""
         return self.activate(self.linear(features) + self.position.unsqueeze(-3))
 
 
@@ -95,10 +94,9 @@ class TokenHost(Stackable):
         self.layer0 = PositionedTokenLayer(FEATURES, first, slope, generator)
         self.layer1 = TokenLayer(first, second, slope, generator)
         self.layer2 = TokenLayer(second, third, slope, generator)
-        self.head = linear(third, CLASSES, generator)
+        self.head = Linear(third, CLASSES, generator)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits ``[..., B, CLASSES]``."""
         features = self.layer2(self.layer1(self.layer0(inputs)))
         return self.head(token_mean(features))
 
@@ -203,11 +201,9 @@ class TokenSuite(Suite):
     transfer_families = tuple(TRANSFER)
 
     def variants(self, family: str) -> tuple[str, ...]:
-        """Names of the family's hidden variants; raises TaskError for an unknown family."""
         return tuple(lookup("token family", family, _FAMILIES))
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        """An instance of the variant with a random learning rate, train size and (family drift) drift step."""
         chosen = _variant(family, variant)
         return Instance(
             suite=self.name,
@@ -224,11 +220,9 @@ class TokenSuite(Suite):
         )
 
     def template(self) -> TokenHost:
-        """The host at widths (10, 10, 10)."""
         return TokenHost(FULL, linear_host=False, generator=torch.Generator().manual_seed(0))
 
     def host(self, instance: Instance) -> TokenHost:
-        """The instance's narrow host."""
         self.check(instance)
         generator = torch.Generator().manual_seed(instance.seed)
         return TokenHost(instance.widths, linear_host=instance.linear, generator=generator)
@@ -244,29 +238,25 @@ class TokenSuite(Suite):
             examples = _examples(instance, part, phase, count)
         return standardise(*examples, Scale.of(training.inputs))
 
-    def source(self) -> Source:
-        """Every instance computes its own."""
-        return COMPUTED
-
 
 def _variant(family: str, variant: str) -> Variant:
     return lookup(f"variant of token family '{family}'", variant, lookup("token family", family, _FAMILIES))
 
 
 @lru_cache(maxsize=_CACHED_PARTS)
-def _training_part(instance: Instance, phase: int) -> TokenExamples:
+def _training_part(instance: Instance, phase: int) -> LabelledArrays:
     """Kept because every part is standardised by it; callers must not write to it."""
     return _examples(instance, "train", phase, instance.train_size)
 
 
-def _examples(instance: Instance, part: Part, phase: int, count: int) -> TokenExamples:
+def _examples(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
     sampler = _sampler(instance, phase)
-    rng = stream(instance.seed, phase, PARTS.index(part))
-    directions = random_directions(stream(instance.seed, phase, _DIRECTIONS_STREAM))
+    rng = child_generator(instance.seed, phase, PARTS.index(part))
+    directions = random_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
     inputs, labels = sampler(count, directions, rng)
     if part == "train" and instance.label_noise:
         labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)
-    return TokenExamples(inputs, labels)
+    return LabelledArrays(inputs, labels)
 
 
 def _sampler(instance: Instance, phase: int) -> Sampler:

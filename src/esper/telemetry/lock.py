@@ -1,17 +1,16 @@
 """A lock that one process holds, and that vanishes with it however it ends."""
 
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 from esper.errors import RunError
 
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)
-_TRIES = 5
 _RETRY_SECONDS = 0.02
 """Whoever only looks whether a lock is held has it for less than that."""
 
@@ -33,11 +32,16 @@ def hold(path: Path, what: str) -> Generator[None]:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
         try:
-            _take(descriptor)
+            if not _take(descriptor, tries=5):
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+                raise RunError(f"run {folder} is in use by {holder}: wait until it ends, or stop it")
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"`{what}` (process {os.getpid()})".encode())
         except OSError as error:
-            raise RunError(_refusal(error, folder, descriptor)) from error
+            if error.errno == errno.ENOSPC:
+                raise RunError(f"cannot write in {folder} ({error.strerror}): free some space") from error
+            advice = "move the run to a file system that has locks"
+            raise RunError(f"cannot lock {folder} ({error.strerror}): {advice}") from error
         yield
     finally:
         os.close(descriptor)
@@ -46,33 +50,23 @@ def hold(path: Path, what: str) -> Generator[None]:
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        # Some network file systems lock only what is open for writing.
+        descriptor = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in _HELD
+        return not _take(descriptor, tries=2)
+    except OSError:
+        return False
     finally:
         os.close(descriptor)
-    return False
 
 
-def _take(descriptor: int) -> None:
-    for left in reversed(range(_TRIES)):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno not in _HELD or not left:
-                raise
+def _take(descriptor: int, tries: int) -> bool:
+    """Whether an open file could be locked; closing it, or the end of the process, gives the lock back."""
+    for left in reversed(range(tries)):
+        if lock_descriptor(descriptor, blocking=False):
+            return True
+        if left:
             time.sleep(_RETRY_SECONDS)
-
-
-def _refusal(error: OSError, folder: Path, descriptor: int) -> str:
-    if error.errno in _HELD:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-        return f"run {folder} is in use by {holder}: wait until it ends, or stop it"
-    if error.errno == errno.ENOSPC:
-        return f"cannot write in {folder} ({error.strerror}): free some space"
-    return f"cannot lock {folder} ({error.strerror}): move the run to a file system that has locks"
+    return False

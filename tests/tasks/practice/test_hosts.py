@@ -74,9 +74,9 @@ def test_a_layer_without_a_rule_is_refused() -> None:
 
 def test_names_that_do_not_exist_or_do_not_suit() -> None:
     assert host_for("digits", None) == get_task("digits").hosts[0]
-    with pytest.raises(TaskError, match="did you mean digits"):
+    with pytest.raises(TaskError, match="did you mean 'digits'"):
         host_for("digit", None)
-    with pytest.raises(TaskError, match="did you mean resnet"):
+    with pytest.raises(TaskError, match="did you mean 'resnet'"):
         host_for("digits", "resne")
     with pytest.raises(TaskError, match="'gpt' cannot read task 'digits': choose from conv"):
         host_for("digits", "gpt")

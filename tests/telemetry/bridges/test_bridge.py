@@ -12,14 +12,14 @@ import pytest
 
 from esper.errors import ConfigError, RunError
 from esper.telemetry.bridges import bridge as bridges
-from esper.telemetry.bridges.bridge import Address, Bridge, Goal, Opening, Sink, flatten
+from esper.telemetry.bridges.bridge import Address, Bridge, Logger, Opening, flatten
 from esper.telemetry.bridges.tail import Figures, Tail
 from esper.telemetry.events import RunFailed, RunStarted, StepTaken
 from esper.telemetry.store import RunStore
 from telemetry.bridges.stored_run import begin, end, iterate, resume
 
 
-class Notebook:
+class Notebook(Logger):
     """A tool that remembers across openings, and may die before it takes an iteration."""
 
     def __init__(self, forgets: bool = True) -> None:
@@ -31,7 +31,7 @@ class Notebook:
         self.dies_at: int | None = None
         self.outcome: str | None = None
 
-    def connect(self, opening: Opening) -> Sink:
+    def open(self, opening: Opening) -> Logger:
         self.openings.append(opening)
         return self
 
@@ -40,12 +40,12 @@ class Notebook:
             self.taken = [figures for figures in self.taken if figures.number <= after]
         return self.forgets
 
-    def iteration(self, figures: Figures) -> None:
+    def log_iteration(self, figures: Figures) -> None:
         if figures.number == self.dies_at:
             raise KeyboardInterrupt
         self.taken.append(figures)
 
-    def history(self, lines: Sequence[str], iteration: int) -> None:
+    def log_history(self, lines: Sequence[str], iteration: int) -> None:
         self.told = list(lines)
 
     def close(self, outcome: str | None) -> None:
@@ -64,9 +64,10 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 def carry(store: RunStore, notebook: Notebook, destination: str | None = None) -> int:
     """By a bridge that begins now, as a new process does."""
-    goal = Goal("notebook", notebook.connect, destination)
-    with Tail.open(store.path) as tail, closing(Bridge(tail, store.path.parent, goal, "run", {"seed": 3})) as bridge:
-        return bridge.carry()
+    with Tail.open(store.path) as tail:
+        bridge = Bridge("notebook", notebook.open, tail, store.path.parent, "run", {"seed": 3}, destination)
+        with closing(bridge):
+            return bridge.carry()
 
 
 def test_an_iteration_crosses_when_it_is_closed(store: RunStore) -> None:
@@ -143,7 +144,7 @@ def test_a_run_that_begins_again_crosses_once(store: RunStore) -> None:
     iterate(store, 1)
     carry(store, notebook)
     store.rewind(0)
-    store.emit(RunStarted(0, "0.1.0", 3))
+    store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
     iterate(store, 1)
     carry(store, notebook)
     assert notebook.numbers == [1]
@@ -153,10 +154,26 @@ def test_a_model_that_grows_alone_crosses_epoch_by_epoch(tmp_path: Path) -> None
     notebook = Notebook()
     with RunStore.create(tmp_path / "run.db") as store:
         store.set_metadata({"command": "grow"})
-        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         for epoch in (1, 2):
             store.scalars(epoch, {"validation_loss": 1 / epoch})
-            store.emit(StepTaken(epoch, 1, 0, epoch - 1, "wait", 1.0, 0.5, 0.5, 0.0, (), (), (), ()))
+            store.emit(
+                StepTaken(
+                    iteration=epoch,
+                    episode=1,
+                    environment=0,
+                    step=epoch - 1,
+                    op="wait",
+                    loss=1.0,
+                    metric=0.5,
+                    objective=0.5,
+                    added=0.0,
+                    stages=(),
+                    blueprints=(),
+                    alphas=(),
+                    contributions=(),
+                )
+            )
         store.scalars(3, {"validation_loss": 0.1})
         store.flush()
         assert carry(store, notebook) == 2
@@ -173,7 +190,7 @@ def test_following_ends_with_the_run_when_nobody_uses_it(
     def in_use() -> bool:
         turn = next(turns)
         if turn == 2 and failed:
-            store.emit(RunFailed(1, "no space"))
+            store.emit(RunFailed(iteration=1, reason="no space"))
             store.flush()
         elif turn == 2:
             end(store, 1)
@@ -181,10 +198,11 @@ def test_following_ends_with_the_run_when_nobody_uses_it(
             iterate(store, turn + 1)
         return turn < 4
 
-    with Tail.open(store.path) as tail:
-        goal = Goal("notebook", notebook.connect, None)
-        with closing(Bridge(tail, store.path.parent, goal, "run", {})) as bridge:
-            bridge.follow(in_use, shown.append)
+    with (
+        Tail.open(store.path) as tail,
+        closing(Bridge("notebook", notebook.open, tail, store.path.parent, "run", {})) as bridge,
+    ):
+        bridge.follow(in_use, shown.append)
     assert notebook.numbers == [1, 2, 4, 5]
     assert shown == [1, 1, 1, 1]
     assert notebook.outcome == ("failed" if failed else "finished")

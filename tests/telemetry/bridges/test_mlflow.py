@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from esper.errors import ConfigError
 from esper.telemetry.bridges import mlflow
-from esper.telemetry.bridges.bridge import Bridge, Goal
+from esper.telemetry.bridges.bridge import Bridge
 from esper.telemetry.bridges.tail import Tail
 from esper.telemetry.store import RunStore
 from telemetry.bridges.stored_run import NAN_AT, begin, end, iterate, resume
@@ -21,10 +21,11 @@ from telemetry.bridges.stored_run import NAN_AT, begin, end, iterate, resume
 
 def carry(store: RunStore, destination: str | None = None) -> int:
     folder = store.path.parent
-    goal = Goal("mlflow", mlflow.connect, destination)
     settings = {f"ppo.{number}": number for number in range(150)}
-    with Tail.open(store.path) as tail, closing(Bridge(tail, folder, goal, "run", settings)) as bridge:
-        return bridge.carry()
+    with Tail.open(store.path) as tail:
+        bridge = Bridge("mlflow", mlflow.open_logger, tail, folder, "run", settings, destination)
+        with closing(bridge):
+            return bridge.carry()
 
 
 def found(store: RunStore) -> tuple[MlflowClient, str]:

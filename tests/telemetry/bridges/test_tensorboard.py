@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.errors import ConfigError
 from esper.telemetry.bridges import tensorboard
-from esper.telemetry.bridges.bridge import Bridge, Goal
+from esper.telemetry.bridges.bridge import Bridge
 from esper.telemetry.bridges.tail import Figures, Tail
 from esper.telemetry.store import RunStore
 from telemetry.bridges.stored_run import NAN_AT, begin, end, iterate, resume
@@ -20,9 +20,11 @@ from telemetry.bridges.stored_run import NAN_AT, begin, end, iterate, resume
 
 def carry(store: RunStore, destination: Path) -> int:
     folder = store.path.parent
-    goal = Goal("tensorboard", tensorboard.connect, str(destination))
-    with Tail.open(store.path) as tail, closing(Bridge(tail, folder, goal, "run", {"ppo.gamma": 1.0})) as bridge:
-        return bridge.carry()
+    with Tail.open(store.path) as tail:
+        to = ("tensorboard", tensorboard.open_logger)
+        bridge = Bridge(*to, tail, folder, "run", {"ppo.gamma": 1.0}, str(destination))
+        with closing(bridge):
+            return bridge.carry()
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -66,9 +68,9 @@ def test_a_bridge_killed_in_the_middle_of_an_iteration_writes_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "tb"
-    write = tensorboard._TensorBoard.iteration
+    write = tensorboard.TensorBoardLogger.log_iteration
 
-    def dying(sink: tensorboard._TensorBoard, figures: Figures) -> None:
+    def dying(sink: tensorboard.TensorBoardLogger, figures: Figures) -> None:
         write(sink, figures)
         if figures.number == 2:  # written, but not counted yet
             raise KeyboardInterrupt
@@ -77,7 +79,7 @@ def test_a_bridge_killed_in_the_middle_of_an_iteration_writes_it_once(
         for number in range(1, 5):
             iterate(store, number)
         with monkeypatch.context() as patch:
-            patch.setattr(tensorboard._TensorBoard, "iteration", dying)
+            patch.setattr(tensorboard.TensorBoardLogger, "log_iteration", dying)
             with pytest.raises(KeyboardInterrupt):
                 carry(store, out)
         assert steps(read(out), "objective") == [1, 2]

@@ -15,7 +15,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from esper.errors import ConfigError
 from esper.telemetry.bridges import wandb
-from esper.telemetry.bridges.bridge import Bridge, Goal
+from esper.telemetry.bridges.bridge import Bridge
 from esper.telemetry.bridges.tail import Tail
 from esper.telemetry.store import RunStore
 from telemetry.bridges.stored_run import NAN_AT, begin, end, iterate, resume
@@ -32,9 +32,10 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def carry(store: RunStore) -> int:
     folder = store.path.parent
-    goal = Goal("wandb", wandb.connect, "team/garden")
-    with Tail.open(store.path) as tail, closing(Bridge(tail, folder, goal, "run", {"ppo.gamma": 1.0})) as bridge:
-        return bridge.carry()
+    with Tail.open(store.path) as tail:
+        bridge = Bridge("wandb", wandb.open_logger, tail, folder, "run", {"ppo.gamma": 1.0}, "team/garden")
+        with closing(bridge):
+            return bridge.carry()
 
 
 def records(path: Path) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from esper.telemetry.events import (
     Event,
     GateJudged,
     LifecycleTransition,
+    Place,
     PolicyLooked,
     PolicyProbed,
     PPOUpdated,
@@ -66,13 +67,13 @@ def plant(run: Path, plan: Plan = Plan()) -> Path:
     store = run / "run.db"
     with RunStore.create(store) as writer:
         writer.set_metadata(metadata(plan))
-        writer.emit(RunStarted(0, "0.1.0", 0))
+        writer.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=0))
         for iteration in range(1, plan.iterations + 1):
             for event in episode(plan, iteration):
                 writer.emit(event)
             learn(writer, plan, iteration)
         if plan.ended:
-            writer.emit(RunEnded(plan.iterations, 12.0))
+            writer.emit(RunEnded(iteration=plan.iterations, seconds=12.0))
     return store
 
 
@@ -100,28 +101,55 @@ def episode(plan: Plan, number: int) -> Iterator[Event]:
         yield from advance(plan, number, step)
 
 
+def place_of(number: int, network: int, step: int) -> Place:
+    return Place(iteration=number, episode=number, environment=network, step=step)
+
+
 def begin(plan: Plan, number: int) -> Iterator[Event]:
     for network in range(plan.networks):
         family = plan.family(network)
         yield EpisodeStarted(
-            *(number, number, network, 0),
-            *(f"{family}/relu/{network}", family, "relu", 0.08, 0.01, 768, (10, 10, 10), 404),
+            **place_of(number, network, 0),
+            instance=f"{family}/relu/{network}",
+            family=family,
+            variant="relu",
+            rent=0.08,
+            learning_rate=0.01,
+            train_size=768,
+            widths=(10, 10, 10),
+            host_parameters=404,
         )
 
 
 def advance(plan: Plan, number: int, step: int) -> Iterator[Event]:
     """A step of all networks, as a population takes it."""
     for network in range(plan.networks):
-        place = (number, number, network, step)
+        place = place_of(number, network, step)
         if network < WATCHED:
             yield looked(plan, place)
         yield from changes(plan, place)
         yield taken(plan, place)
         if network == 1 and step == plan.steps // 2:
-            yield RolledBack(*place, plan.reason, 5.0, 0.2, 0.9, 0.6, (0,), False)
+            yield RolledBack(
+                **place,
+                trouble=plan.reason,
+                loss_before=5.0,
+                metric_before=0.2,
+                loss_after=0.9,
+                metric_after=0.6,
+                pruned=(0,),
+                ended=False,
+            )
         if step == plan.steps - 1:
             kept = tuple(plan.blueprint(network, slot) for slot in range(plan.slots))
-            yield EpisodeEnded(*place, accuracy(network, step), accuracy(network, step) + 0.05, 0.4, 0.5, kept)
+            yield EpisodeEnded(
+                **place,
+                objective=accuracy(network, step),
+                accuracy=accuracy(network, step) + 0.05,
+                added=0.4,
+                paid=0.5,
+                kept=kept,
+            )
 
 
 def stage(plan: Plan, slot: int, step: int) -> str:
@@ -134,22 +162,31 @@ def accuracy(network: int, step: int) -> float:
     return round(0.4 + 0.003 * (network % 40) + 0.012 * step + 0.02 * math.sin(network + step), 5)
 
 
-def changes(plan: Plan, place: tuple[int, int, int, int]) -> Iterator[Event]:
-    _, _, network, step = place
+def changes(plan: Plan, place: Place) -> Iterator[Event]:
+    network, step = place["environment"], place["step"]
     for slot in range(plan.slots):
         before, after = stage(plan, slot, step - 1), stage(plan, slot, step)
         if step and before != after:
             seed = plan.blueprint(network, slot)
-            yield LifecycleTransition(*place, slot, before, after, seed, "tick", plan.reason, 0.02)
-            yield GateJudged(*place, slot, "G3", True, plan.reason)
+            yield LifecycleTransition(
+                **place,
+                slot=slot,
+                before=before,
+                after=after,
+                blueprint=seed,
+                cause="tick",
+                reason=plan.reason,
+                contribution=0.02,
+            )
+            yield GateJudged(**place, slot=slot, gate="G3", passed=True, reason=plan.reason)
 
 
-def taken(plan: Plan, place: tuple[int, int, int, int]) -> StepTaken:
-    _, _, network, step = place
+def taken(plan: Plan, place: Place) -> StepTaken:
+    network, step = place["environment"], place["step"]
     stages = tuple(stage(plan, slot, step) for slot in range(plan.slots))
     living = [name != "dormant" for name in stages]
     return StepTaken(
-        *place,
+        **place,
         op="germinate" if step == 1 else "wait",
         loss=1.2 - 0.02 * step,
         metric=accuracy(network, step) + 0.05,
@@ -169,11 +206,11 @@ def taken(plan: Plan, place: tuple[int, int, int, int]) -> StepTaken:
     )
 
 
-def looked(plan: Plan, place: tuple[int, int, int, int]) -> PolicyLooked:
+def looked(plan: Plan, place: Place) -> PolicyLooked:
     even = tuple(1 / plan.slots for _ in range(plan.slots))
     return PolicyLooked(
-        *place,
-        globals=(place[3] / plan.steps, 0.08),
+        **place,
+        globals=(place["step"] / plan.steps, 0.08),
         slots=tuple((0.5,) for _ in range(plan.slots)),
         blueprints=tuple(tuple((0.1,) for _ in plan.blueprints) for _ in range(plan.slots)),
         probabilities={"op": (0.7, 0.2, 0.1, 0.0, 0.0, 0.0), "slot": even},
@@ -194,6 +231,10 @@ def learn(writer: RunStore, plan: Plan, iteration: int) -> None:
     score = 0.55 + 0.01 * iteration
     writer.scalars(iteration, {"objective": score, "probe_score": score + 0.02, "seconds": 1.0})
     writer.scalars(iteration, {f"ppo/{name}": value for name, value in metrics.items()})
-    writer.emit(PPOUpdated(iteration, 16, False, 0.01, ("kl",), metrics))
-    writer.emit(AnomalyRaised(iteration, "kl", plan.reason))
-    writer.emit(PolicyProbed(iteration, score + 0.02, BASELINES))
+    writer.emit(
+        PPOUpdated(
+            iteration=iteration, optimizer_steps=16, stopped_early=False, kl=0.01, anomalies=("kl",), metrics=metrics
+        )
+    )
+    writer.emit(AnomalyRaised(iteration=iteration, anomaly="kl", meaning=plan.reason))
+    writer.emit(PolicyProbed(iteration=iteration, score=score + 0.02, baselines=BASELINES))

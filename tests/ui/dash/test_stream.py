@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Path:
 def emit(store: Path, *iterations: int) -> None:
     with RunStore.open(store) as writer:
         for iteration in iterations:
-            writer.emit(CheckpointWritten(iteration, "file", "hash"))
+            writer.emit(CheckpointWritten(iteration=iteration, file="file", sha256="hash"))
 
 
 def newest(store: Path) -> int:
@@ -81,7 +81,7 @@ def test_a_rewind_that_was_made_good_at_once_is_told_by_the_resumption(store: Pa
     with RunStore.open(store) as writer:
         writer.rewind(1)
         while writer.last_id() <= before:
-            writer.emit(RunResumed(1, "0.1.0"))
+            writer.emit(RunResumed(iteration=1, esper_version="0.1.0"))
             writer.flush()
     assert follower.poll().reload
 

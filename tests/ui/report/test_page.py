@@ -105,7 +105,7 @@ def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run")
     dump_settings(TrainSettings(iterations=ITERATIONS), run.config)
     with RunStore.create(run.store) as store:
-        store.emit(RunStarted(0, "9.8.7", 0))
+        store.emit(RunStarted(iteration=0, esper_version="9.8.7", seed=0))
         store.set_metadata({LEVELS: training.LEVELS})
         for number in range(1, ITERATIONS + 1):
             store.scalars(
@@ -122,7 +122,11 @@ def run(tmp_path: Path) -> RunDirectory:
                 },
             )
             names = ("explained variance",) if number == 3 else ()
-            store.emit(PPOUpdated(number, 4, False, 0.01, names, {}))
+            store.emit(
+                PPOUpdated(
+                    iteration=number, optimizer_steps=4, stopped_early=False, kl=0.01, anomalies=names, metrics={}
+                )
+            )
         store.scalars(ITERATIONS, {"probe_score": 0.655})
     return run
 
@@ -283,7 +287,21 @@ def test_health_counts_rollbacks(run: RunDirectory):
     assert "No network blew up." in page_of(run).text
     with RunStore.open(run.store) as store:
         for environment, trouble in enumerate(("not_finite", "exploded", "not_finite")):
-            store.emit(RolledBack(3, 3, environment, 9, trouble, float("nan"), 0.25, 1.1, 0.6, (0, 2), False))
+            store.emit(
+                RolledBack(
+                    iteration=3,
+                    episode=3,
+                    environment=environment,
+                    step=9,
+                    trouble=trouble,
+                    loss_before=float("nan"),
+                    metric_before=0.25,
+                    loss_after=1.1,
+                    metric_after=0.6,
+                    pruned=(0, 2),
+                    ended=False,
+                )
+            )
     assert "returned networks that blew up to their last good state, 3 times in all (exploded 1, not finite 2)" in (
         page_of(run).text
     )

@@ -31,10 +31,10 @@ Scenario = Callable[[Pilot[None]], Awaitable[None]]
 
 def step(episode: int, environment: int, number: int, **fields: object) -> StepTaken:
     return StepTaken(
-        episode,
-        episode,
-        environment,
-        number,
+        iteration=episode,
+        episode=episode,
+        environment=environment,
+        step=number,
         **{
             "op": "wait",
             "loss": 1.0,
@@ -52,10 +52,10 @@ def step(episode: int, environment: int, number: int, **fields: object) -> StepT
 
 def changed(episode: int, environment: int, number: int, before: str, after: str, **fields: object):
     return LifecycleTransition(
-        episode,
-        episode,
-        environment,
-        number,
+        iteration=episode,
+        episode=episode,
+        environment=environment,
+        step=number,
         **{"slot": 0, "blueprint": "norm", "cause": "tick", "reason": "passed", **fields},
         before=before,
         after=after,
@@ -64,20 +64,33 @@ def changed(episode: int, environment: int, number: int, before: str, after: str
 
 def begin(episode: int, environment: int) -> EpisodeStarted:
     return EpisodeStarted(
-        episode, episode, environment, 0, f"problem/{environment}", "family", "variant", 0.08, 0.01, 500, (10, 10), 404
+        iteration=episode,
+        episode=episode,
+        environment=environment,
+        step=0,
+        instance=f"problem/{environment}",
+        family="family",
+        variant="variant",
+        rent=0.08,
+        learning_rate=0.01,
+        train_size=500,
+        widths=(10, 10),
+        host_parameters=404,
     )
 
 
 def end(episode: int, environment: int, number: int, **fields: float) -> EpisodeEnded:
     figures = {"objective": 0.71, "accuracy": 0.81, "added": 0.25, "paid": 0.7, **fields}
-    return EpisodeEnded(episode, episode, environment, number, kept=("norm", None), **figures)
+    return EpisodeEnded(
+        iteration=episode, episode=episode, environment=environment, step=number, kept=("norm", None), **figures
+    )
 
 
 def plant(store: RunStore, environments: int = 3, episode: int = 1) -> None:
     """An episode of three decisions, in which every network germinates a seed in its first slot."""
     if episode == 1:
         store.set_metadata(METADATA)
-        store.emit(RunStarted(0, "0.1.0", 3))
+        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
     for environment in range(environments):
         store.emit(begin(episode, environment))
     for environment in range(environments):

@@ -87,7 +87,21 @@ def test_a_network_shows_its_seeds_and_decisions(run: RunDirectory, store: RunSt
     store.emit(changed(1, 0, 3, "dormant", "germinated", cause="germinate", slot=1, blueprint="gate"))
     held = {"stages": ("pruned", "holding"), "blueprints": (None, "gate"), "alphas": (0.0, 0.75)}
     store.emit(step(1, 0, 3, **held, contributions=(None, 0.0625), reward=0.25, value=0.375))
-    store.emit(RolledBack(1, 1, 0, 3, "accuracy", 1.0, 0.5, 0.9, 0.6, (0,), False))
+    store.emit(
+        RolledBack(
+            iteration=1,
+            episode=1,
+            environment=0,
+            step=3,
+            trouble="accuracy",
+            loss_before=1.0,
+            metric_before=0.5,
+            loss_after=0.9,
+            metric_after=0.6,
+            pruned=(0,),
+            ended=False,
+        )
+    )
     store.emit(end(1, 0, 3))
     store.flush()
 
@@ -110,7 +124,7 @@ def test_learning_shows_curves_levels_and_anomalies(run: RunDirectory, store: Ru
     for iteration in range(1, 9):
         store.scalars(iteration, {"objective": iteration / 10, "ppo/kl": 0.01, "ppo/entropy": float("nan")})
     store.scalars(8, {"probe_score": 0.601})
-    store.emit(AnomalyRaised(8, "kl", "the policy moved too far"))
+    store.emit(AnomalyRaised(iteration=8, anomaly="kl", meaning="the policy moved too far"))
     store.flush()
 
     async def scenario(pilot: Pilot[None]):
@@ -124,7 +138,7 @@ def test_learning_shows_curves_levels_and_anomalies(run: RunDirectory, store: Ru
 
 def test_events_are_filtered_by_type(run: RunDirectory, store: RunStore):
     plant(store)
-    store.emit(AnomalyRaised(1, "kl", "the policy moved too far"))
+    store.emit(AnomalyRaised(iteration=1, anomaly="kl", meaning="the policy moved too far"))
     store.flush()
 
     async def scenario(pilot: Pilot[None]):
@@ -162,7 +176,7 @@ def test_every_tab_follows_a_run_that_goes_on(run: RunDirectory, store: RunStore
         store.flush()
         await sees(pilot, "0.125", "▁█")
         await pilot.press("4")
-        store.emit(RunEnded(5, 12.0))
+        store.emit(RunEnded(iteration=5, seconds=12.0))
         store.flush()
         await sees(pilot, "myrun  finished", "run_ended")
 
@@ -176,7 +190,7 @@ def test_a_running_and_a_failed_run_are_told_apart(run: RunDirectory, store: Run
         with run.locked("esper train"):
             await sees(pilot, "myrun  running")
         await sees(pilot, "myrun  interrupted")
-        store.emit(RunFailed(1, "out of memory"))
+        store.emit(RunFailed(iteration=1, reason="out of memory"))
         store.flush()
         await sees(pilot, "myrun  failed")
 
@@ -191,7 +205,7 @@ def test_what_a_resumed_run_makes_anew_replaces_what_was(run: RunDirectory, stor
         await pilot.press("2")
         await sees(pilot, "episode 2")
         store.rewind(1)
-        store.emit(RunResumed(1, "0.1.0"))
+        store.emit(RunResumed(iteration=1, esper_version="0.1.0"))
         store.flush()
         await sees(pilot, "episode 1:")
         plant(store, environments=1, episode=2)
@@ -317,7 +331,7 @@ def test_what_a_store_says_cannot_steer_the_terminal(run: RunDirectory, store: R
     plant(store)
     store.set_metadata({"slots": ["\x1b[31mred", "[b]bold[/b]"]})
     store.emit(step(1, 0, 3, op="wait\x1b]0;title\x07", slot=0, stages=("\x1b[2J", "\x9b"), blueprints=("\x1b", None)))
-    store.emit(AnomalyRaised(1, "\x1b[2J\u202e", "\n\n\r"))
+    store.emit(AnomalyRaised(iteration=1, anomaly="\x1b[2J\u202e", meaning="\n\n\r"))
     store.flush()
 
     async def scenario(pilot: Pilot[None]):

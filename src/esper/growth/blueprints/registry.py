@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from esper.errors import ConfigError, SlotError, UnknownBlueprintError
+from esper.errors import ConfigError, SlotError, UnknownBlueprintError, did_you_mean
 from esper.growth.site import Layout, Site
 
 
@@ -141,9 +139,3 @@ def names() -> tuple[str, ...]:
 def for_site(site: Site) -> tuple[type[Blueprint], ...]:
     """The blueprints that can live at ``site``, sorted by name."""
     return tuple(_registry[name] for name in names() if _registry[name].serves(site))
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near."""
-    near = difflib.get_close_matches(name, [one for one in known if one], n=3)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.errors import TaskError
-from esper.tasks.data import Labels, Scale, stream
+from esper.random_streams import child_generator
+from esper.tasks.data import Labels, Scale
 
-Tokens = NDArray[np.uint8] | NDArray[np.uint16]
-"""Indices into a vocabulary; usually mapped from a file."""
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""Indices into a vocabulary."""
 
 
 class Minibatch(NamedTuple):
@@ -158,7 +159,7 @@ Inputs = NDArray[Any]
 def split_examples(pool: tuple[Inputs, Labels], test: tuple[Inputs, Labels], validation: int, classes: int) -> Splits:
     """``validation`` random examples of ``pool`` are for the controller, the others for training."""
     inputs, labels = pool
-    order = stream(SPLIT_SEED).permutation(len(labels))
+    order = child_generator(SPLIT_SEED).permutation(len(labels))
     held, learned = np.sort(order[:validation]), np.sort(order[validation:])
     scale = Scale.of(inputs[learned[:MEASURED]].astype(np.float32))
     return Splits(

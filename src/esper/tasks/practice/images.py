@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.errors import TaskError
+from esper.tasks.data import LabelledArrays
 from esper.tasks.dataset_suites import DigitsSuite, Mnist1dSuite
-from esper.tasks.datasets import CLASSES, LENGTH, Dataset, digits, mnist1d
+from esper.tasks.datasets import CLASSES, LENGTH, digits, mnist1d
 from esper.tasks.practice.download import Remote, cache_folder, fetch, md5_of
 from esper.tasks.practice.examples import Splits, split_examples
 from esper.tasks.practice.registry import DataAccess
@@ -56,8 +57,8 @@ class Mnist1d:
         return _split_last_rows(mnist1d(), (1, LENGTH), Mnist1dSuite.test_size, validation=500)
 
 
-def _split_last_rows(found: Dataset, shape: tuple[int, ...], test: int, validation: int) -> Splits:
-    inputs, pool = found.inputs.reshape(-1, *shape), len(found) - test
+def _split_last_rows(found: LabelledArrays, shape: tuple[int, ...], test: int, validation: int) -> Splits:
+    inputs, pool = found.inputs.reshape(-1, *shape), len(found.labels) - test
     return split_examples(
         (inputs[:pool], found.labels[:pool]), (inputs[pool:], found.labels[pool:]), validation, CLASSES
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from mlflow.entities import Metric, Param, RunTag
@@ -18,32 +18,30 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from esper.errors import ConfigError
-from esper.telemetry.bridges.bridge import Address, Opening, Sink, Value
+from esper.telemetry.bridges.bridge import Address, Logger, Opening, Value
 from esper.telemetry.bridges.tail import Figures
 
 EXPERIMENT = "esper"
-_URI = "MLFLOW_TRACKING_URI"
-_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
 _MOST_AT_ONCE = 100
 """Parameters in one request; tags too."""
 _LONGEST = 5000
 """Characters of a tag or parameter."""
-_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
-def connect(opening: Opening) -> Sink:
+def open_logger(opening: Opening) -> Logger:
     """Go on with a run in the store at the destination, a URI; by default that of the environment, or files."""
     address = opening.address
     files = f"file:{(opening.folder / 'mlflow').absolute()}"
-    uri = address.destination if address else opening.destination or os.environ.get(_URI) or files
+    asked = opening.destination or os.environ.get("MLFLOW_TRACKING_URI") or files
+    uri = address.destination if address else asked
     if uri.startswith("file:"):
-        os.environ.setdefault(_FILES_ALLOWED, "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     with _explain_errors(uri):
         client = MlflowClient(uri)
         if address is None:
             address = Address(uri, _begin_run(client, opening))
         client.update_run(address.run, status="RUNNING")
-    return _MLflow(client, address, opening.address is not None)
+    return MLflowLogger(client, address, opening.address is not None)
 
 
 def _begin_run(client: MlflowClient, opening: Opening) -> str:
@@ -52,24 +50,22 @@ def _begin_run(client: MlflowClient, opening: Opening) -> str:
     run = client.create_run(experiment, run_name=opening.name).info.run_id
     for part in _in_parts(opening.settings):
         client.log_batch(run, params=[Param(_key(name), value) for name, value in part])
-    for part in _in_parts({f"esper.{name}": value for name, value in opening.description.items()}):
-        client.log_batch(run, tags=[RunTag(_key(name), value) for name, value in part])
+    for part in _in_parts(opening.description):
+        client.log_batch(run, tags=[RunTag(_key(f"esper.{name}"), value) for name, value in part])
     return run
 
 
-class _MLflow:
+class MLflowLogger(Logger):
+    """Metrics by iteration, notes and history as artifacts."""
+
     def __init__(self, client: MlflowClient, address: Address, suspicious: bool) -> None:
         self.address = address
         self._client = client
         self._suspicious = suspicious
         """The next iteration may be there already, or a part of it."""
 
-    def forget(self, after: int) -> bool:
-        return False
-
-    def iteration(self, figures: Figures) -> None:
-        run, step = self.address.run, figures.number
-        moment = round(figures.time * 1000)
+    def log_iteration(self, figures: Figures) -> None:
+        run, step, moment = self.address.run, figures.number, round(figures.time * 1000)
         with _explain_errors(self.address.destination):
             metrics = [Metric(_key(name), value, moment, step) for name, value in figures.scalars.items()]
             missing = [metric for metric in metrics if not (self._suspicious and self._has(metric.key, step))]
@@ -78,14 +74,14 @@ class _MLflow:
                 self._client.log_text(run, "\n".join(figures.notes), f"notes/iteration-{step:08d}.txt")
         self._suspicious = False
 
-    def history(self, lines: Sequence[str], iteration: int) -> None:
+    def log_history(self, lines: Sequence[str], iteration: int) -> None:
         with _explain_errors(self.address.destination):
             self._client.log_text(self.address.run, "\n".join(lines), "history.txt")
 
     def close(self, outcome: str | None) -> None:
         if outcome is not None:
             with _explain_errors(self.address.destination):
-                self._client.set_terminated(self.address.run, _STATUS[outcome])
+                self._client.set_terminated(self.address.run, outcome.upper())
 
     def _has(self, name: str, step: int) -> bool:
         return any(metric.step == step for metric in self._client.get_metric_history(self.address.run, name))
@@ -96,9 +92,9 @@ def _key(name: str) -> str:
     return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
 
 
-def _in_parts(values: Mapping[str, Value]) -> list[list[tuple[str, str]]]:
+def _in_parts(values: Mapping[str, Value]) -> Iterator[list[tuple[str, str]]]:
     pairs = [(name, str(value)[:_LONGEST]) for name, value in values.items()]
-    return [pairs[start : start + _MOST_AT_ONCE] for start in range(0, len(pairs), _MOST_AT_ONCE)]
+    return (pairs[start : start + _MOST_AT_ONCE] for start in range(0, len(pairs), _MOST_AT_ONCE))
 
 
 @contextmanager

@@ -16,16 +16,25 @@ import wandb
 
 from esper import __version__
 from esper.errors import ConfigError
-from esper.telemetry.bridges.bridge import Address, Opening, Sink
+from esper.telemetry.bridges.bridge import Address, Logger, Opening
 from esper.telemetry.bridges.tail import Figures
 
 PROJECT = "esper"
 
 
-def connect(opening: Opening) -> Sink:
+def open_logger(opening: Opening) -> Logger:
     """Go on with a run in the project that is the destination, ``project`` or ``entity/project``; online if W&B is."""
     address = opening.address or Address(opening.destination or PROJECT, secrets.token_hex(4))
     entity, _, project = address.destination.rpartition("/")
+    nothing_of_this_process = wandb.Settings(
+        console="off",
+        disable_git=True,
+        quiet=True,
+        save_code=False,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
     try:
         run = wandb.init(
             entity=entity or None,
@@ -35,40 +44,26 @@ def connect(opening: Opening) -> Sink:
             resume="allow",
             dir=opening.folder,
             config={**opening.settings, "run": dict(opening.description), "esper_version": __version__},
-            settings=_nothing_of_this_process(),
+            settings=nothing_of_this_process,
         )
     except wandb.Error as error:
         raise ConfigError(f"W&B cannot be reached ({error}): log in, or set WANDB_MODE=offline") from error
-    return _WandB(address, run)
+    return WandBLogger(address, run)
 
 
-def _nothing_of_this_process() -> wandb.Settings:
-    """What W&B would note of it is no news of the run."""
-    return wandb.Settings(
-        console="off",
-        disable_git=True,
-        quiet=True,
-        save_code=False,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_save_requirements=False,
-    )
+class WandBLogger(Logger):
+    """A row of figures per iteration, and the run's history in the summary."""
 
-
-class _WandB:
     def __init__(self, address: Address, run: wandb.Run) -> None:
         self.address = address
         self._run = run
 
-    def forget(self, after: int) -> bool:
-        return False
-
-    def iteration(self, figures: Figures) -> None:
+    def log_iteration(self, figures: Figures) -> None:
         samples = {name: wandb.Histogram(values) for name, values in figures.samples.items()}
         notes = {"notes": "\n".join(figures.notes)} if figures.notes else {}
         self._run.log({**figures.scalars, **samples, **notes}, step=figures.number, commit=True)
 
-    def history(self, lines: Sequence[str], iteration: int) -> None:
+    def log_history(self, lines: Sequence[str], iteration: int) -> None:
         self._run.summary["history"] = "\n".join(lines)
 
     def close(self, outcome: str | None) -> None:

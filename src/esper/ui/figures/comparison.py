@@ -9,8 +9,8 @@ from itertools import cycle
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from esper.experiments.compared_runs import ARMS, RECORDS
-from esper.experiments.comparison import Comparison
+from esper.experiments.comparison import POLICY, Comparison
+from esper.experiments.contest import ARMS
 from esper.tasks.suite import Split
 from esper.ui.figures.drawing import BLUE, GREEN, GREY, MARKERS, ROW_HEIGHT, VERMILION, legend_above, name_rows
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table
@@ -57,7 +57,9 @@ def _evaluation_source(split: Split, seeds: int) -> Files:
 def exhibit_configurations(found: Comparison) -> dict[str, Exhibit]:
     """The first configuration against the others."""
     about = f"all configurations, {found.seeds} training seeds each, on the same {found.instances} held-out instances"
-    source = Files(f"CONFIGURATION/seed-N/{RECORDS} in the comparison's folder: {_FIELDS}")
+    source = Files(
+        f"CONFIGURATION/seed-N/{ARMS}/{POLICY}.json in the comparison's folder, the list value.outcomes: {_FIELDS}"
+    )
     return exhibit_comparison("configurations", about, source, found)
 
 
@@ -70,7 +72,7 @@ def exhibit_arms(found: Comparison, configuration: str = "") -> dict[str, Exhibi
     )
     source = Files(
         f"FIRST-CONFIGURATION/{ARMS}/ARM.json and FIRST-CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's "
-        f"folder, the list records.outcomes: {_FIELDS}"
+        f"folder, the list value.outcomes: {_FIELDS}"
     )
     return exhibit_comparison("arms", about, source, found)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from esper.experiments.compared_runs import FinishedComparison
 from esper.experiments.comparison import Comparison
+from esper.experiments.contest import FinishedContest
 from esper.tasks.suite import Split
 from esper.ui.figures.comparison import exhibit_arms, exhibit_configurations, exhibit_evaluation
 from esper.ui.figures.exhibit import Exhibit
@@ -37,7 +37,7 @@ def _show_arms(comparison: Comparison, exhibits: Mapping[str, Exhibit]) -> list[
     ]
 
 
-def report_configurations(folder: Path, found: FinishedComparison) -> Report:
+def report_configurations(folder: Path, found: FinishedContest) -> Report:
     """A comparison of configurations, and all arms if they have played."""
     configurations, arms = found.configurations, found.arms
     first, names = configurations.reference.name, [one.name for one in configurations.standings]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.errors import RunError
-from esper.experiments.compared_runs import is_comparison, read_comparison, read_over_seeds
+from esper.experiments.contest import is_contest, read_contest
+from esper.experiments.evaluate import read_over_seeds
 from esper.practice.run import GrowDirectory
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import MADE, RunDirectory
@@ -36,6 +37,6 @@ def report_on(paths: Sequence[Path]) -> Report:
         with RunReader.open(run.store) as reader:
             grown = reader.metadata().get("command") == "grow"
         return report_grown(GrowDirectory(path)) if grown else report_training(run)
-    if path.is_dir() and is_comparison(path):
-        return report_configurations(path, read_comparison(path))
+    if path.is_dir() and is_contest(path):
+        return report_configurations(path, read_contest(path))
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")

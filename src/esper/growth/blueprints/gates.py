@@ -1,4 +1,4 @@
-"""A gate on channels, set by what all positions show."""
+"""Blueprints that rescale channels by what all positions show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
 
 HIDDEN = 4
-"""Units between the mean over positions and the gate."""
+"""A gate's units between the mean over positions and the gate."""
+REDUCTION = 4
+"""Channels per hidden unit of squeeze-and-excitation; Hu et al. 2018 use 16 in networks of hundreds of channels."""
 
 
 @register
@@ -56,3 +58,15 @@ class Gate(Blueprint, Stackable):
     @classmethod
     def flops_at(cls, site: Site) -> int:
         return 4 * cls.hidden_at(site) * site.width + 2 * site.positions * site.width
+
+
+@register
+class SqueezeExcite(Gate):
+    """`Gate` on samples or pixels whose hidden units grow with the channels, as in its paper."""
+
+    name: ClassVar[str] = "squeeze_excite"
+    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+
+    @classmethod
+    def hidden_at(cls, site: Site) -> int:
+        return max(1, site.width // REDUCTION)

@@ -1,4 +1,4 @@
-"""Self-attention over tokens."""
+"""Blueprints that mix tokens: near ones, by position, by content."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
 
+from esper.errors import SlotError
 from esper.growth.blueprints.layers import (
+    TAPS,
     count_positions,
     from_columns,
+    gather_neighbours,
+    has_neighbours,
+    he_normal,
     lecun_normal,
     normal,
     normalise,
@@ -23,6 +28,87 @@ from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
 from esper.stacking import Stackable, linear
 
+
+class TokenMixer(Blueprint, Stackable):
+    """What the blueprints here share: they serve two tokens or more."""
+
+    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        return super().serves(site) and has_neighbours(site)
+
+
+@register
+class TokenConv(TokenMixer):
+    """``s(h) = W2 relu(W1 * h + b1)``: ``*`` a convolution over three tokens, zero beyond the ends; ``W2 = 0``."""
+
+    name: ClassVar[str] = "token_conv"
+    family: ClassVar[Family] = Family.TOKEN_NEAR
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        width = site.width
+        self.kernel = he_normal(generator, width, TAPS, width, fan_in=TAPS * width)  # [out, tap, in]
+        self.bias = zeros(generator, width)
+        self.outer = zeros(generator, width, width)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
+        hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
+        return from_columns(linear(self.outer, hidden), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return (TAPS + 1) * site.width**2 + site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 2 * site.positions * (TAPS + 1) * site.width**2
+
+
+@register
+class TokenMix(TokenMixer):
+    """``s(h) = relu(M h + b) W``: ``M [T, T]`` mixes tokens alike in every channel, ``W [C, C]`` channels; ``W = 0``.
+
+    The token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), with channels mixed after it.
+    """
+
+    name: ClassVar[str] = "token_mix"
+    family: ClassVar[Family] = Family.TOKEN_FAR
+    live: Tensor
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.positions = tokens = site.positions
+        width = site.width
+        self.mixing = he_normal(generator, tokens, tokens, fan_in=tokens)
+        self.bias = zeros(generator, tokens)
+        self.outer = zeros(generator, width, width)
+        self.register_buffer("live", torch.ones(width, device=generator.device))
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        if features.shape[-2] != self.positions:
+            raise SlotError(
+                f"token_mix mixes {self.positions} tokens and was given {features.shape[-2]}: "
+                "where their number varies, leave it out of the slot's blueprints"
+            )
+        columns = split_positions(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
+        tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
+        mixed = linear(self.mixing, tokens, self.bias).relu()
+        columns = mixed.view(*mixed.shape[:-1], -1, columns.shape[-1]).transpose(-3, -2).flatten(-2)
+        # Without `live`, what the bias, which runs along tokens, does to padded channels would reach their weights.
+        return from_columns(linear(self.outer * self.live.unsqueeze(-2), columns), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return site.positions**2 + site.positions + site.width**2
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 2 * site.positions * site.width * (site.positions + site.width)
+
+
 KEY = 4
 """Size of queries and keys."""
 _COLUMNS_RANK = 2
@@ -32,7 +118,7 @@ _FEW = 8
 
 
 @register
-class Attention(Blueprint, Stackable):
+class Attention(TokenMixer):
     """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
 
     One head; values and output projection are one matrix. The usual factor ``1 / sqrt(KEY)`` is in the initial queries.
@@ -41,7 +127,6 @@ class Attention(Blueprint, Stackable):
 
     name: ClassVar[str] = "attention"
     family: ClassVar[Family] = Family.ATTENTION
-    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
     looks_ahead: ClassVar[bool] = False
     live: Tensor
 
@@ -76,10 +161,6 @@ class Attention(Blueprint, Stackable):
         projections = 2 * site.positions * (2 * KEY * site.width + site.width**2)
         attention = 2 * site.positions**2 * (KEY + site.width)
         return normalisation + projections + attention
-
-    @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and site.positions > 1
 
 
 def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:

@@ -1,0 +1,179 @@
+"""Blueprints that treat each position by itself: a norm, perceptrons, maps of low rank, a skip from the input."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esper.growth.blueprints.layers import from_columns, he_normal, lecun_normal, normalise, to_columns, zeros
+from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.site import CHANNELS_LAST, Layout, Site
+from esper.stacking import Stackable, linear
+
+
+@register
+class Norm(Blueprint, Stackable):
+    """``s(h) = gamma * normalise(h) + beta`` at each position; ``gamma = beta = 0``."""
+
+    name: ClassVar[str] = "norm"
+    family: ClassVar[Family] = Family.NORM
+    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    mixes_positions: ClassVar[bool] = False
+    live: Tensor
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.gamma = zeros(generator, site.width)
+        self.beta = zeros(generator, site.width)
+        self.register_buffer("live", torch.ones(site.width, device=generator.device))
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(features, self.layout)
+        gamma, beta = self.gamma.unsqueeze(-1), self.beta.unsqueeze(-1)
+        scaled = torch.addcmul(beta, gamma, normalise(columns, self.live))
+        return from_columns(scaled, features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return 2 * site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 6 * site.positions * site.width
+
+
+@register
+class Mlp(Blueprint, Stackable):
+    """``s(h) = W2 relu(W1 h + b1) + b2`` at each position; ``W2 = b2 = 0``. ``expansion`` times the width inside."""
+
+    name: ClassVar[str] = "mlp"
+    family: ClassVar[Family] = Family.CHANNEL
+    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    mixes_positions: ClassVar[bool] = False
+    expansion: ClassVar[int] = 2
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        hidden = self.expansion * site.width
+        self.inner = he_normal(generator, hidden, site.width, fan_in=site.width)
+        self.inner_bias = zeros(generator, hidden)
+        self.outer = zeros(generator, site.width, hidden)
+        self.outer_bias = zeros(generator, site.width)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(features, self.layout)
+        hidden = linear(self.inner, columns, self.inner_bias).relu()
+        return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        hidden = cls.expansion * site.width
+        return 2 * hidden * site.width + hidden + site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 4 * site.positions * cls.expansion * site.width**2
+
+
+@register
+class MlpWide(Mlp):
+    """`Mlp` with four times the width inside, as in a transformer's block."""
+
+    name: ClassVar[str] = "mlp_wide"
+    expansion: ClassVar[int] = 4
+
+
+@register
+class Conv1x1(Mlp):
+    """1x1 convolution, ReLU, 1x1 convolution: an `Mlp` over channels with the site's own width inside."""
+
+    name: ClassVar[str] = "conv1x1"
+    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    expansion: ClassVar[int] = 1
+
+
+@register
+class LowRank(Blueprint, Stackable):
+    """``s(h) = U D h`` at each position, through a quarter of the width; ``U = 0``."""
+
+    name: ClassVar[str] = "lowrank"
+    family: ClassVar[Family] = Family.CHANNEL
+    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    mixes_positions: ClassVar[bool] = False
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        rank = self.rank_at(site)
+        self.down = lecun_normal(generator, rank, site.width, fan_in=site.width)
+        self.up = zeros(generator, site.width, rank)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(features, self.layout)
+        return from_columns(linear(self.up, linear(self.down, columns)), features, self.layout)
+
+    @staticmethod
+    def rank_at(site: Site) -> int:
+        """A quarter of the width, at least one."""
+        return max(1, site.width // 4)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return 2 * cls.rank_at(site) * site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 4 * site.positions * cls.rank_at(site) * site.width
+
+
+RANK = 8
+"""Of `Lora`."""
+
+
+@register
+class Lora(LowRank):
+    """`LowRank` on tokens, of one small rank whatever the width: what LoRA (Hu et al. 2022) adds to a map."""
+
+    name: ClassVar[str] = "lora"
+    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+
+    @staticmethod
+    def rank_at(site: Site) -> int:
+        """`RANK`, or the width if that is less."""
+        return min(RANK, site.width)
+
+
+@register
+class InputSkip(Blueprint, Stackable):
+    """``s(h) = W x + b`` with the network's input ``x``, token by token where the site has tokens; ``W = b = 0``.
+
+    Serves tokens where the network reads as many tokens, and features where it reads a plain vector.
+    """
+
+    name: ClassVar[str] = "input_skip"
+    family: ClassVar[Family] = Family.SKIP
+    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
+    mixes_positions: ClassVar[bool] = False
+    reads_inputs: ClassVar[bool] = True
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.weight = zeros(generator, site.width, site.input_shape[-1])
+        self.bias = zeros(generator, site.width)
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        columns = to_columns(inputs, self.layout)
+        return from_columns(linear(self.weight, columns, self.bias), features, self.layout)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return site.width * (site.input_shape[-1] + 1)
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 2 * site.positions * site.width * site.input_shape[-1]
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        return super().serves(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0

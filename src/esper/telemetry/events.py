@@ -1,0 +1,316 @@
+"""What happens in a run, as typed, versioned records: the events of runs, of growing networks and of learning.
+
+An event is a frozen dataclass of JSON values. `register` files it under a name and a version, and `decode` brings a
+stored one back; both refuse what they do not know. Change an event's fields only together with its version.
+
+Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
+run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a model that grows
+alone has the single episode 1.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, TypedDict, TypeVar, cast, dataclass_transform
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from esper.errors import RunError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events; `iteration` is the trainer's iteration it belongs to."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+    name: ClassVar[str]
+    version: ClassVar[int]
+    # History survives a rewind: that a run was interrupted stays true when the iterations after it are done again.
+    history: ClassVar[bool] = False
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEvent(Event):
+    """Base of events of one network; `step` counts the episode's decisions from 0."""
+
+    episode: int
+    environment: int
+    step: int
+
+
+class Place(TypedDict):
+    """The fields that every `NetworkEvent` has."""
+
+    iteration: int
+    episode: int
+    environment: int
+    step: int
+
+
+_registry: dict[str, type[Event]] = {}
+E = TypeVar("E", bound=type[Event])
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def register(name: str, version: int = 1) -> Callable[[E], E]:
+    """Class decorator: a frozen dataclass, its fields given by keyword, that is stored as `name`, at `version`."""
+
+    def decorate(event_type: E) -> E:
+        if name in _registry:
+            raise ValueError(f"an event named {name!r} is registered already")
+        event_type = dataclass(frozen=True, slots=True, kw_only=True)(event_type)
+        event_type.name = name
+        event_type.version = version
+        _registry[name] = event_type
+        return event_type
+
+    return decorate
+
+
+def event_types() -> dict[str, type[Event]]:
+    """All registered event types by name."""
+    return dict(_registry)
+
+
+def encode(event: Event) -> str:
+    """The event's fields as JSON, but for defaults; non-finite numbers become strings, which `decode` turns back."""
+    return _adapter(type(event)).dump_json(event, exclude_defaults=True).decode()
+
+
+def decode(name: str, version: int, payload: str) -> Event:
+    """Rebuild a stored event.
+
+    Raises:
+        RunError: an unknown name or version, or a payload that does not fit them.
+    """
+    event_type = _registry.get(name)
+    if event_type is None or event_type.version != version:
+        raise RunError(f"event {name!r} version {version} is unknown here: read this run with the Esper that wrote it")
+    try:
+        return _adapter(event_type).validate_json(payload)
+    except ValidationError as error:
+        raise RunError(f"a stored event {name!r} is damaged: {error.errors()[0]['msg']}") from error
+
+
+def fields(name: str, payload: str) -> dict[str, Any]:
+    """A stored event's payload as it is, whatever its type and version; RunError if it is no JSON object."""
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"a stored event {name!r} is damaged: its payload is not JSON") from error
+    if not isinstance(found, dict):
+        raise RunError(f"a stored event {name!r} is damaged: its payload is not a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+@cache
+def _adapter(event_type: type[Event]) -> TypeAdapter[Any]:
+    return TypeAdapter(event_type)
+
+
+@register("run_started")
+class RunStarted(Event):
+    """A new run begins."""
+
+    history = True
+
+    esper_version: str
+    seed: int
+
+
+@register("run_interrupted")
+class RunInterrupted(Event):
+    """The run stopped before its end, for instance by Ctrl-C."""
+
+    history = True
+
+    reason: str
+
+
+@register("run_failed")
+class RunFailed(Event):
+    """The run stopped at an error; `reason` is its message."""
+
+    history = True
+
+    reason: str
+
+
+@register("run_resumed")
+class RunResumed(Event):
+    """The run goes on after the checkpoint of `iteration`."""
+
+    history = True
+
+    esper_version: str
+
+
+@register("run_ended")
+class RunEnded(Event):
+    """All iterations are done; `seconds` counts the last process only."""
+
+    history = True
+
+    seconds: float
+
+
+@register("checkpoint_written")
+class CheckpointWritten(Event):
+    """A checkpoint is safe on disk; `file` is relative to the run directory."""
+
+    file: str
+    sha256: str
+
+
+@register("episode_started")
+class EpisodeStarted(NetworkEvent):
+    """A network begins to learn a problem; `instance` is its name, `rent` the price of growth."""
+
+    instance: str
+    family: str
+    variant: str
+    rent: float
+    learning_rate: float
+    train_size: int
+    widths: tuple[int, ...]
+    host_parameters: int
+
+
+@register("step_taken", version=2)
+class StepTaken(NetworkEvent):
+    """A decision, and how the network stood after the minibatches that followed it.
+
+    `metric` is what growth is about, in its own units: accuracy on validation data, unless the run's metadata
+    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, the share of
+    its ``reference`` that is gone. Contributions are differences of scores; `objective` is J, the whole network's score
+    less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds' parameters over
+    the host's. Tuples have an entry per slot. Of a model that grows alone, the figures are those that the decision was
+    made on.
+    """
+
+    op: str
+    loss: float
+    metric: float
+    objective: float
+    added: float
+    stages: tuple[str, ...]
+    blueprints: tuple[str | None, ...]
+    alphas: tuple[float, ...]
+    contributions: tuple[float | None, ...]
+    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). Of
+    seeds on trial where the metadata's ``evidence`` is ``refit``, less that of a fork that trains on without the seed.
+    None without a seed, or where it was not measured."""
+    slot: int | None = None
+    blueprint: str | None = None
+    """What was germinated."""
+    choices: dict[str, str] = field(default_factory=dict[str, str])
+    """Of the other heads that the operation reads, by head."""
+    value: float | None = None
+    """The policy's estimate of what it will still be paid; None for rules."""
+    log_prob: float | None = None
+    """Of the whole action, under the policy."""
+    reward: float | None = None
+    """None for a model that grows alone."""
+    terms: dict[str, float] = field(default_factory=dict[str, float])
+    """What the reward is the sum of, where it is not 0."""
+    train_loss: float | None = None
+
+
+@register("policy_looked")
+class PolicyLooked(NetworkEvent):
+    """What the policy saw before a decision, and how likely it found each choice; of watched networks only.
+
+    The run's metadata ``features`` names the last axes of the observation.
+    """
+
+    globals: tuple[float, ...]
+    slots: tuple[tuple[float, ...], ...]
+    """One token per slot."""
+    blueprints: tuple[tuple[tuple[float, ...], ...], ...]
+    """Per slot and blueprint."""
+    probabilities: dict[str, tuple[float, ...]]
+    """Per head that the decision read, given the choices before it; 0 for what was not legal."""
+
+
+@register("lifecycle_transition", version=2)
+class LifecycleTransition(NetworkEvent):
+    """A slot changed its stage."""
+
+    slot: int
+    before: str
+    after: str
+    blueprint: str | None
+    """Of the seed that came, stayed or went; None in a cooldown."""
+    cause: str
+    """An operation, ``tick``, ``rollback``, ``start``, or ``finish``: judged at the end of growth."""
+    reason: str
+    """What the gate before the new stage said."""
+    contribution: float | None = None
+    """The seed's contribution, as in ``step_taken``, as it was known then."""
+
+
+@register("gate_judged")
+class GateJudged(NetworkEvent):
+    """The gate ahead of a seed changed its verdict."""
+
+    slot: int
+    gate: str
+    passed: bool
+    reason: str
+
+
+@register("rolled_back", version=3)
+class RolledBack(NetworkEvent):
+    """The governor returned a network to its last good state; loss and metric are as in ``step_taken``."""
+
+    trouble: str
+    loss_before: float
+    metric_before: float
+    loss_after: float
+    metric_after: float
+    pruned: tuple[int, ...]
+    """Slots whose seeds are gone."""
+    ended: bool
+    """It was one too many: the episode is over."""
+
+
+@register("episode_ended")
+class EpisodeEnded(NetworkEvent):
+    """An episode is over: what was committed, on validation data, and what the controller was paid in all."""
+
+    objective: float
+    accuracy: float
+    added: float
+    paid: float
+    kept: tuple[str | None, ...]
+    """Blueprint of the fossil in each slot."""
+
+
+@register("ppo_updated", version=3)
+class PPOUpdated(Event):
+    """A policy update is done; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
+
+    optimizer_steps: int
+    stopped_early: bool
+    kl: float
+    anomalies: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+@register("anomaly_raised")
+class AnomalyRaised(Event):
+    """An update is not healthy: `anomaly` names what is wrong and `meaning` says it in a sentence."""
+
+    anomaly: str
+    meaning: str
+
+
+@register("policy_probed")
+class PolicyProbed(Event):
+    """The greedy policy's mean test score on the run's probe instances, and that of each baseline there."""
+
+    score: float
+    baselines: dict[str, float]
