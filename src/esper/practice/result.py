@@ -10,10 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
-from esper.practice.training import Epoch, HostTraining
+from esper.practice.training import Epoch, HostTraining, Score
 from esper.telemetry.events import RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 
@@ -78,7 +77,7 @@ _RESULT = TypeAdapter(GrowResult)
 
 def summarise_run(training: HostTraining, test: Score, store: RunStore) -> GrowResult:
     """What came out: ``test`` is the committed model's score."""
-    settings, host, added = training.settings, training.model.host_parameters, training.added_parameters
+    settings, host, added = training.settings, training.model.host_parameters, training.model.added_parameters
 
     def total(scalar: str) -> float:
         return sum(value for _, value in store.series(scalar))

@@ -15,10 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.control.rules.simple import Never
 from esper.devices import usable_device
-from esper.experiments.static_networks import TRAINING_PASSES
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
@@ -27,6 +25,7 @@ from esper.practice.settings import ALL_FROM_START, GrowSettings
 from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import get_host
+from esper.training.budget import TRAINING_PASSES
 
 HOST, SEEDS, ORDER = range(3)
 """Keys of a run's random streams."""
@@ -36,15 +35,13 @@ EVALUATION_BATCH = 512
 """Examples in one forward pass; bounds memory."""
 
 
-class TrainingScore(NamedTuple):
-    """How an epoch of training went."""
+class Score(NamedTuple):
+    """How a classifier does: on data that it only reads, or in the minibatches that it learns from."""
 
     loss: float
-    """Mean over its minibatches, in nats."""
+    """Mean cross-entropy in nats."""
     accuracy: float
-    """Fraction that was right, in [0, 1], while learning."""
-    examples: int
-    """How many the model learned from."""
+    """Fraction that is right, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Epoch:
     number: int
     """From 1."""
     total: int
-    training: TrainingScore
+    training: Score
     validation: Score
     """Before the decision, and before a rollback if there was one."""
     decision: Decision
@@ -115,9 +112,9 @@ class HostTraining:
         began, settings, slots = time.perf_counter(), self.settings, self.model.slots
         forward = self._host_flops + count_seed_flops(*slots.values())
         # Each fork goes without the seed of the slot that it is named by.
-        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.refit.forks)
+        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.apart.forks)
         # Of its own for every epoch, so that a resumed run need not know what was drawn before.
-        training = self._learn(child_generator(settings.seed, ORDER, number))
+        training, examples = self._learn(child_generator(settings.seed, ORDER, number))
         learning_seconds = time.perf_counter() - began
         validation = self._validate(self.model)
         decision = self.grower.step(
@@ -132,8 +129,8 @@ class HostTraining:
             training,
             validation,
             decision,
-            self.added_parameters,
-            TRAINING_PASSES * training.examples * (forward + forks),
+            self.model.added_parameters,
+            TRAINING_PASSES * examples * (forward + forks),
             learning_seconds,
             time.perf_counter() - began,
         )
@@ -142,13 +139,8 @@ class HostTraining:
         """On data that nothing else reads."""
         return measure(self.model, self.splits.test)
 
-    @property
-    def added_parameters(self) -> int:
-        """Of all seeds there are."""
-        return sum(parameter.numel() for seed in self.model.seeds.values() for parameter in seed.parameters())
-
-    def _learn(self, rng: np.random.Generator) -> TrainingScore:
-        """One pass over the training data in minibatches, in an order drawn from ``rng``."""
+    def _learn(self, rng: np.random.Generator) -> tuple[Score, int]:
+        """One pass over the training data in an order drawn from ``rng``: how it went, and examples learned from."""
         self.model.train()
         sums = _ScoreSums()
         for batch in self.splits.train.epoch(self.settings.batch_size, rng):
@@ -159,8 +151,7 @@ class HostTraining:
             loss.backward()
             self.optimizer.step()
             sums.add(logits.detach(), batch, loss.detach())
-        score = sums.score()
-        return TrainingScore(score.loss, score.accuracy, sums.examples)
+        return sums.score(), sums.examples
 
     def _loss(self, batch: Minibatch) -> Tensor:
         return cross_entropy(self.model(batch.inputs), batch)

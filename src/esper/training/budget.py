@@ -9,12 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.arrays import Bools, Floats, Ints
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+TRAINING_PASSES = 3
+"""FLOPs of a training step over those of its forward pass.
+
+A backward pass costs about two forward ones: for every product of weights and features, one for the gradient of either
+(Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Hobbhahn and Sevilla 2021, "What's the backward-forward FLOP ratio
+for neural networks?", Epoch AI).
+"""
 
 
 class Budget(Settings):
@@ -73,7 +79,7 @@ class Costs:
     """Bytes."""
 
 
-def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> Bools:
     """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps.
 
     That is with any of these ``blends``.
