@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from esper.experiments.sweep import Ranked, SweepTrial, Told
+from esper.experiments.sweep import RankedTrial, SweepTrial, TrialProgress
 from esper.ui.formats import duration, percent, score
 from esper.ui.live import REFRESHES_PER_SECOND
 from esper.ui.output import say
@@ -34,7 +34,7 @@ class _Row:
 
     trial: SweepTrial
     progress: TrainingProgress
-    ranked: Ranked | None = None
+    ranked: RankedTrial | None = None
 
     @property
     def objective(self) -> str:
@@ -64,7 +64,7 @@ class SweepView:
         if self._console.is_terminal:
             self._live.stop()
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: TrialProgress) -> None:
         """A trial has done another iteration, or had done it before."""
         row = self._rows[told.number]
         progress = row.progress
@@ -79,7 +79,7 @@ class SweepView:
                 f"({choices_text(row.trial.choices)})",
             )
 
-    def finished(self, number: int, ranked: Ranked) -> None:
+    def finished(self, number: int, ranked: RankedTrial) -> None:
         """A trial's policy has its score."""
         row = self._rows[number]
         row.ranked, row.progress.done = ranked, row.progress.total
@@ -101,7 +101,7 @@ class SweepView:
         return table
 
 
-def ranking_table(ranking: Sequence[Ranked]) -> Table:
+def ranking_table(ranking: Sequence[RankedTrial]) -> Table:
     """Best first; means over the held-out instances. Added are parameters over the host's."""
     table = _trials_table("score", "accuracy", "added")
     for one in ranking:

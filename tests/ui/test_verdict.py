@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from esper.experiments.comparison import Comparison, compare_evaluated
-from esper.ui.standings import Conclusion, conclude, standings_table
+from esper.ui.standings import Answer, did_it_help, standings_table
 from experiments.results_cases import planted
 
 
@@ -16,8 +16,8 @@ def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
     return compare_evaluated(planted(means, noise=noise))
 
 
-def answered(means: Mapping[str, float], noise: float = 0.02) -> Conclusion:
-    return conclude(compared(means, noise))
+def answered(means: Mapping[str, float], noise: float = 0.02) -> Answer:
+    return did_it_help(compared(means, noise))
 
 
 def test_above_all_is_yes_and_names_the_closest():
@@ -47,7 +47,7 @@ def test_below_is_said():
 def test_a_policy_that_never_grows_is_told():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
     idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = conclude(compare_evaluated(idle))
+    found = did_it_help(compare_evaluated(idle))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
 
