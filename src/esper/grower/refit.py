@@ -24,9 +24,9 @@ from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.grower.passes import Passes
 from esper.grower.shadow import LEARN_APART_LINE, LOSS_LINE, Loss, compute_gradients
-from esper.growth.aside import aside
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -120,7 +120,7 @@ class Refit:
             return
         brought: list[dict[torch.nn.Parameter, Tensor]] = []
         for fork in forks:
-            with aside(self.model, ()), torch.enable_grad():
+            with side_pass(self.model, ()), torch.enable_grad():
                 brought.append(fork.gradients(lambda: self._scale(compute(*minibatch, **named))))
         usual = self._scale(torch.ones_like(loss.detach()))
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError
-from esper.growth.aside import aside
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.side_pass import side_pass
 from esper.lifecycle.rules import Isolation, Rules
 
 Loss = Callable[..., Tensor]
@@ -73,7 +73,7 @@ class Shadow:
         if self._loss is None or not isolated or not loss.requires_grad:
             return
         learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
-        with aside(self._model, isolated.values()), torch.enable_grad():
+        with side_pass(self._model, isolated.values()), torch.enable_grad():
             scaled = self._scale(self._loss(*minibatch, **named))
             gradients = compute_gradients(scaled, learning)
         for name, seed in isolated.items():
