@@ -110,7 +110,8 @@ def main(
 def ours(folder: Path, setup: Setup, seed: int) -> float:
     """Mean score of Esper's policy."""
     contest = Contest(folder, {OURS: setup.settings}, seed + 1, setup.instances)
-    return float(np.mean([outcome.score for outcome in run_contest(contest, _progress)[OURS][seed]]))
+    (arm,) = run_contest(contest, _progress)
+    return float(np.mean([outcome.score for outcome in arm.seeds[seed].outcomes]))
 
 
 def _progress(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:

@@ -30,10 +30,11 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import ActionBuilder
 from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score, measure_seeds
+from esper.grower.measuring import measure_seeds
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
+from esper.practice.training import Score
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
 from esper.tasks.dataset_suites import DigitsSuite

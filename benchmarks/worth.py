@@ -38,9 +38,8 @@ import esper
 from esper.errors import EsperError
 from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
-from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
-from esper.practice.training import cross_entropy, first_inputs, measure
+from esper.practice.training import Score, cross_entropy, first_inputs, measure
 from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import DataAccess, get_host, get_task

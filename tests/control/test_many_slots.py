@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from esper.control.growing_networks import Floats
+from esper.arrays import Bools, Floats, Ints
 from esper.control.history import History
 from esper.control.observation import (
     BLUEPRINT_FEATURES,
@@ -21,7 +21,7 @@ from esper.control.observation import (
 )
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
-from esper.lifecycle.actions import Blend, Bools, Int64s
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.budget import Cost, Costs
 from esper.training.gradients import HealthTable
@@ -39,7 +39,7 @@ class Offered:
     kinds: Sequence[type[Blueprint]]
     costs: Costs
     compatible: Bools
-    widths: Int64s
+    widths: Ints
     learning_rates: Floats
 
 
@@ -50,7 +50,7 @@ class Held:
     specs: Offered
     table: SeedTable
     evidence: Evidence
-    host_parameters: Int64s
+    host_parameters: Ints
     budget_left: Floats
     layouts: np.ndarray
     """Names ``[E, S]``."""
@@ -58,7 +58,7 @@ class Held:
     def slots_of_layout(self, layout: Layout) -> Bools:
         return self.layouts == layout.value
 
-    def parameters_in(self, counted: Bools) -> Int64s:
+    def parameters_in(self, counted: Bools) -> Ints:
         return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 

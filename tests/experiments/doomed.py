@@ -23,7 +23,7 @@ from esper.cli import main
 from esper.commands import evaluate, train
 from esper.control.learned import LearnedController
 from esper.control.rules.heuristic import Heuristic
-from esper.experiments import collect, evaluation
+from esper.experiments import collect, results
 from esper.rl.ppo import PolicyOptimizer
 from esper.tasks import registry
 from esper.telemetry import database
@@ -104,8 +104,8 @@ PLACES: dict[str, Callable[[int], None]] = {
     "no manifest": writing(checkpoints, ".safetensors", 1),
     "half the manifest": writing(checkpoints, ".json", 0.5),
     "fresh checkpoint": writing(checkpoints, ".json", 1),
-    "half a cohort": writing(evaluation, ".json", 0.5),
-    "whole cohort": writing(evaluation, ".json", 1),
+    "half a cohort": writing(results, ".json", 0.5),
+    "whole cohort": writing(results, ".json", 1),
 }
 """Where a process can be told to die, at the n-th time that it gets there."""
 

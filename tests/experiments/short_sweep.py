@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.results import Result
+from esper.experiments.results import ArmResults
 from esper.experiments.sweep import Ranked, Sweep, Told, _compute_trial, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import Backend, Workers
 from experiments.ray_tasks import die_once
@@ -34,7 +34,7 @@ LAST_WORD = 3
 """The iteration of which it tells before it dies; its checkpoint is not written yet."""
 
 
-def computed_short(mark: str, task: _TrialTask) -> Generator[Told, None, list[Result]]:
+def computed_short(mark: str, task: _TrialTask) -> Generator[Told, None, ArmResults]:
     """A trial, whose process dies once if there is a mark."""
     with short_suite():
         course = _compute_trial(task)

@@ -49,7 +49,7 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run_contest(contest(tmp_path / "whole"), unseen)
-    assert {name: [len(one) for one in own] for name, own in whole.items()} == {"plain": [6, 6], "sparse": [6, 6]}
+    assert {arm.name: [len(one.outcomes) for one in arm.seeds] for arm in whole} == {"plain": [6, 6], "sparse": [6, 6]}
     stopped, seen = contest(tmp_path / "stopped"), list[Trial]()
 
     def stop(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:

@@ -145,7 +145,7 @@ def cut(path: Path) -> None:
 
 def another_score(path: Path) -> None:
     file = json.loads(path.read_text())
-    file["played"][0]["records"][0]["score"] += 1
+    file["value"][0]["records"][0]["score"] += 1
     path.write_text(json.dumps(file))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from esper.arrays import named_arrays
 from esper.control.policy import PolicyState
 from esper.control.rules.simple import Never
 from esper.devices import devices_here, usable_device
@@ -23,7 +24,6 @@ from esper.experiments.workers import Backend, InlineValue, require_devices
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
-from esper.rl.structs import named_arrays
 from esper.tasks.registry import get_suite
 from esper.telemetry.run_directory import RunDirectory
 from esper.training.execution import Execution, Parameters

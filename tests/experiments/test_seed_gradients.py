@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.arrays import replace_where
 from esper.control.rules.simple import Uniform
 from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
@@ -53,8 +54,9 @@ def germinated(*seeds: tuple[int, int, int]) -> Transitions:
 def health(ratios: Sequence[Sequence[float | None]], vanished: float = 0.0, exploded: float = 0.0) -> HealthTable:
     """Of seeds with these ratios, ``[E, S]``; None where no seed learns."""
     learning = np.array([[ratio is not None for ratio in row] for row in ratios])
-    return HealthTable.none(*learning.shape).replace_where(
+    return replace_where(
         learning,
+        HealthTable.none(*learning.shape),
         HealthTable(
             np.full(learning.shape, 8),
             np.ones(learning.shape),

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from esper import Grower
 from esper.grower.measuring import Evaluate
-from esper.grower.state_dict import GrowthInStateDict, pack
+from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
+from esper.state_files import pack
 from grower.training_loop import APART, HELD, data, growing, validate
 
 RANKS = 2
@@ -74,7 +75,7 @@ def main(folder: Path, rank: int, how: str) -> None:
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    state |= {"forks": grower.refit.state_dict(), "ending": ending}
+    state |= {"forks": grower.apart.state_dict(), "ending": ending}
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 

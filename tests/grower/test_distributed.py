@@ -145,10 +145,10 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     )
     for _ in range(BLOWN_UP):
         train(model, grower, slice(96), blown_up=False)
-    assert grower.refit.forks
+    assert grower.apart.forks
     alone = [train(model, grower, slice(96), blown_up=number == 0) for number in range(DECISIONS - BLOWN_UP)]
     assert first["told"][BLOWN_UP:] == second["told"][BLOWN_UP:] == [decision for _, decision in alone]
-    forks = grower.refit.state_dict()
+    forks = grower.apart.state_dict()
     torch.testing.assert_close(first["forks"]["forks"], forks["forks"], rtol=1e-3, atol=1e-5)
 
 

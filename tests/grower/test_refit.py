@@ -22,14 +22,15 @@ from esper import Grower, GrowingModel
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.refit import REFIT, Counterfactual, SeedlessFork
-from esper.grower.state_dict import pack, regrow
+from esper.grower.apart import REFIT, Counterfactual, SeedlessFork
+from esper.grower.state_dict import regrow
 from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.rl.episode_config import EpisodeConfig
+from esper.state_files import pack
 from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
 
@@ -219,7 +220,7 @@ def compared(training: Training, grower: Grower) -> int:
         if hand is not None:
             hand.learn(seen)
             expected = hand.mine.tensors()
-            found = forked(grower.refit.forks["0"], training.model)
+            found = forked(grower.apart.forks["0"], training.model)
             assert expected.keys() == found.keys()
             for name, tensor in expected.items():
                 torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
@@ -232,7 +233,7 @@ def compared(training: Training, grower: Grower) -> int:
             else:
                 assert "0" not in decision.contributions
             hand.follow()
-        elif "0" in grower.refit.forks:
+        elif "0" in grower.apart.forks:
             hand = ByHand(training)
     return checked
 
@@ -280,7 +281,7 @@ def test_the_model_does_not_notice(host: Build, how: str) -> None:
         for _ in range(DECISIONS):
             training.learn(grower.learn_apart)
             grower.step(train_loss=1.0)
-        assert (len(grower.refit.forks) == 2) is (evidence == "refit")
+        assert (len(grower.apart.forks) == 2) is (evidence == "refit")
         moments = [v for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
         return training.tensors(), [*seen, *moments, torch.get_rng_state()]
 
@@ -383,11 +384,11 @@ def test_forks_go_when_trials_end() -> None:
     for _ in range(DECISIONS):
         training.learn(grower.learn_apart)
         grower.step(train_loss=1.0)
-        seen |= grower.refit.forks.keys()
+        seen |= grower.apart.forks.keys()
         held = {
             slot for slot, stage in zip(SLOTS, grower.subject.table.stage[0], strict=True) if stage == Stage.HOLDING
         }
-        assert grower.refit.forks.keys() == held
+        assert grower.apart.forks.keys() == held
     assert seen == set(SLOTS)
     assert all(seed.fossilized for seed in training.model.seeds.values())
 
@@ -401,9 +402,9 @@ def test_a_rollback_drops_forks_and_they_begin_anew() -> None:
         decision = grower.step(train_loss=math.nan if number == DECISIONS else 1.0)
         if number == DECISIONS:
             assert decision.rollback is not None
-            assert not grower.refit.forks
-        begun += [fork for fork in grower.refit.forks.values() if fork not in begun]
-    assert grower.refit.forks.keys() == {"2"}
+            assert not grower.apart.forks
+        begun += [fork for fork in grower.apart.forks.values() if fork not in begun]
+    assert grower.apart.forks.keys() == {"2"}
     assert len(begun) == 2
 
 
@@ -437,7 +438,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
         decisions.append(grower.step(train_loss=1.0))
         states.append({"grower": pack(grower.state_dict()), "model": training.tensors()})
 
-    while not grower.refit.forks:
+    while not grower.apart.forks:
         go_on(training, grower)
     other, again = resumed(training, grower, lambda training: grown(training, planting(0, 7)))
     cut = len(decisions)
@@ -448,7 +449,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     never, late = slice(cut, cut + DECISIONS), slice(cut + DECISIONS, None)
     assert [one.contributions for one in decisions[late]] == [one.contributions for one in decisions[never]]
     torch.testing.assert_close(states[late], states[never], rtol=0, atol=0)
-    assert len(again.refit.forks) == 2
+    assert len(again.apart.forks) == 2
     with pytest.raises(CheckpointError, match="saved with evidence 'refit', but here it is 'dependence'"):
         resumed(training, grower, lambda training: grown(training, planting(0, 7), evidence="dependence"))
 
@@ -471,7 +472,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
     """Until the first fork has begun."""
     training = Training(Batched, how=how)
     grower = grown(training, planting(0, 1))
-    while not grower.refit.forks:
+    while not grower.apart.forks:
         training.learn(grower.learn_apart)
         grower.step(train_loss=1.0)
     return training, grower
@@ -479,7 +480,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
 
 def test_no_fork_outlives_the_end() -> None:
     grower = on_trial()[1]
-    forks = [weakref.ref(fork) for fork in grower.refit.forks.values()]
+    forks = [weakref.ref(fork) for fork in grower.apart.forks.values()]
     assert forks
     grower.finish()
     gc.collect()
@@ -500,34 +501,34 @@ def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
     inputs, labels = data()
     kept = list(training.model.host.parameters())
     loss = training.loss(inputs, labels)
-    grower.refit._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
+    grower.apart._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
     with pytest.raises(ConfigError, match="uses parameters of the growing model that were taken from it before"):
         grower.learn_apart(loss, inputs, labels)
-    grower.refit._loss = lambda *_: torch.ones((), requires_grad=True) * 2
+    grower.apart._loss = lambda *_: torch.ones((), requires_grad=True) * 2
     with pytest.raises(ConfigError, match="does not depend on the model without the seed in slot '0'"):
         grower.learn_apart(loss, inputs, labels)
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:
     training, grower = on_trial()
-    before = forked(grower.refit.forks["0"], training.model)
+    before = forked(grower.apart.forks["0"], training.model)
     with torch.no_grad():
         grower.learn_apart(training.loss(*data()), *data())
-    torch.testing.assert_close(forked(grower.refit.forks["0"], training.model), before, rtol=0, atol=0)
+    torch.testing.assert_close(forked(grower.apart.forks["0"], training.model), before, rtol=0, atol=0)
 
 
 def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:
     training, grower = on_trial("scaled")
-    fork = grower.refit.forks["0"]
+    fork = grower.apart.forks["0"]
     before = [value.clone() for value in fork._parameters.values()]
     training.scaler.update(float("inf"))  # too much for both
     training.learn(grower.learn_apart)
     training.scaler.update(2.0**10)
-    grower.refit._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
+    grower.apart._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
     training.learn(grower.learn_apart)
     for mine, usual in zip(fork._parameters.values(), before, strict=True):
         assert torch.equal(mine, usual)
-    grower.refit._loss = training.loss
+    grower.apart._loss = training.loss
     training.learn(grower.learn_apart)
     assert all(value.isfinite().all() for value in fork._parameters.values())
     assert any(not torch.equal(mine, usual) for mine, usual in zip(fork._parameters.values(), before, strict=True))
@@ -548,7 +549,7 @@ def test_a_compiled_model_has_forks_like_any_other() -> None:
         for _ in range(DECISIONS):
             training.learn(grower.learn_apart)
             found.append(grower.step(train_loss=1.0).contributions)
-        assert len(grower.refit.forks) == 2
+        assert len(grower.apart.forks) == 2
         return found
 
     assert contributions(compiles=True) == contributions(compiles=False)
@@ -564,7 +565,7 @@ def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
         epochs = []
         forks = []
         for number in range(7):
-            forks.append(len(growth.grower.refit.forks))
+            forks.append(len(growth.grower.apart.forks))
             epochs.append(growth.epoch(number + 1))
         flops[evidence] = [epoch.training_flops for epoch in epochs]
         assert any(forks) is (evidence is Counterfactual.REFIT)
@@ -583,9 +584,9 @@ def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:
         training.learn(grower.learn_apart)
         before = grower.subject.table.stage[0, 1]
         grower.step(train_loss=1.0)
-        if "0" not in grower.refit.forks or before != Stage.TRAINING:
+        if "0" not in grower.apart.forks or before != Stage.TRAINING:
             continue
-        fork, seed = grower.refit.forks["0"], slots["2"].seed
+        fork, seed = grower.apart.forks["0"], slots["2"].seed
         mine = forked(fork, training.model)
         theirs = training.tensors()
         own = [name for name in theirs if name.startswith("slots.2.")]

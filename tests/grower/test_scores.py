@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
-from esper.grower.measuring import Score
+from esper.practice.training import Score
 from esper.training.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop

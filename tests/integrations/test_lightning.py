@@ -233,7 +233,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
         fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower is not None
-    assert growths[1].grower.refit.forks.keys() == set(weighed.model.slots)
+    assert growths[1].grower.apart.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert weighed.logged == bare.logged

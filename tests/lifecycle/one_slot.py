@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.lifecycle.actions import Bools
+from esper.arrays import Bools
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence, SeedTable

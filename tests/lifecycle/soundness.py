@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Bools, Head, Int64s, Op
+from esper.arrays import Bools, Ints
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Head, Op
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -76,7 +77,7 @@ def _is_blank(table: SeedTable) -> Bools:
     return np.all(kept, axis=0)
 
 
-def assert_step_is_sound(before: SeedTable, result: Step, actions: Int64s, rules: Rules) -> None:
+def assert_step_is_sound(before: SeedTable, result: Step, actions: Ints, rules: Rules) -> None:
     """The step led from ``before`` along the edges of the design, and the cooldown lasted as long as it must."""
     after, changes = result.table, result.transitions
     assert_sound(after, rules)
@@ -109,7 +110,7 @@ def assert_prunable(table: SeedTable, masks: ActionMasks) -> None:
     assert np.array_equal(masks.slot[:, Op.PRUNE], live & ~table.pruning)
 
 
-def assert_obeyed(before: SeedTable, actions: Int64s, after: SeedTable) -> None:
+def assert_obeyed(before: SeedTable, actions: Ints, after: SeedTable) -> None:
     """Each action but WAIT did to its slot what it says, by every head that it reads."""
     acting = np.flatnonzero(actions[:, Head.OP] != Op.WAIT)
     chosen = actions[acting]

@@ -7,15 +7,14 @@ from itertools import product
 
 import numpy as np
 
+from esper.arrays import Bools, Ints
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
     TEMPOS,
     Blend,
-    Bools,
     Curve,
     Head,
-    Int64s,
     Op,
     Rows,
     clear_irrelevant_heads,
@@ -88,7 +87,7 @@ def random_compatibility(environments: int, slots: int, blueprints: int, generat
     return compatible
 
 
-def sample(masks: ActionMasks, generator: np.random.Generator) -> Int64s:
+def sample(masks: ActionMasks, generator: np.random.Generator) -> Ints:
     """A random legal action ``[E, 8]``, drawn head by head; each head uniform over its legal choices."""
     actions = np.zeros((masks.environments, len(Head)), dtype=np.int64)
     for head in Head:
@@ -97,14 +96,14 @@ def sample(masks: ActionMasks, generator: np.random.Generator) -> Int64s:
     return actions
 
 
-def every_action(slots: int, blueprints: int) -> Int64s:
+def every_action(slots: int, blueprints: int) -> Ints:
     """All distinct actions whose irrelevant heads are 0, legal or not: ``[N, 8]``."""
     ranges = (len(Op), slots, blueprints, len(Blend), len(TEMPOS), len(ALPHA_TARGETS), len(ALPHA_SPEEDS), len(Curve))
     combinations = np.array(list(product(*(range(size) for size in ranges))), dtype=np.int64)
     return np.unique(clear_irrelevant_heads(combinations), axis=0)
 
 
-def play(table: SeedTable, rules: Rules, *actions: Int64s, evidence: Evidence | None = None) -> Step:
+def play(table: SeedTable, rules: Rules, *actions: Ints, evidence: Evidence | None = None) -> Step:
     """Steps through single-environment actions ``[8]`` under good evidence; three blueprints fit everywhere."""
     result: Step | None = None
     for chosen in actions:

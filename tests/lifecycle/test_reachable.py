@@ -11,8 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from esper.arrays import Bools
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Bools, Op, action, wait
+from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.legality import is_legal, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage

@@ -9,7 +9,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from esper.lifecycle.actions import Head, Int64s, Op
+from esper.arrays import Ints
+from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.legality import ActionMasks, is_legal, legal_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -125,7 +126,7 @@ def test_masks_agree(name: str) -> None:
             reference.step(environment, row, chosen, rules)
 
 
-def assert_masks_are_exact(masks: ActionMasks, allowed: Int64s) -> None:
+def assert_masks_are_exact(masks: ActionMasks, allowed: Ints) -> None:
     """Row 0 of the masks says what the list of all ``allowed`` actions ``[N, 8]`` says."""
     for op in Op:
         with_op = allowed[allowed[:, Head.OP] == op]

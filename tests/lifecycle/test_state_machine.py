@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.lifecycle.actions import Head, Int64s, Op, wait
+from esper.arrays import Ints
+from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.legality import ActionMasks, legal_actions, require_legal
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -46,7 +47,7 @@ class Lifecycle(RuleBasedStateMachine):
         for _ in range(steps):
             self.advance(wait(ENVIRONMENTS), good_evidence(ENVIRONMENTS, SLOTS))
 
-    def advance(self, actions: Int64s, evidence: Evidence) -> Step:
+    def advance(self, actions: Ints, evidence: Evidence) -> Step:
         before = self.table
         copy = before.copy()
         result = step(before, evidence, actions, self.rules, self.compatible)
@@ -79,7 +80,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert_sound(self.table, self.rules)
 
 
-def draw_legal(data: st.DataObject, masks: ActionMasks) -> Int64s:
+def draw_legal(data: st.DataObject, masks: ActionMasks) -> Ints:
     """A legal action for each environment; shrinking goes towards WAIT and first choices."""
     actions = wait(ENVIRONMENTS)
     for head in Head:

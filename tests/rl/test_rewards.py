@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from esper.arrays import map_arrays
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
@@ -28,7 +29,6 @@ from esper.rl.rewards import (
     group_by_settings,
     total_reward,
 )
-from esper.rl.structs import map_arrays
 from rl.short import SUITE, episodes, instances
 
 MLP, CONV = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("token_conv")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esper.arrays import named_arrays
 from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicyState, PolicyStep
 from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments
-from esper.rl.structs import named_arrays
 from rl.probes import SIZES, SPEC, blank_observation, free_masks
 
 STEPS, ENVIRONMENTS = 3, 4

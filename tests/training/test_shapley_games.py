@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper.arrays import Bools, Floats
 from esper.errors import ConfigError
 from esper.training.shapley import (
     MOST_EXACT,
-    Bools,
-    Floats,
     Worth,
     antithetic_orders,
     every_coalition,

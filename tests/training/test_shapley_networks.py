@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.arrays import Bools, Floats
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.tasks.token_suite import TokenLayer
@@ -21,8 +22,6 @@ from esper.training.shapley import (
     ACCURACY,
     LOSS,
     Attribution,
-    Bools,
-    Floats,
     Worth,
     attribute_networks,
     solve_by_sampling,

@@ -19,8 +19,9 @@ import pytest
 
 from esper.cli import main
 from esper.experiments.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, judge
+from esper.experiments.contest import arm_file
 from esper.experiments.evaluate import RunEvaluation
-from esper.experiments.results import Result
+from esper.experiments.results import Arm, ArmResults, Result, load_or_compute
 from esper.telemetry.events import RunStarted
 from esper.telemetry.store import RunStore
 from esper.ui.dash.app import dashboard
@@ -130,22 +131,23 @@ def runs_together(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest
 
 
 def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
-    outcomes: dict[str, list[list[Result]]] = {name: [] for name in MEANS}
+    seeds_of: dict[str, list[ArmResults]] = {name: [] for name in MEANS}
     for seed in range(seeds):
-        for name, own in outcomes.items():
+        for name, found in seeds_of.items():
             fields = [asdict(one) for one in of_seed(seed) if one.controller == name]
-            own.append([Result(**{**one, "flops": 9_000_000}) for one in map(_without_split, fields)])
+            own = ArmResults(7, [Result(**{**one, "flops": 9_000_000}) for one in map(_without_split, fields)])
+            found.append(own)
             trial = folder / "all" / name / f"seed-{seed}"
             trial.mkdir(parents=True)
             (trial / "config.yaml").write_text("{}\n")
-            (trial / "contest.json").write_text(json.dumps([asdict(one) for one in own[-1]]))
+            load_or_compute(arm_file(trial, FIRST), "", lambda own=own: own)
             with RunStore.create(trial / "run.db") as store:
                 store.emit(RunStarted(iteration=0, esper_version="1.0", seed=seed))
     assert main(["report", str(folder / "all")]) == 0
     reported = of_terminal(capsys.readouterr().out)
     for name in MEANS:
         (folder / f"{name}.yaml").write_text("{}\n")
-    monkeypatch.setattr("esper.commands.compare._run", lambda *_: outcomes)
+    monkeypatch.setattr("esper.commands.compare._run", lambda *_: [Arm(*one) for one in seeds_of.items()])
     configs = [str(folder / f"{name}.yaml") for name in MEANS]
     assert main(["compare", *configs, "--run-dir", str(folder / "all"), "--seeds", str(seeds), "--json"]) == 0
     captured = capsys.readouterr()

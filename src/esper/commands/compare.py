@@ -17,7 +17,7 @@ from esper.experiments.arms import run_arms
 from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
 from esper.experiments.contest import Contest, Trial, run_contest
 from esper.experiments.iteration import Iteration
-from esper.experiments.results import Outcomes
+from esper.experiments.results import Arm
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
@@ -66,12 +66,12 @@ def command(
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     try:
-        outcomes = _run(contest, computing, console)
+        trained = _run(contest, computing, console)
         played = _played(contest, computing, console) if arms else None
     except (KeyboardInterrupt, Terminated):
         say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
         raise
-    configurations = compare_configurations(outcomes)
+    configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     _by_seed(configurations, console)
     if played is not None:
@@ -111,7 +111,7 @@ def _played(contest: Contest, computing: Backend, console: Console) -> Compariso
         return compare_arms(run_arms(contest, show, computing))
 
 
-def _run(contest: Contest, computing: Backend, console: Console) -> dict[str, Outcomes]:
+def _run(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
     bar = _bar(console)
     iterations = {name: settings.iterations for name, settings in contest.arms.items()}
     total = contest.seeds * sum(iterations.values())
@@ -124,9 +124,9 @@ def _run(contest: Contest, computing: Backend, console: Console) -> dict[str, Ou
             now = 0 if iteration is None else iteration.number
             bar.update(shown, completed=before + now, description=f"{trial.arm}, seed {trial.seed}")
 
-        outcomes = run_contest(contest, show, computing)
+        trained = run_contest(contest, show, computing)
         bar.update(shown, completed=total, description="all trials done")
-    return outcomes
+    return trained
 
 
 def _by_seed(found: Comparison, console: Console) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from esper.arrays import Floats, Ints
 from esper.control.observation import Observation
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.state import from_plain
 
-Actions = NDArray[np.int64]
+Actions = Ints
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class UniformStreams:
     def __init__(self, seeds: Sequence[int]) -> None:
         self._generators = [np.random.default_rng(seed) for seed in seeds]
 
-    def draw(self) -> NDArray[np.float64]:
+    def draw(self) -> Floats:
         """One number in [0, 1) per network and head, ``[E, 8]``."""
         return np.stack([generator.random(len(Head)) for generator in self._generators])
 

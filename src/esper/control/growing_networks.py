@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.site import Layout
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.training.budget import Costs
-
-Floats = NDArray[np.float64]
 
 
 class Offers(Protocol):
@@ -30,12 +26,12 @@ class Offers(Protocol):
         ...
 
     @property
-    def compatible(self) -> NDArray[np.bool_]:
+    def compatible(self) -> Bools:
         """Whether a blueprint serves a slot, ``[E, S, K]``."""
         ...
 
     @property
-    def widths(self) -> NDArray[np.int64]:
+    def widths(self) -> Ints:
         """Channels at each slot, ``[E, S]``."""
         ...
 
@@ -64,7 +60,7 @@ class GrowingNetworks(Protocol):
         ...
 
     @property
-    def host_parameters(self) -> NDArray[np.int64]:
+    def host_parameters(self) -> Ints:
         """Parameters before any growth, ``[E]``."""
         ...
 
@@ -73,10 +69,10 @@ class GrowingNetworks(Protocol):
         """The share of the scarcest cap that is not spent yet, ``[E]``."""
         ...
 
-    def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
+    def slots_of_layout(self, layout: Layout) -> Bools:
         """Whether the slot's features have this layout, ``[E, S]``."""
         ...
 
-    def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def parameters_in(self, counted: Bools) -> Ints:
         """Parameters of the seeds in the slots ``counted``, bool ``[E, S]``; ``[E]``."""
         ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints, replace_where
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.state import from_plain, to_plain
@@ -14,15 +14,13 @@ from esper.training.evaluation import Evaluation
 from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 
-Floats = NDArray[np.float64]
-
 LOOKBACK = 3
 """Steps over which recent changes are measured."""
 PLATEAU_IMPROVEMENT = 0.01
 """Relative decrease of the validation loss below which a step counts as plateau."""
 
 
-def improves(value: Floats, best: Floats) -> NDArray[np.bool_]:
+def improves(value: Floats, best: Floats) -> Bools:
     """Whether ``value``, better the lower it is, is less than ``best`` by more than `PLATEAU_IMPROVEMENT`.
 
     Both may be negative, as the losses of densities are.
@@ -57,7 +55,7 @@ class History:
         """How often each blueprint was germinated in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
         """The loss contribution each blueprint last had in each slot, 0 if never measured, ``[E, S, K]``."""
-        self.last_op: NDArray[np.int64] = np.zeros(environments, np.int64)
+        self.last_op: Ints = np.zeros(environments, np.int64)
         self.restart(everyone)
 
     @property
@@ -71,16 +69,9 @@ class History:
             self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
             self.restart(np.ones(len(self.losses), np.bool_))
 
-    def restart(self, rows: NDArray[np.bool_]) -> None:
+    def restart(self, rows: Bools) -> None:
         """Forget the episodes ``rows``, bool ``[E]``."""
-        fresh, was = self._untrained(), self.training
-        self.training = TrainingReport(
-            np.where(rows, fresh.loss, was.loss),
-            np.where(rows, fresh.accuracy, was.accuracy),
-            np.where(rows, fresh.host_gradient, was.host_gradient),
-            np.where(rows[:, None], fresh.seed_gradient, was.seed_gradient),
-            was.health.replace_where(rows[:, None], fresh.health),
-        )
+        self.training = replace_where(rows, self.training, self._untrained())
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
         self.best_loss[rows] = self._chance_loss
@@ -123,11 +114,11 @@ class History:
 
     def record(
         self,
-        actions: NDArray[np.int64],
+        actions: Ints,
         table: SeedTable,
         training: TrainingReport,
         evaluation: Evaluation,
-        improved: NDArray[np.bool_] | None = None,
+        improved: Bools | None = None,
     ) -> None:
         """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured.
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Bools, Float32s, Floats, Ints
 from esper.control.growing_networks import GrowingNetworks
 from esper.control.history import LOOKBACK, History
 from esper.growth.blueprints.registry import Family
@@ -74,7 +75,7 @@ class MaskTensors(NamedTuple):
 
 def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
-    arrays: list[NDArray[np.bool_]] = [getattr(masks, name) for name in MaskTensors._fields]
+    arrays: list[Bools] = [getattr(masks, name) for name in MaskTensors._fields]
     return MaskTensors(*(_move(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
 
 
@@ -82,8 +83,6 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
     # Nobody has to wait for what leaves the CPU; whoever reads what comes there has to.
     return tensor.to(device, non_blocking=tensor.device.type == "cpu")
 
-
-Floats = NDArray[np.float64]
 
 TINY = 1e-8
 LOG_LIMIT = 5.0
@@ -122,7 +121,7 @@ class FeatureInputs:
         return self.subject.parameters_in(self.subject.table.blended) / self.subject.host_parameters
 
     @property
-    def resident(self) -> NDArray[np.int64]:
+    def resident(self) -> Ints:
         """Blueprint index of each slot's seed, 0 where there is none, ``[E, S]``."""
         return np.maximum(self.subject.table.blueprint, 0).astype(np.int64)
 
@@ -139,7 +138,7 @@ class Feature:
     name: str
     low: float
     high: float
-    compute: Callable[[FeatureInputs], Floats | NDArray[np.bool_]]
+    compute: Callable[[FeatureInputs], Floats | Bools]
 
 
 def _log_loss(view: FeatureInputs, losses: Floats) -> Floats:
@@ -151,7 +150,7 @@ def _nan_to_inf(measured: Floats) -> Floats:
     return np.where(np.isnan(measured), np.inf, measured)
 
 
-def _is(value: int, of: Callable[[FeatureInputs], NDArray[np.integer]]) -> Callable[[FeatureInputs], NDArray[np.bool_]]:
+def _is(value: int, of: Callable[[FeatureInputs], NDArray[np.integer]]) -> Callable[[FeatureInputs], Bools]:
     return lambda view: of(view) == value
 
 
@@ -290,7 +289,7 @@ BLUEPRINT_FEATURES: tuple[Feature, ...] = (
 """``[E, S, K]`` each."""
 
 
-def compute_features(features: Sequence[Feature], view: FeatureInputs) -> NDArray[np.float32]:
+def compute_features(features: Sequence[Feature], view: FeatureInputs) -> Float32s:
     """All features, clipped to their ranges, along a new last axis."""
     columns = [np.clip(feature.compute(view), feature.low, feature.high) for feature in features]
     return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")
@@ -308,8 +307,6 @@ def observe(view: FeatureInputs) -> Observation:
     parts = (compute_features(features, view) for features in (GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES))
     return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0) for part in parts))
 
-
-Float32s = NDArray[np.float32]
 
 _GLOBAL = {feature.name: index for index, feature in enumerate(GLOBAL_FEATURES)}
 _SLOT = {feature.name: index for index, feature in enumerate(SLOT_FEATURES)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from esper.experiments.analysis import (
     mean_interval,
     probability_of_improvement,
 )
-from esper.experiments.results import SPLITS, Arm, Outcomes, Result, select_split
+from esper.experiments.results import SPLITS, Arm, Result, select_split
 from esper.tasks.suite import Split
 
 POLICY = LearnedController.name
@@ -32,8 +32,6 @@ class Entry:
     name: str
     seeds: Sequence[Sequence[Result]]
     """Its results on M instances for each of N training seeds; one list where it does not depend on seeds."""
-    flops: Floats | None = None
-    """``[N, M]``: of training one network."""
     environment_steps: int | None = None
     """Decisions of single networks that finding it took; the mean over seeds."""
 
@@ -138,15 +136,16 @@ def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
     return {split: compare_evaluated(found) for split in SPLITS if (found := select_split(results, split))}
 
 
-def compare_configurations(outcomes: Mapping[str, Outcomes]) -> Comparison:
+def compare_configurations(arms: Sequence[Arm]) -> Comparison:
     """The first configuration and each other one, whose seeds are other trainings though they bear equal numbers."""
-    entries = [Entry(name, own, _flops(own)) for name, own in outcomes.items()]
-    return compare(entries, Claim.TRAINING, paired=False)
+    return compare([Entry(arm.name, arm.outcomes) for arm in arms], Claim.TRAINING, paired=False)
 
 
 def compare_arms(arms: Sequence[Arm]) -> Comparison:
     """The first arm, which is the policy, and each other one: what follows from a seed's policy is paired with it."""
-    return compare([_arm_entry(arm) for arm in arms], Claim.TRAINING, paired=True)
+    steps = [round(float(np.mean([one.environment_steps for one in arm.seeds]))) for arm in arms]
+    entries = [Entry(arm.name, arm.outcomes, own) for arm, own in zip(arms, steps, strict=True)]
+    return compare(entries, Claim.TRAINING, paired=True)
 
 
 def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
@@ -156,16 +155,6 @@ def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
         ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
     """
     return _by_score(compare(_entries(runs), Claim.TRAINING, paired=True, own_instances=True))
-
-
-def _arm_entry(arm: Arm) -> Entry:
-    outcomes = [records.outcomes for records in arm.seeds]
-    steps = round(float(np.mean([records.environment_steps for records in arm.seeds])))
-    return Entry(arm.name, outcomes, _flops(outcomes), steps)
-
-
-def _flops(outcomes: Outcomes) -> Floats:
-    return np.array([[one.flops for one in own] for own in outcomes], np.float64)
 
 
 def _entries(runs: Sequence[Sequence[Result]]) -> list[Entry]:
@@ -185,15 +174,19 @@ def _by_score(found: Comparison) -> Comparison:
 
 
 def _make_standing(entry: Entry, families: Sequence[str] | None, against: Against | None) -> Standing:
+    def mean(measure: Callable[[Result], float]) -> Interval:
+        return mean_interval(_table(entry, measure), families)
+
     scores = _table(entry, _score)
+    known = all(one.flops is not None for own in entry.seeds for one in own)
     return Standing(
         entry.name,
         mean_interval(scores, families),
         interquartile_mean(scores),
         tuple(scores.mean(1).tolist()),
-        mean_interval(_table(entry, lambda one: one.test_accuracy), families),
-        mean_interval(_table(entry, lambda one: one.growth), families),
-        None if entry.flops is None else mean_interval(entry.flops, families),
+        mean(lambda one: one.test_accuracy),
+        mean(lambda one: one.growth),
+        mean(lambda one: one.flops or 0) if known else None,
         entry.environment_steps,
         against,
     )

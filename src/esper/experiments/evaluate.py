@@ -1,37 +1,37 @@
-"""Compare a run's policy with the baselines on instances that nobody trained on."""
+"""Compare a run's policy with the baselines on instances that nobody trained on; compare several evaluated runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from esper import __version__
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.control.loading import restore_policy
 from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
-from esper.errors import ConfigError
-from esper.experiments.baselines import baseline_settings, baselines
-from esper.experiments.behaviour import Behaviour, describe_behaviour, write_behaviour
+from esper.errors import ConfigError, RunError
+from esper.experiments.baselines import baselines
+from esper.experiments.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
+from esper.experiments.comparison import Comparison, compare_over_seeds
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluation import (
     CohortTask,
     EvaluationProgress,
     EvaluationResult,
+    describe_circumstances,
     evaluation_config,
     join_cohorts,
     split_into_cohorts,
 )
-from esper.experiments.results import SPLITS, Result, write_results
+from esper.experiments.results import SPLITS, Result, read_evaluation, select_split, write_results
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
 from esper.random_streams import Stream, numpy_generator
+from esper.settings import compare_settings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
@@ -126,7 +126,7 @@ def evaluate_run(
         for game in _games(settings, split, count, controllers)
     ]
     tasks = [task for game in games for task in game.cohorts]
-    finished = EvaluationProgress(run.evaluation_progress, _circumstances(settings, policy), tasks)
+    finished = EvaluationProgress(run.evaluation_progress, describe_circumstances(settings, policy.sha256), tasks)
     taken_over(finished.taken_over, len(tasks))
     results: list[Result] = []
     own: list[tuple[Split, EvaluationResult]] = []
@@ -163,20 +163,54 @@ def _shuffle_game(game: _Game, settings: TrainSettings, played: EvaluationResult
     return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
 
 
-def _circumstances(settings: TrainSettings, policy: LoadedPolicy) -> dict[str, Any]:
-    """All that results follow from, besides controllers' names and instances."""
-    return {
-        "esper": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "policy": policy.sha256,
-        "settings": settings.model_dump(mode="json"),
-        "baselines": baseline_settings(get_suite(settings.suite)).model_dump(mode="json"),
-    }
-
-
 def _check_counts(heldout: int, transfer: int) -> None:
     if heldout < FEWEST_INSTANCES:
         raise ConfigError(f"{heldout} instances give no interval: ask for at least {FEWEST_INSTANCES}")
     if transfer != 0 and transfer < FEWEST_INSTANCES:
         raise ConfigError(f"{transfer} transfer instances give no interval: ask for at least {FEWEST_INSTANCES}, or 0")
+
+
+def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
+    """Several evaluated runs that differ in their training seed alone, by split that all were evaluated on.
+
+    Raises:
+        RunError: one is no run, is not evaluated, or they were evaluated differently or after other iterations.
+        ConfigError: they differ in more than their seed, or two have the same one.
+    """
+    runs = [RunDirectory.open_own(path) for path in paths]
+    _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
+    results = [read_evaluation(run.evaluation) for run in runs]
+    _require_one_length(runs)
+    found: dict[Split, Comparison] = {}
+    for split in SPLITS:
+        played = [select_split(own, split) for own in results]
+        if all(played):
+            try:
+                found[split] = compare_over_seeds(played)
+            except ValueError as error:
+                raise RunError(f"{error}: evaluate them all with the same --instances and --transfer") from error
+    return found
+
+
+def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) -> None:
+    for path, settings in zip(paths[1:], trained[1:], strict=True):
+        differ = [one.key for one in compare_settings(settings, trained[0]) if one.key != "seed"]
+        if differ:
+            raise ConfigError(
+                f"{path} was trained with other settings than {paths[0]} ({', '.join(differ)}): give runs that "
+                "differ in their seed alone, or compare ways of training with `esper compare`"
+            )
+    seeds = [settings.seed for settings in trained]
+    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two of the runs have training seed {twice}: give every seed once")
+
+
+def _require_one_length(runs: Sequence[RunDirectory]) -> None:
+    played = [read_behaviour(run.behaviour).iteration for run in runs]
+    for run, iteration in zip(runs, played, strict=True):
+        if iteration != played[0]:
+            raise RunError(
+                f"{run.path} was evaluated after iteration {iteration}, {runs[0].path} after {played[0]}: train them "
+                "equally long and evaluate them again"
+            )

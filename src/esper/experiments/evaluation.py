@@ -6,10 +6,8 @@ finished is kept, and not played again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ from esper.control.controller import Actions, Controller
 from esper.control.observation import Observation
 from esper.devices import CPU, usable_device
 from esper.errors import RunError
+from esper.experiments.baselines import baseline_settings
 from esper.experiments.episode_log import EpisodeLog, log_from_json, log_to_json
-from esper.experiments.results import Result
+from esper.experiments.results import Result, cache_key, read_cached, write_cached
 from esper.experiments.seed_shapley import SeedShapley, attribute_kept_seeds
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, Workers, enough_memory
-from esper.files import write_atomically
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, FinalScore
@@ -39,6 +37,7 @@ from esper.training.population import Fossils, Strategy
 
 COHORT = 64
 """Networks played side by side."""
+_EARNINGS = TypeAdapter(list[SeedShapley])
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,27 @@ class EvaluationResult:
     tallies: list[EpisodeLog]
     earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
     """One per record if they were asked for, otherwise none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "records": [one.to_json() for one in self.records],
+            "tallies": [log_to_json(one) for one in self.tallies],
+            "earnings": [asdict(one) for one in self.earnings],
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], suite: Suite, instances: Sequence[Instance]) -> EvaluationResult:
+        """What `to_json` gave of one cohort's episodes on these instances.
+
+        Raises:
+            ValueError, LookupError, TypeError: it gave something else.
+        """
+        return cls(
+            [Result(**record) for record in values["records"]],
+            [log_from_json(tally, suite, instances) for tally in values["tallies"]],
+            _EARNINGS.validate_python(values["earnings"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -221,27 +241,28 @@ def mean_score(played: EvaluationResult) -> float:
     return float(np.mean([record.score for record in played.records]))
 
 
-_EARNINGS = TypeAdapter(list[SeedShapley])
+def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
+    """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
+    known = baseline_settings(get_suite(settings.suite))
+    return [settings.model_dump(mode="json"), known.model_dump(mode="json"), policy]
 
 
 class EvaluationProgress:
     """A folder with a file per finished cohort, named by all that its result follows from."""
 
-    def __init__(self, folder: Path, circumstances: Mapping[str, Any], tasks: Sequence[CohortTask]) -> None:
+    def __init__(self, folder: Path, circumstances: Any, tasks: Sequence[CohortTask]) -> None:
         """Take over what was played of ``tasks`` under these circumstances; everything else in the folder is removed.
 
         Raises:
             RunError: the folder cannot be used.
         """
-        self._folder = folder
-        self._circumstances = dict(circumstances)
-        paths = {self._path(task): task for task in tasks}
-        self._known = {path: played for path, task in paths.items() if (played := _read(path, task)) is not None}
+        self._folder, self._circumstances = folder, circumstances
+        found = {self._key(task): self._read(task) for task in tasks}
+        self._known = {key: played for key, played in found.items() if played is not None}
         try:
             folder.mkdir(exist_ok=True)
-            for path in folder.iterdir():
-                if path not in self._known:
-                    path.unlink()
+            for path in set(folder.iterdir()) - set(map(self._path, self._known)):
+                path.unlink()
         except OSError as error:
             raise RunError(f"cannot use {folder} ({error.strerror}): delete it and try again") from error
 
@@ -252,13 +273,13 @@ class EvaluationProgress:
 
     def play(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
         """Play what is not known yet, and keep each cohort as soon as it is."""
-        paths = [self._path(task) for task in tasks]
-        missing = [index for index, path in enumerate(paths) if path not in self._known]
+        keys = [self._key(task) for task in tasks]
+        missing = [index for index, key in enumerate(keys) if key not in self._known]
         for place, played in workers.finished(evaluate_cohort, [tasks[index] for index in missing]):
-            path = paths[missing[place]]
-            _write(path, played)
-            self._known[path] = played
-        return [self._known[path] for path in paths]
+            key = keys[missing[place]]
+            write_cached(self._path(key), key, [one.to_json() for one in played])
+            self._known[key] = played
+        return [self._known[key] for key in keys]
 
     def remove(self) -> None:
         """Forget it all: the evaluation has its results."""
@@ -267,41 +288,17 @@ class EvaluationProgress:
         except OSError as error:
             raise RunError(f"cannot delete {self._folder} ({error.strerror}): delete it by hand") from error
 
-    def _path(self, task: CohortTask) -> Path:
+    def _key(self, task: CohortTask) -> str:
         parts = [[part.controller.name, [one.to_json() for one in part.instances]] for part in task.parts]
-        return self._folder / f"{_digest([self._circumstances, parts, task.attributed])}.json"
+        return cache_key(self._circumstances, parts, task.attributed)
 
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    def _read(self, task: CohortTask) -> list[EvaluationResult] | None:
+        def decode(played: list[dict[str, Any]]) -> list[EvaluationResult]:
+            suite, pairs = get_suite(task.terms.suite), zip(played, task.parts, strict=True)
+            return [EvaluationResult.from_json(one, suite, part.instances) for one, part in pairs]
 
-
-def _write(path: Path, played: Sequence[EvaluationResult]) -> None:
-    content = [
-        {
-            "records": [one.to_json() for one in part.records],
-            "tallies": [log_to_json(one) for one in part.tallies],
-            "earnings": [asdict(one) for one in part.earnings],
-        }
-        for part in played
-    ]
-    write_atomically(path, json.dumps({"sha256": _digest(content), "played": content}))
-
-
-def _read(path: Path, task: CohortTask) -> list[EvaluationResult] | None:
-    """What :func:`_write` wrote; None if it is missing or damaged."""
-    suite = get_suite(task.terms.suite)
-    try:
-        file = json.loads(path.read_bytes())
-        if file["sha256"] != _digest(file["played"]):
-            return None
-        return [
-            EvaluationResult(
-                [Result(**record) for record in one["records"]],
-                [log_from_json(tally, suite, part.instances) for tally in one["tallies"]],
-                _EARNINGS.validate_python(one["earnings"]),
-            )
-            for part, one in zip(task.parts, file["played"], strict=True)
-        ]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
+        key = self._key(task)
+        return read_cached(self._path(key), key, decode)

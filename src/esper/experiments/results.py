@@ -17,7 +17,6 @@ from esper import __version__
 from esper.control.learned import LearnedController
 from esper.errors import RunError
 from esper.files import read_bounded, write_atomically
-from esper.tasks.instance import Instance
 from esper.tasks.suite import Split
 
 SPLITS: tuple[Split, ...] = ("heldout", "transfer")
@@ -58,32 +57,33 @@ class Result:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-Outcomes = Sequence[Sequence[Result]]
-"""What a configuration's policies came to: N lists, one per training seed, of M instances."""
+def _require_flops(results: list[Result]) -> list[Result]:
+    if any(one.flops is None for one in results):
+        raise ValueError("it does not tell the FLOPs of training")
+    return results
 
 
 @dataclass(frozen=True)
 class ArmResults:
-    """An arm's results on all instances of a comparison, in their order."""
+    """An arm's results on all instances of a comparison, in their order; of one training seed, if it has some."""
 
     environment_steps: Annotated[int, Field(ge=0)]
     """Decisions of single networks that finding the arm took."""
-    outcomes: list[Result]
+    outcomes: Annotated[list[Result], AfterValidator(_require_flops)]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm on the instances of a comparison."""
+    """One of those compared on the same instances: a way of training, or another arm than learned policies."""
 
     name: str
     seeds: Sequence[ArmResults]
     """One per training seed; one in all where the arm does not depend on them."""
 
-
-@dataclass(frozen=True)
-class _CachedArm:
-    circumstances: str
-    records: ArmResults
+    @property
+    def outcomes(self) -> list[list[Result]]:
+        """By seed."""
+        return [one.outcomes for one in self.seeds]
 
 
 def select_split(results: Sequence[Result], split: Split) -> list[Result]:
@@ -105,11 +105,6 @@ def read_evaluation(path: Path) -> list[Result]:
     return read_json(path, _EVALUATION)
 
 
-def read_outcomes(path: Path) -> list[Result]:
-    """The results of a policy in a comparison, whose training FLOPs are known; raises as `read_evaluation`."""
-    return read_json(path, _OUTCOMES)
-
-
 def read_json(path: Path, kind: TypeAdapter[T]) -> T:
     """The contents of a JSON file as values of ``kind``, whose validators keep out what could not be reported.
 
@@ -127,46 +122,54 @@ def read_json(path: Path, kind: TypeAdapter[T]) -> T:
 
 
 def cache_key(*facts: Any) -> str:
-    """A digest of all that results follow from: the versions of what computes them, and these JSON values."""
-    versions = [__version__, str(torch.__version__), np.__version__]
-    return hashlib.sha256(json.dumps([versions, *facts], sort_keys=True).encode()).hexdigest()
+    """Under which circumstances results are valid: the versions of what computes them, and these JSON values."""
+    return _digest([__version__, str(torch.__version__), np.__version__, *facts])
 
 
-def read_arm(path: Path) -> ArmResults:
-    """The results in the file, whatever they were computed under; RunError if it is missing or damaged."""
-    return read_json(path, _CACHED).records
-
-
-def load_or_compute(
-    path: Path, key: str, instances: Sequence[Instance], compute: Callable[[], ArmResults]
-) -> ArmResults:
-    """The results in the file, if they were computed under the same ``key``; otherwise computed and written.
+def write_cached(path: Path, key: str, value: Any) -> None:
+    """Write the JSON value, valid under ``key``.
 
     Raises:
-        RunError: the file cannot be written. Whatever ``compute`` raises passes through.
+        RunError: the file or its folder cannot be written.
     """
-    try:
-        found = read_json(path, _CACHED)
-    except RunError:
-        found = None  # missing or damaged: computed anew
-    names = [instance.name for instance in instances]
-    if found and found.circumstances == key and [one.instance for one in found.records.outcomes] == names:
-        return found.records
-    records = compute()
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make {path.parent} ({error.strerror}): choose a writable folder") from error
-    outcomes = [one.to_json() for one in records.outcomes]
-    content = {"environment_steps": records.environment_steps, "outcomes": outcomes}
-    write_atomically(path, json.dumps({"circumstances": key, "records": content}))
-    return records
+    write_atomically(path, json.dumps({"cache_key": key, "sha256": _digest(value), "value": value}))
 
 
-def _require_flops(results: list[Result]) -> list[Result]:
-    if any(one.flops is None for one in results):
-        raise ValueError("it does not tell the FLOPs of training")
-    return results
+def read_cached(path: Path, key: str | None, decode: Callable[[Any], T]) -> T | None:
+    """What `write_cached` wrote under ``key``, or under any if that is None; None if it is missing or damaged."""
+    try:
+        file = json.loads(read_bounded(path, MOST_BYTES))
+        if file["sha256"] != _digest(file["value"]) or key not in (None, file["cache_key"]):
+            return None
+        return decode(file["value"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def read_arm(path: Path, key: str | None = None) -> ArmResults | None:
+    """As `read_cached`."""
+    return read_cached(path, key, _ARM.validate_python)
+
+
+def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> ArmResults:
+    """The results in the file, if they are valid under ``key``; otherwise computed and written.
+
+    Raises:
+        RunError: the file cannot be written. Whatever ``compute`` raises passes through.
+    """
+    found = read_arm(path, key)
+    if found is None:
+        found = compute()
+        write_cached(path, key, _ARM.dump_python(found, mode="json", exclude_none=True))
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _require_comparable(results: list[Result]) -> list[Result]:
@@ -183,5 +186,4 @@ def _require_comparable(results: list[Result]) -> list[Result]:
 
 
 _EVALUATION = TypeAdapter(Annotated[list[Result], AfterValidator(_require_comparable)])
-_OUTCOMES = TypeAdapter(Annotated[list[Result], AfterValidator(_require_flops)])
-_CACHED = TypeAdapter(_CachedArm)
+_ARM = TypeAdapter(ArmResults)

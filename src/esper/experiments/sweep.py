@@ -20,9 +20,9 @@ from pydantic import Field, model_validator
 
 from esper.config import load_settings, merge, override_of, put, validate_settings
 from esper.errors import ConfigError
-from esper.experiments.contest import JudgedRun
+from esper.experiments.contest import train_and_play
 from esper.experiments.iteration import Iteration
-from esper.experiments.results import Result
+from esper.experiments.results import ArmResults
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, LocalWorkers, Workers
 from esper.files import write_atomically
@@ -239,12 +239,13 @@ class Sweep:
 @dataclass(frozen=True)
 class _TrialTask(DeviceTask):
     number: int
-    run: JudgedRun
+    path: Path
+    settings: TrainSettings
     instances: Sequence[Instance]
 
     @property
     def device(self) -> str:
-        return self.run.settings.devices[0]
+        return self.settings.devices[0]
 
 
 def run_sweep(
@@ -262,29 +263,27 @@ def run_sweep(
     suite = get_suite(sweep.trials[0].settings.suite)
     instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
     tasks = [
-        _TrialTask(number, JudgedRun(sweep.path(trial), trial.settings, WHAT), instances)
-        for number, trial in enumerate(sweep.trials)
+        _TrialTask(number, sweep.path(trial), trial.settings, instances) for number, trial in enumerate(sweep.trials)
     ]
     ranking: list[Ranked] = []
-    for number, outcomes in workers.computed(_compute_trial, tasks, hear):
-        trial = sweep.trials[number]
-        ranked = _rank_trial(trial, outcomes)
+    for number, results in workers.computed(_compute_trial, tasks, hear):
+        ranked = _rank_trial(sweep.trials[number], results)
         finished(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
         _write(sweep, ranking)
     return ranking
 
 
-def _compute_trial(task: _TrialTask) -> Generator[Told, None, list[Result]]:
+def _compute_trial(task: _TrialTask) -> Generator[Told, None, ArmResults]:
     """Tells of every iteration, in order, those done before included: begun anew, a task has to say the same again."""
     done = 0
     with LocalWorkers(1) as workers:
-        course = task.run.judged(task.instances, workers)
+        course = train_and_play(task.path, task.settings, task.instances, workers, WHAT)
         while True:
             try:
                 iteration = next(course)
             except StopIteration as end:
-                yield from _done_before(task, done, task.run.settings.iterations)
+                yield from _done_before(task, done, task.settings.iterations)
                 return end.value
             yield from _done_before(task, done, iteration.number - 1)
             done = iteration.number
@@ -297,7 +296,8 @@ def _done_before(task: _TrialTask, told: int, done: int) -> Generator[Told]:
         yield Told(task.number, number, None)
 
 
-def _rank_trial(trial: SweepTrial, outcomes: Sequence[Result]) -> Ranked:
+def _rank_trial(trial: SweepTrial, results: ArmResults) -> Ranked:
+    outcomes = results.outcomes
     return Ranked(
         trial.name,
         trial.choices,

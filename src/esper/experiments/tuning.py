@@ -1,4 +1,4 @@
-"""Tune the hand-written controllers by search, with as many environment steps as a policy's training may take."""
+"""Search for tuned rules and for fixed sequences, with as many environment steps as a policy's training takes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.schedule import Periodic, PeriodicSettings
+from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.experiments.bench_suite import family_weights
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
+from esper.experiments.schedules import MOST_PLANTINGS, schedule_of
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.random_streams import Stream, numpy_generator
 from esper.settings import Settings
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 
 SURVIVORS = 4
@@ -25,6 +29,14 @@ FIRST_ROUND = 21
 TRIALS = (1, 2, 3, 4, 6, 8, 10, 12)
 MARGINS = (-0.05, -0.02, 0.0, 0.02, 0.05, 0.1)
 ENDS = (0.3, 0.45, 0.6, 0.75)
+
+
+FINALISTS = 2
+"""The last round of a search for a sequence decides between at least as many."""
+LATEST = 0.6
+"""Share of the episode after which nothing is planted: what comes later has hardly time to earn its rent."""
+EARLY = 0.5
+"""Share of the plantings that are as early as can be."""
 
 
 @dataclass(frozen=True)
@@ -45,26 +57,90 @@ def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: in
     `SURVIVORS` and plays `SURVIVORS` times as many instances.
     """
     draw, build = _KINDS[kind]
-    rng = numpy_generator(seed, Stream.TUNING)
-    episodes = environment_steps // suite.steps
-    rounds = 1
-    while SURVIVORS**rounds * FIRST_ROUND * (rounds + 1) <= episodes:
-        rounds += 1
-    first = max(episodes // (rounds * FIRST_ROUND), 1)
+    rng, terms = numpy_generator(seed, Stream.TUNING), EvaluationConfig(suite.name, rules)
+    rounds, first = _plan_rounds(environment_steps // suite.steps)
     candidates: list[Settings] = [draw(suite, rng) for _ in range(first)]
     used, count, scores = 0, FIRST_ROUND, np.zeros(0)
     for number in range(rounds):
         instances = suite.sample(count, "train", rng)
-        weights = family_weights(instances)
-        contestants = [build(one, suite.steps) for one in candidates]
-        played = evaluate_controllers(workers, contestants, EvaluationConfig(suite.name, rules), instances)
-        scores = np.array([np.array([record.score for record in one.records]) @ weights for one in played])
+        scores = _score([build(one, suite.steps) for one in candidates], terms, instances, workers)[0]
         used += len(candidates) * count * suite.steps
-        order: list[int] = scores.argsort()[::-1].tolist()
         survivors = 1 if number == rounds - 1 else max(len(candidates) // SURVIVORS, 1)
-        candidates, scores = [candidates[index] for index in order[:survivors]], scores[order[:survivors]]
+        order = _best(scores, survivors)
+        candidates, scores = [candidates[index] for index in order], scores[order]
         count *= SURVIVORS
     return Tuned(candidates[0], float(scores[0]), used)
+
+
+@dataclass(frozen=True)
+class FoundSequence:
+    """The winner of a search."""
+
+    sequence: Schedule
+    environment_steps: int
+    """What the search took: the budget, less a remainder that is too small for a fair comparison of the finalists."""
+
+
+def search_sequence(
+    terms: EvaluationConfig, environment_steps: int, seed: int, workers: Workers, spent: Callable[[int], None]
+) -> FoundSequence:
+    """Random search for a fixed sequence by sequential halving on training instances (Karnin et al. 2013, ICML).
+
+    Rounds share the steps equally, and within a round all candidates play the same fresh instances; one in `SURVIVORS`
+    goes on. Every step that is taken counts. ``spent`` is told the steps of each round.
+    """
+    suite, rng = get_suite(terms.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
+    rounds, first = _plan_rounds(environment_steps // suite.steps)
+    candidates = [
+        schedule_of(suite, []),
+        *(schedule_of(suite, _draw_plantings(suite, rng)) for _ in range(first - 1)),
+    ]
+    left = environment_steps
+    for remaining in range(rounds, 0, -1):
+        count = left // suite.steps // remaining // len(candidates)
+        if not count:
+            break
+        scores, taken = _score(candidates, terms, suite.sample(count, "train", rng), workers)
+        spent(taken)
+        left -= taken
+        survivors = 1 if remaining == 1 else max(-(-len(candidates) // SURVIVORS), FINALISTS)
+        candidates = [candidates[index] for index in _best(scores, survivors)]
+    return FoundSequence(candidates[0], environment_steps - left)
+
+
+def _plan_rounds(episodes: int) -> tuple[int, int]:
+    """How many rounds that many episodes allow, and how many candidates in the first."""
+    rounds = 1
+    while SURVIVORS**rounds * FIRST_ROUND * (rounds + 1) <= episodes:
+        rounds += 1
+    return rounds, max(episodes // (rounds * FIRST_ROUND), 1)
+
+
+def _score(
+    controllers: Sequence[Controller], terms: EvaluationConfig, instances: Sequence[Instance], workers: Workers
+) -> tuple[NDArray[np.float64], int]:
+    """Mean scores, every family weighing the same, and the steps that were taken."""
+    weights, played = family_weights(instances), evaluate_controllers(workers, controllers, terms, instances)
+    scores = np.array([np.array([record.score for record in one.records]) @ weights for one in played])
+    return scores, sum(int(np.sum(tally.running)) for one in played for tally in one.tallies)
+
+
+def _best(scores: NDArray[np.float64], count: int) -> list[int]:
+    """Indices, the best first."""
+    return scores.argsort()[::-1][:count].tolist()
+
+
+def _draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
+    """In up to `MOST_PLANTINGS` different slots."""
+    most = min(MOST_PLANTINGS, len(suite.sites))
+    slots: list[int] = rng.permutation(len(suite.sites))[: int(rng.integers(1, most + 1))].tolist()
+    latest = round(LATEST * suite.steps)
+    return [
+        Planting(
+            0 if rng.random() < EARLY else int(rng.integers(latest + 1)), slot, int(rng.integers(len(suite.blueprints)))
+        )
+        for slot in slots
+    ]
 
 
 def _preferences(suite: Suite, rng: np.random.Generator, most: int) -> tuple[tuple[int, int], ...]:

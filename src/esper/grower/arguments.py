@@ -24,7 +24,7 @@ from esper.arguments import (
 )
 from esper.control.controller import Controller
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.refit import Counterfactual
+from esper.grower.apart import Counterfactual
 from esper.grower.scores import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, check_figures, check_number
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig

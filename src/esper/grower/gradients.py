@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.arrays import replace_where
 from esper.growth.model import GrowingModel
 from esper.state import to_plain
 from esper.training.gradients import GradientNorms, HealthTable, assess_health
@@ -105,7 +106,7 @@ class Gradients:
         incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
         counted = np.array([[_size(self._model.host.parameters()) + int((sizes * fossils).sum())]])
         found = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
-        return HealthTable.none(*sizes.shape).replace_where(learning, found)
+        return replace_where(learning, HealthTable.none(*sizes.shape), found)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:

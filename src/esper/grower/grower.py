@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from esper.arguments import check_arguments
 from esper.control.controller import Controller
 from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, ConfigError, DivergedError
+from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
 from esper.grower.arguments import (
     CONTROLLER,
     MINIBATCH_LOSS,
@@ -32,12 +34,10 @@ from esper.grower.decision import Decision, Ending, describe_decision, resolve_u
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
+from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
-from esper.grower.recording import Account, OwnRun
-from esper.grower.refit import Counterfactual, Refit, require_forks
-from esper.grower.reporter import DecisionReporter
+from esper.grower.recording import Account, Recording
 from esper.grower.scores import Scores
-from esper.grower.shadow import Loss, Shadow, require_loss
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.subject import ModelSubject, apply_table, apply_transitions
 from esper.grower.watch import OptimizerCheck, TrainingWatch
@@ -167,18 +167,20 @@ class Grower:
         self.passes = Passes(model)
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
-        self._examiner = Examiner(model, self.subject, self.scores, evaluate, self.passes, self.refit, self._gradients)
+        self._examiner = Examiner(self.subject, self.scores, evaluate, self.passes, self.apart, self._gradients)
         self._history = self._examiner.history
         self._begin()
-        own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.to_dict())
-        self.reporter = DecisionReporter(self._processes, own, verbose=verbose)
-        """Whoever wants to know what it decides."""
+        self._verbose = verbose
+        self._own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.to_dict())
+        self.recording: Recording | OwnRun | None = self._own
+        """Where decisions are kept, if anywhere."""
+        if self._own is not None:
+            self._processes.agree(self._own.open)
 
     def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
         """Look after whatever learns from now on."""
         model, optimizer, evidence = self.model, self.optimizer, self.terms.evidence
-        require_loss(self.rules, loss)
-        require_forks(evidence, self.controller, loss, optimizer)
+        require_loss(self.rules, evidence, self.controller, loss, optimizer)
         require_attached(model)
         model.link(optimizer)
         self._trained = OptimizerCheck(model.host, optimizer)
@@ -188,10 +190,9 @@ class Grower:
             None if self.governor is None else TrainingWatch(self.governor, self.scores, scaled=scaler is not None)
         )
         self._gradients = Gradients(model, optimizer, scaler)
-        received = (self._gradients.take_in, self._processes.average)
-        self._shadow = Shadow(model, optimizer, loss, scaler, received)
-        self.refit = Refit(self.passes, optimizer, evidence, loss, scaler, self._processes.average)
-        """The forks that seeds on trial are compared with, if any."""
+        told = (self._gradients.take_in, self._processes.average)
+        self.apart = ApartLearner(model, optimizer, evidence, loss, scaler, *told)
+        """Lets isolated seeds learn, and the forks that seeds on trial are compared with."""
         self._attend()
 
     def _begin(self) -> None:
@@ -232,7 +233,7 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
-        self.reporter.require_open()
+        self._require_open()
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
         require_attached(self.model)
@@ -247,7 +248,7 @@ class Grower:
             found = self._processes.agree(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
         # Let gates and the controller know, and bar what there are no grounds for.
         stepped = self._gradients.stepped
-        training, evaluation = self._examiner.take_in(now, found, self._actions)
+        training, evaluation = self._examiner.record(now, found, self._actions)
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
@@ -262,7 +263,9 @@ class Grower:
             self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished
         )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
-        self.reporter.report(Account(decision, *said, value_before, result.verdicts, before, result.table, about))
+        account = Account(decision, *said, value_before, result.verdicts, before, result.table, about)
+        self._print(str(account))
+        self._record(lambda recording: recording.keep(account))
         return decision
 
     def close(self) -> None:
@@ -270,7 +273,8 @@ class Grower:
 
         A run whose last planned decision was taken has ended anyway.
         """
-        self.reporter.close(self.decisions)
+        if (own := self._own) is not None:
+            self._processes.agree(lambda: own.close(self.decisions))
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
@@ -293,7 +297,7 @@ class Grower:
             RunError: the run's folder was closed, or is another grower's.
         """
         if self.subject.table.live.any():
-            self.reporter.require_open()
+            self._require_open()
         require_planted(self.model, self.subject.table)
         require_attached(self.model)
         watch = self._watch
@@ -302,8 +306,9 @@ class Grower:
         ending = resolve_unfinished(
             self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
-        self.refit.attend(self.subject.table, self.subject.evidence)  # lets go of all forks
-        self.reporter.report_ending(self.decisions, ending)
+        self.apart.update_forks(self.subject.table, self.subject.evidence)  # lets go of all forks
+        self._print(*ending.lines)
+        self._record(lambda recording: recording.keep_ending(self.decisions, ending))
         return ending
 
     @property
@@ -334,8 +339,7 @@ class Grower:
         Raises:
             ConfigError: what the function returned does not depend on such a seed or fork.
         """
-        self.refit.follow(loss, minibatch, named)  # first, while gradients are as the loop left them
-        self._shadow.follow(loss, minibatch, named)
+        self.apart.follow(loss, minibatch, named)
 
     @property
     def learns_apart(self) -> bool:
@@ -360,7 +364,8 @@ class Grower:
         try:
             rollback = governor.rollback()
         except DivergedError as error:
-            self.reporter.report_failure(self.decisions, error)
+            failure = error
+            self._record(lambda recording: recording.keep_failure(self.decisions, failure))
             raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
@@ -396,14 +401,14 @@ class Grower:
         self._attend()
         subject.table, self._state, self._actions = result.table, state, actions
         apply_table(self.model, subject.table, self.rules.isolation)
-        subject.evidence = self.refit.attend(subject.table, subject.evidence)
+        subject.evidence = self.apart.update_forks(subject.table, subject.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result
 
     def _contributions(self, slots: NDArray[np.bool_]) -> tuple[NDArray[np.float64], bool]:
         """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`; and blindness."""
-        contributions, blind = self._processes.agree(lambda: self._examiner.dependence(slots))
+        contributions, blind = self._processes.agree(lambda: self._examiner.measure_dependence(slots))
         store_contributions(self.model, contributions)
         return contributions, blind
 
@@ -434,9 +439,9 @@ class Grower:
             **self._signature(),
             "seeds": structure(self.model),
             "memory": to_plain(self._memory()),
-            "refit": self.refit.state_dict(),
+            "refit": self.apart.state_dict(),
         }
-        return state if self.reporter.run is None else {**state, "run": self.reporter.run}
+        return state if self._own is None or self._own.id is None else {**state, "run": self._own.id}
 
     @check_arguments(CheckpointError, state=STATE)
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -459,10 +464,11 @@ class Grower:
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
         apply_table(self.model, self.subject.table, self.rules.isolation)
-        self.refit.attend(self.subject.table, self.subject.evidence)
-        self.refit.load_state_dict(state["refit"])
+        self.apart.update_forks(self.subject.table, self.subject.evidence)
+        self.apart.load_state_dict(state["refit"])
         store_contributions(self.model, self._history.accuracy_contribution)
-        self.reporter.resume(self.decisions, state.get("run"))
+        if (own := self._own) is not None:
+            self._processes.agree(lambda: own.resume(self.decisions, state.get("run")))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""
@@ -496,3 +502,18 @@ class Grower:
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])
+
+    def _require_open(self) -> None:
+        """Raise `RunError` if the run's folder is not this grower's to write."""
+        if self._own is not None:
+            self._processes.agree(self._own.require_open)
+
+    def _record(self, keep: Callable[[Recording | OwnRun], None]) -> None:
+        """Let the first process keep something."""
+        if (recording := self.recording) is not None:
+            self._processes.agree(lambda: keep(recording))
+
+    def _print(self, *lines: str) -> None:
+        if self._verbose and self._processes.first:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            sys.stdout.flush()

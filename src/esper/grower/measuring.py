@@ -5,9 +5,10 @@ Seeds are measured by switching each of them off, or against forks that do witho
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.control.history import History
+from esper.grower.apart import ApartLearner
 from esper.grower.arguments import StepInputs
+from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
 from esper.grower.passes import IncomparableError, Passes, flatten
-from esper.grower.refit import Refit
 from esper.grower.scores import LOSS, Figures, Scores, check_figures
 from esper.grower.subject import ModelSubject
 from esper.growth.model import GrowingModel
@@ -29,15 +31,6 @@ from esper.training.evaluation import Evaluation, update_evidence
 from esper.training.learning import TrainingReport
 
 Bools = NDArray[np.bool_]
-
-
-class Score(NamedTuple):
-    """How a classifier does on validation data."""
-
-    loss: float
-    """Mean cross-entropy in nats."""
-    accuracy: float
-    """Fraction that is right, in [0, 1]."""
 
 
 Number: TypeAlias = float | Tensor
@@ -62,25 +55,39 @@ class Measurement(NamedTuple):
 
 
 def measure_seeds(
-    passes: Passes | Refit, table: SeedTable, evaluate: Evaluate, whole: Figures | None, due: Bools
+    passes: Passes,
+    table: SeedTable,
+    evaluate: Evaluate,
+    whole: Figures | None,
+    due: Bools,
+    forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
 ) -> Measurement:
     """Measure the model as it is, and with each seed that is ``due``, bool ``[1, S]``, at another weight.
 
-    A seed that counts is to be compared with its absence, in the model or in a fork of it; one that does not count yet
-    is put in at full weight, to be compared with the model as it is. ``whole`` is the former figure, if it is known.
+    A seed that counts is to be compared with its absence, in the model or in its fork, if ``forks`` names it; where
+    that is None it is left out. One that does not count yet is put in at full weight, to be compared with the model as
+    it is. ``whole`` is the former figure, if it is known.
 
     Raises:
         ConfigError: ``evaluate`` returns what is none of its figures.
     """
+    model, answers = passes.model, Answers()
     changes = {
         slot.name: 0.0 if table.blended[0, place] else 1.0
-        for place, slot in enumerate(passes.model.slots.values())
+        for place, slot in enumerate(model.slots.values())
         if slot.seed is not None and due[0, place]
     }
-    answers = Answers()
     measure = answers.first_of(evaluate) if whole is None else evaluate
-    with keep_modes(passes.model):
-        usual, others = passes.measure(lambda model: check_figures(measure(model)), changes, whole)
+
+    def compute_figures(model: GrowingModel) -> Figures:
+        return check_figures(measure(model))
+
+    with keep_modes(model):
+        alone = {name: weight for name, weight in changes.items() if name not in forks}
+        usual, others = passes.measure(compute_figures, alone, whole)
+        for name, fork in forks.items():
+            if name in changes and fork is not None:
+                others[name] = fork.run(lambda: compute_figures(model))
     return Measurement(usual, others, due, answers.blind)
 
 
@@ -122,26 +129,18 @@ class Answers:
         """Whether examples that differ were all answered alike, in every minibatch; False where that is not known."""
         return self._heard and not self._varied
 
-    @contextmanager
-    def of(self, model: GrowingModel) -> Generator[None]:
-        """Listen within the block."""
-        handle = model.register_forward_hook(self._hear, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
-
     def first_of(self, evaluate: Callable[[GrowingModel], T]) -> Callable[[GrowingModel], T]:
         """``evaluate``, to whose first call this listens."""
-        calls = 0
+        calls = itertools.count()
 
         def listen(model: GrowingModel) -> T:
-            nonlocal calls
-            calls += 1
-            if calls > 1:
+            if next(calls):
                 return evaluate(model)
-            with self.of(model):
+            handle = model.register_forward_hook(self._hear, with_kwargs=True)
+            try:
                 return evaluate(model)
+            finally:
+                handle.remove()
 
         return listen
 
@@ -175,68 +174,65 @@ def _have_different_rows(rows: Tensor) -> bool:
 
 
 class Examiner:
-    """Examines ``model`` at every decision.
+    """Examines a model at every decision.
 
     Args:
-        model: The one that grows.
-        subject: Its lifecycle table, and the evidence that gates know.
+        subject: The model with its lifecycle table, and the evidence that gates know.
         scores: What growth is about.
         evaluate: As for `esper.Grower`.
-        passes: How it is measured.
-        refit: The forks that seeds on trial are compared with.
+        passes: How seeds are measured.
+        apart: Has the forks that seeds on trial are compared with.
         gradients: Of the training since the last decision.
     """
 
     def __init__(
         self,
-        model: GrowingModel,
         subject: ModelSubject,
         scores: Scores,
         evaluate: Evaluate,
         passes: Passes,
-        refit: Refit,
+        apart: ApartLearner,
         gradients: Gradients,
     ) -> None:
-        self._model, self._subject, self._scores, self._evaluate = model, subject, scores, evaluate
-        self._passes, self._refit, self._gradients = passes, refit, gradients
-        shape = 1, len(model.slots), len(subject.specs.kinds)
+        self._subject, self._scores, self._evaluate = subject, scores, evaluate
+        self._passes, self._apart, self._gradients = passes, apart, gradients
+        shape = 1, len(passes.model.slots), len(subject.specs.kinds)
         self.history = History(*shape, scores.chance_loss, scores.chance_score)
         """What controllers see of the past."""
 
-    def measure(self, train_loss: float, whole: Figures | None, due: NDArray[np.bool_]) -> Measurement:
+    def measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
         """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
-        found = measure_seeds(self._refit, self._subject.table, self._evaluate, whole, due)
+        forks = self._apart.ripe_forks()
+        found = measure_seeds(self._passes, self._subject.table, self._evaluate, whole, due, forks)
         self._scores.begin(found.usual, train_loss)
         return found
 
-    def take_in(
+    def record(
         self, now: StepInputs, found: Measurement, actions: NDArray[np.int64]
     ) -> tuple[TrainingReport, Evaluation]:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``."""
         subject, scores = self._subject, self._scores
         scores.begin(found.usual, now.train_loss)
         self.history.expect(scores.chance_loss, scores.chance_score)
-        newest = compute_contributions(found, self._model, subject.table, scores.score)
+        newest = compute_contributions(found, self._passes.model, subject.table, scores.score)
         known = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
-        training = TrainingReport(
-            np.array([now.train_loss]), newest.accuracy if known is None else np.array([known]), host, seeds, health
-        )
+        accuracy = newest.accuracy if known is None else np.array([known])
+        training = TrainingReport(np.array([now.train_loss]), accuracy, host, seeds, health)
         evaluation = self.history.complete(newest, subject.evidence)
-        store_contributions(self._model, evaluation.accuracy_contribution)
+        store_contributions(self._passes.model, evaluation.accuracy_contribution)
         subject.evidence = update_evidence(subject.table, subject.evidence, training, evaluation)
         progress = scores.progress(found.usual)
         improved = None if progress is None else np.array([progress])
         self.history.record(actions, subject.table, training, evaluation, improved)
         return training, evaluation
 
-    def dependence(self, slots: NDArray[np.bool_]) -> tuple[NDArray[np.float64], bool]:
+    def measure_dependence(self, slots: Bools) -> tuple[NDArray[np.float64], bool]:
         """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end.
 
         And whether that is blind: its answer is the same to everything.
         """
-        subject = self._subject
-        found = measure_seeds(self._passes, subject.table, self._evaluate, None, slots)
-        return compute_contributions(
-            found, self._model, subject.table, self._scores.score
-        ).accuracy_contribution, found.blind
+        table, score = self._subject.table, self._scores.score
+        found = measure_seeds(self._passes, table, self._evaluate, None, slots)
+        contributions = compute_contributions(found, self._passes.model, table, score)
+        return contributions.accuracy_contribution, found.blind

@@ -83,7 +83,7 @@ class GrowthSummary:
             for one in self.slots
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
-        table = _align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
+        table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
         return f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_share(self.parameters, self)} of that"
 
 
@@ -113,7 +113,7 @@ class Preview:
             (one.slot, one.blueprint, f"{one.parameters:,}", _share(one.parameters, self), f"{one.flops:,}")
             for one in self.offers
         ]
-        return _align_columns([titles, *rows], numbers_from=titles.index("parameters"))
+        return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
 def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
@@ -152,7 +152,7 @@ def _share(parameters: int, whole: GrowthSummary | Preview) -> str:
     return f"{parameters / whole.host_parameters:.1%}" if whole.host_parameters else NOTHING
 
 
-def _align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
+def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Columns as wide as they must be; those from ``numbers_from`` on end at the same place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if place < numbers_from else ">" for place in range(len(widths))]

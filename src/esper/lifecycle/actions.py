@@ -10,14 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from esper.arrays import Bools, Ints
 from esper.errors import IllegalActionError
 from esper.settings import Settings
 
-Bools: TypeAlias = NDArray[np.bool_]
-Int8s: TypeAlias = NDArray[np.int8]
-Int16s: TypeAlias = NDArray[np.int16]
-Int64s: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = tuple[NDArray[np.intp], ...]
 """Index of some slots in an ``[E, S]`` array: their environments and their slots."""
 Rows: TypeAlias = slice | NDArray[np.integer] | Bools
@@ -120,12 +116,12 @@ def head_sizes(slots: int, blueprints: int) -> tuple[int, ...]:
     )
 
 
-def wait(environments: int) -> Int64s:
+def wait(environments: int) -> Ints:
     """The action that does nothing, for every environment: ``int64 [E, 8]``."""
     return np.zeros((environments, len(Head)), dtype=np.int64)
 
 
-def clear_irrelevant_heads(actions: Int64s) -> Int64s:
+def clear_irrelevant_heads(actions: Ints) -> Ints:
     """The same actions ``[E, 8]`` with the heads that their operation does not read set to 0.
 
     Raises IllegalActionError for an unknown operation.
@@ -150,7 +146,7 @@ def action(
     alpha_target: float = 1.0,
     alpha_speed: int = 0,
     alpha_curve: Curve = Curve.LINEAR,
-) -> Int64s:
+) -> Ints:
     """One environment's action ``int64 [8]`` from values, not indices: tempo and speed in steps, the target as alpha.
 
     Heads that ``op`` does not read become 0. Raises IllegalActionError for a value that is not on offer.

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from esper.lifecycle.actions import Bools, Int8s
+from esper.arrays import Bools, Int8s
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable

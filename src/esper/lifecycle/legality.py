@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from esper.arrays import Bools, Ints
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
@@ -14,10 +15,8 @@ from esper.lifecycle.actions import (
     RELEVANT,
     TEMPOS,
     Blend,
-    Bools,
     Curve,
     Head,
-    Int64s,
     Op,
     clear_irrelevant_heads,
     head_sizes,
@@ -106,7 +105,7 @@ class ActionMasks:
         """``[E, 3]`` alpha targets that the rules allow a new seed."""
         return np.tile(_offered(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
 
-    def given(self, head: Head, op: Int64s, slot: Int64s) -> Bools:
+    def given(self, head: Head, op: Ints, slot: Ints) -> Bools:
         """The choices ``[E, n]`` of ``head`` after ``op [E]`` and ``slot [E]``; only 0 where the head is irrelevant."""
         environment = np.arange(self.environments)
         if head is Head.OP:
@@ -209,7 +208,7 @@ _VALUES: dict[Head, tuple[object, ...]] = {
 }
 
 
-def is_legal(actions: Int64s, masks: ActionMasks) -> Bools:
+def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
     """Whether each environment's action ``[E, 8]`` lies within the masks, irrelevant heads being 0: ``[E]``.
 
     Raises IllegalActionError if ``actions`` is not an integer array of that shape.
@@ -224,7 +223,7 @@ def is_legal(actions: Int64s, masks: ActionMasks) -> Bools:
     return verdict
 
 
-def require_legal(actions: Int64s, masks: ActionMasks) -> None:
+def require_legal(actions: Ints, masks: ActionMasks) -> None:
     """Raises IllegalActionError that names environment, slot, stage and rule of the first action outside the masks."""
     offences = np.flatnonzero(~is_legal(actions, masks))
     if offences.size:
@@ -232,7 +231,7 @@ def require_legal(actions: Int64s, masks: ActionMasks) -> None:
         raise IllegalActionError(_refusal(actions[environment], environment, masks))
 
 
-def canonicalise(actions: Int64s, masks: ActionMasks) -> tuple[Int64s, Bools]:
+def canonicalise(actions: Ints, masks: ActionMasks) -> tuple[Ints, Bools]:
     """The legal actions ``[E, 8]`` that take effect in place of any integers, and which rows changed ``[E]``.
 
     Irrelevant heads become 0; an action that is then still illegal becomes WAIT. Raises IllegalActionError only if
@@ -246,7 +245,7 @@ def canonicalise(actions: Int64s, masks: ActionMasks) -> tuple[Int64s, Bools]:
     return effective, np.any(effective != actions, axis=1)
 
 
-def _require_shape(actions: Int64s, masks: ActionMasks) -> None:
+def _require_shape(actions: Ints, masks: ActionMasks) -> None:
     expected = (masks.environments, len(Head))
     if actions.shape != expected or not np.issubdtype(actions.dtype, np.integer):
         raise IllegalActionError(
@@ -254,7 +253,7 @@ def _require_shape(actions: Int64s, masks: ActionMasks) -> None:
         )
 
 
-def _refusal(action: Int64s, environment: int, masks: ActionMasks) -> str:
+def _refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
     """One sentence on why this environment's action is illegal, and how to get a legal one."""
     where = f"environment {environment}"
     sizes = masks.sizes
@@ -272,7 +271,7 @@ def _refusal(action: Int64s, environment: int, masks: ActionMasks) -> str:
     return f"{where}: {rule}; choose within legal_actions(), or pass actions through canonicalise() first"
 
 
-def _broken_rule(action: Int64s, environment: int, masks: ActionMasks, stray: list[Head]) -> str:
+def _broken_rule(action: Ints, environment: int, masks: ActionMasks, stray: list[Head]) -> str:
     op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
     if not masks.slot[environment, op, slot]:
         return _broken_slot_rule(op, environment, slot, masks)

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from esper.lifecycle.actions import ALPHA_SPEEDS, TEMPOS, Curve, Floats, Int8s, Int16s
+from esper.arrays import Float32s, Int8s, Int16s
+from esper.lifecycle.actions import ALPHA_SPEEDS, TEMPOS, Curve
 
 SIGMOID_STEEPNESS = 10.0
 """Slope of the logistic curve: at 10 its ends would miss 0 and 1 by .7%, which the rescaling removes."""
@@ -34,7 +35,7 @@ def _logistic(fraction: float) -> float:
 
 # [curve, duration, elapsed]. A lookup is not only fast: vectorised cos and exp may round by an element's place in the
 # array, and then one environment's alpha would depend on how many others there are.
-_PROGRESS: Floats = np.array(
+_PROGRESS: Float32s = np.array(
     [
         [
             [progress(curve, elapsed / max(duration, 1)) for elapsed in range(LONGEST + 1)]
@@ -46,7 +47,7 @@ _PROGRESS: Floats = np.array(
 )
 
 
-def alpha_at(start: Floats, target: Floats, elapsed: Int16s, duration: Int16s, curve: Int8s) -> Floats:
+def alpha_at(start: Float32s, target: Float32s, elapsed: Int16s, duration: Int16s, curve: Int8s) -> Float32s:
     """Alpha ``elapsed`` of ``duration`` steps after it left ``start`` for ``target``, which it reaches exactly.
 
     All arrays have one shape; durations are 1 to `LONGEST` steps and elapsed is at most the duration.

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from esper.lifecycle.actions import Bools
+from esper.arrays import Bools
 
 
 class Stage(IntEnum):

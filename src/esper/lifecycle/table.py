@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from esper.lifecycle.actions import Bools, Floats, Int8s, Int16s, Rows
+from esper.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, replace_where
+from esper.lifecycle.actions import Rows
 from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, membership
 
 NO_BLUEPRINT = -1
@@ -35,11 +36,11 @@ class SeedTable:
     """Index of the resident seed's blueprint; -1 without a seed."""
     blend: Int8s
     """The resident seed's `Blend`, which never changes."""
-    alpha: Floats
+    alpha: Float32s
     """The weight of the seed in this step."""
-    alpha_start: Floats
+    alpha_start: Float32s
     """Where the present ramp of alpha began."""
-    alpha_target: Floats
+    alpha_target: Float32s
     """Where it ends."""
     alpha_elapsed: Int16s
     """Steps of the ramp taken, of `alpha_duration`."""
@@ -96,18 +97,15 @@ class SeedTable:
 
     def copy(self) -> Self:
         """The same table in arrays of its own."""
-        return type(self)(**{field.name: getattr(self, field.name).copy() for field in fields(self)})
+        return map_arrays(np.copy, self)
 
     def rows(self, index: Rows) -> Self:
         """The table of the environments that ``index`` selects (a slice, indices, or a mask over environments)."""
-        return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        return map_arrays(lambda array: array[index], self)
 
-    def reset(self, rows: Rows) -> Self:
-        """The table in which all slots of the environments ``rows`` are as in `dormant`."""
-        table, empty = self.copy(), self.dormant(1, self.slots)
-        for field in fields(self):
-            getattr(table, field.name)[rows] = getattr(empty, field.name)
-        return table
+    def reset(self, rows: Bools) -> Self:
+        """The table in which all slots of the environments ``rows``, bool ``[E]``, are as in `dormant`."""
+        return replace_where(rows, self, self.dormant(*self.stage.shape))
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Evidence:
     """A probe of the new seed found its output and its gradient finite."""
     gradient_healthy: Bools
     """The seed's gradients were measured, and are finite and neither vanish nor explode."""
-    contribution: Floats
+    contribution: Float32s
     """Accuracy points lost when the seed is switched off; NaN if never measured."""
     contribution_age: Int16s
     """Steps since the contribution was measured."""
@@ -134,11 +132,6 @@ class Evidence:
             contribution_age=np.zeros(shape, np.int16),
         )
 
-    def without(self, slots: Bools) -> Evidence:
+    def without(self, slots: Bools) -> Self:
         """The evidence without what was known of the seeds in ``slots [E, S]``, which are gone or new."""
-        return Evidence(
-            probed=self.probed & ~slots,
-            gradient_healthy=self.gradient_healthy & ~slots,
-            contribution=np.where(slots, np.float32(np.nan), self.contribution),
-            contribution_age=np.where(slots, np.int16(0), self.contribution_age),
-        )
+        return replace_where(slots, self, self.none(*self.probed.shape))

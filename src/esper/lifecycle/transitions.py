@@ -9,19 +9,15 @@ from typing import Final, Self
 
 import numpy as np
 
+from esper.arrays import Bools, Float32s, Int8s, Int16s, Ints
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
     TEMPOS,
     Blend,
-    Bools,
     Curve,
-    Floats,
     Head,
-    Int8s,
-    Int16s,
-    Int64s,
     Op,
     Places,
 )
@@ -60,8 +56,8 @@ class Cause(IntEnum):
 class Transitions:
     """N changes of stage, those of one step ordered by environment and slot; all arrays ``[N]``."""
 
-    env: Int64s
-    slot: Int64s
+    env: Ints
+    slot: Ints
     before: Int8s
     """A `Stage`."""
     after: Int8s
@@ -109,7 +105,7 @@ class Step:
 def step(
     table: SeedTable,
     evidence: Evidence,
-    actions: Int64s,
+    actions: Ints,
     rules: Rules,
     compatible: Bools,
     affordable: Bools | None = None,
@@ -182,9 +178,7 @@ def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Tra
     return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
 
 
-def with_fossils(
-    table: SeedTable, blueprints: Int64s, blends: Int64s, compatible: Bools
-) -> tuple[SeedTable, Transitions]:
+def with_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bools) -> tuple[SeedTable, Transitions]:
     """The table with a fossil at alpha 1 wherever ``blueprints [E, S]`` names one (-1: none), and what changed.
 
     That is how networks start that have seeds from their first step; no time passes. ``blends [E, S]`` says how they
@@ -232,10 +226,10 @@ def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools
         _enter(draft, np.nonzero(ticking & (table.stage == stage) & (table.stage_age >= steps)), after)
 
 
-def _operate(draft: SeedTable, table: SeedTable, actions: Int64s, acting: Int64s) -> None:
+def _operate(draft: SeedTable, table: SeedTable, actions: Ints, acting: Ints) -> None:
     """Applies the actions of the environments ``acting [A]``, each to its one slot."""
 
-    def places(op: Op) -> tuple[Int64s, Places]:
+    def places(op: Op) -> tuple[Ints, Places]:
         environments = acting[actions[acting, Head.OP] == op]
         return actions[environments], (environments, actions[environments, Head.SLOT])
 
@@ -269,7 +263,7 @@ def _enter(draft: SeedTable, at: Places, stage: Stage) -> None:
     draft.stage_age[at] = 1
 
 
-def _germinate(draft: SeedTable, at: Places, chosen: Int64s) -> None:
+def _germinate(draft: SeedTable, at: Places, chosen: Ints) -> None:
     """A new seed; its ramp is laid out, and starts when it enters BLENDING."""
     _enter(draft, at, Stage.GERMINATED)
     draft.seed_age[at] = 1
@@ -280,7 +274,7 @@ def _germinate(draft: SeedTable, at: Places, chosen: Int64s) -> None:
     draft.alpha_curve[at] = Curve.LINEAR
 
 
-def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Floats, chosen: Int64s) -> None:
+def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Float32s, chosen: Ints) -> None:
     """Alpha leaves its present value for ``target``; the first step of the ramp is this one."""
     holding = table.stage[at] == Stage.HOLDING
     _enter(draft, _among(at, holding), Stage.BLENDING)

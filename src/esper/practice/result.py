@@ -10,10 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.grower.measuring import Score
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
-from esper.practice.training import Epoch, HostTraining
+from esper.practice.training import Epoch, HostTraining, Score
 from esper.telemetry.events import RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from esper.control.rules.simple import Never
 from esper.devices import CPU, DeviceName
+from esper.grower.apart import Counterfactual
 from esper.grower.choosing import rules_of
-from esper.grower.refit import Counterfactual
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.settings import Settings

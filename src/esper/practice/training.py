@@ -18,7 +18,6 @@ from esper.devices import usable_device
 from esper.experiments.static_networks import TRAINING_PASSES
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
-from esper.grower.measuring import Score
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
@@ -34,6 +33,15 @@ PROBED = 2
 """Examples that show the host's shapes."""
 EVALUATION_BATCH = 512
 """Examples in one forward pass; bounds memory."""
+
+
+class Score(NamedTuple):
+    """How a classifier does on validation data."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    accuracy: float
+    """Fraction that is right, in [0, 1]."""
 
 
 class TrainingScore(NamedTuple):
@@ -115,7 +123,7 @@ class HostTraining:
         began, settings, slots = time.perf_counter(), self.settings, self.model.slots
         forward = self._host_flops + count_seed_flops(*slots.values())
         # Each fork goes without the seed of the slot that it is named by.
-        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.refit.forks)
+        forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.apart.forks)
         # Of its own for every epoch, so that a resumed run need not know what was drawn before.
         training = self._learn(child_generator(settings.seed, ORDER, number))
         learning_seconds = time.perf_counter() - began

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.arrays import Bools, Floats, Ints
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 from esper.training.budget import Budget
@@ -35,14 +35,14 @@ class EpisodeConfig(Settings):
                 "some slots would never be measured, nor their seeds be kept; lower it"
             )
 
-    def counterfactuals_due(self, decision: NDArray[np.int64], slots: int) -> NDArray[np.bool_]:
+    def counterfactuals_due(self, decision: Ints, slots: int) -> Bools:
         """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
 
         It hangs on each network's own decisions alone, never on its neighbours'.
         """
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
-    def stalled(self, plateau_age: NDArray[np.float64], table: SeedTable) -> NDArray[np.bool_]:
+    def stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
         """``[E]``: the networks that end on a plateau, after that many decisions without an improvement, ``[E]``."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints, replace_where
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.lifecycle.actions import wait
@@ -47,9 +47,6 @@ from esper.training.governor import Trouble
 from esper.training.governor.population import Intervention, make_governor
 from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
 from esper.training.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 CPU = torch.device("cpu")
 
@@ -107,7 +104,7 @@ class FinalScore:
     score: Floats
     """``accuracy - rent * log1p(added / host)`` of the committed network."""
     accuracy: Floats
-    added_parameters: NDArray[np.int64]
+    added_parameters: Ints
 
 
 class Episodes:
@@ -157,7 +154,7 @@ class Episodes:
         self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes
         self.history = History(self.size, len(suite.sites), len(suite.blueprints), *chance)
-        self.step_index: NDArray[np.int64] = np.zeros(self.size, np.int64)
+        self.step_index: Ints = np.zeros(self.size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
         self.finished: Bools = np.zeros(self.size, np.bool_)
         """Which episodes have come to their end, ``[E]``."""
@@ -258,7 +255,8 @@ class Episodes:
             return training, evaluation, intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        restored = evaluation.replace_rows(intervention.rows, self.history.complete(again, self.population.evidence))
+        newer = self.history.complete(again, self.population.evidence)
+        restored = replace_where(intervention.rows, evaluation, newer)
         return training, restored, intervention, _incidents(intervention, evaluation, restored)
 
     def _reached_end(self, intervention: Intervention) -> Bools:
@@ -266,7 +264,7 @@ class Episodes:
         stalled = self._conduct.stalled(self.history.plateau_age, self.population.table)
         return (self.step_index >= self.suite.steps) | intervention.exhausted | stalled
 
-    def restart(self, rows: NDArray[np.int64], instances: Sequence[Instance]) -> None:
+    def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
         _require_known(self.suite, instances)
         self.population.replace(rows, [_network(self.suite, instance) for instance in instances])
@@ -310,7 +308,7 @@ class Episodes:
         labels[row] = data.labels.to(labels, non_blocking=True)
         self.validation = Batch(inputs, labels)
 
-    def _order(self, instance: Instance) -> NDArray[np.int64]:
+    def _order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
         return shuffled_order(instance.train_size, count, rng)

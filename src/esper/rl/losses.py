@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper.arrays import map_arrays, merge_arrays
 from esper.control.policy import Policy, PolicyEvaluation
 from esper.rl.rollout import PPOBatch, Rollout, select_steps
 from esper.rl.settings import PPOSettings
-from esper.rl.structs import map_arrays, merge_arrays
 
 LOG_RATIO_BOUND = 10.0
 """Log-ratios are clipped to this, so that one absurd probability cannot make the loss infinite."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from esper.arrays import merge_arrays
 from esper.control.policy import Policy
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head
@@ -25,8 +26,7 @@ from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.losses import MinibatchStats, PPOLoss
 from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, select_environments, select_steps
 from esper.rl.settings import PPOSettings
-from esper.rl.structs import merge_arrays
-from esper.tensor_file import take_prefix
+from esper.state_files import take_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""

@@ -19,19 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from esper.arrays import Bools, Floats, Int8s, Ints, replace_where
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.rl.structs import map_arrays
 from esper.settings import Settings
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.evaluation import CommittedEvaluation, Evaluation
 from esper.training.population import Population
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 Family = Literal["accuracy", "loss"]
 """Unit of scores and contributions: accuracy, or the relative decrease of the loss."""
@@ -54,7 +51,7 @@ class RewardState(NamedTuple):
     episodes only fossils have one, measured among all seeds that were there."""
     rent: dict[RentBasis, Floats]
     """`compute_rent` on the seeds that count, ``[E]``."""
-    stage: NDArray[np.int8]
+    stage: Int8s
     """A `Stage` for each slot, ``[E, S]``."""
     alpha: Floats
     """``[E, S]``; 0 without a blended seed."""
@@ -81,7 +78,7 @@ class RewardInputs(NamedTuple):
     """Whether this was the episode's last step, ``[E]``."""
     acted: Bools
     """Whether the controller did anything but wait, ``[E]``."""
-    pruned_age: NDArray[np.int64]
+    pruned_age: Ints
     """Steps since germination of the seed that the controller had pruned, ``[E]``; -1 if it had none."""
 
 
@@ -99,11 +96,7 @@ class RewardTracker:
 
     def restart(self, rows: Bools, instances: Sequence[Instance]) -> None:
         """New episodes begin in ``rows``, bool ``[E]``; ``instances`` are those of all networks."""
-
-        def reset(part: NDArray[Any]) -> NDArray[Any]:
-            return np.where(rows.reshape(-1, *[1] * (part.ndim - 1)), 0, part)
-
-        self._before = map_arrays(reset, self._before)
+        self._before = replace_where(rows, self._before, RewardState.zeros(*self._before.stage.shape))
         for row in rows.nonzero()[0].tolist():
             instance = instances[row]
             self._rent[row] = instance.rent
@@ -114,7 +107,7 @@ class RewardTracker:
 
     def record(
         self,
-        actions: NDArray[np.int64],
+        actions: Ints,
         decided_on: SeedTable,
         evaluation: Evaluation,
         commitment: CommittedEvaluation | None,

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.arrays import Bools, Floats, Ints
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Budget(Settings):
@@ -73,7 +71,7 @@ class Costs:
     """Bytes."""
 
 
-def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> Bools:
     """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps.
 
     That is with any of these ``blends``.

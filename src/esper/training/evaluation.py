@@ -7,17 +7,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Bools, Floats
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.deferred import Deferred, Floats, to_arrays
+from esper.training.deferred import Deferred, to_arrays
 from esper.training.forward import forward, select_committed
 from esper.training.learning import Batch, TrainingReport, network_accuracies, network_losses
 from esper.training.population import Population
 from esper.training.prefix_sharing import forward_variants, toggle_slots
-
-Bools = NDArray[np.bool_]
 
 EVALUATION_CHUNK = 512
 """Examples per network in one forward pass; bounds memory, changes no result."""
@@ -38,16 +36,6 @@ class Evaluation:
     """``[E, S]``: loss without the slot's seed less loss with it; NaN in the same slots."""
     fresh: Bools
     """``[E, S]``: whether contributions are of now; elsewhere they are as last known."""
-
-    def replace_rows(self, rows: Bools, newer: Evaluation) -> Evaluation:
-        """This evaluation with the networks ``rows``, bool ``[E]``, as in a newer one."""
-        return Evaluation(
-            np.where(rows, newer.loss, self.loss),
-            np.where(rows, newer.accuracy, self.accuracy),
-            np.where(rows[:, None], newer.accuracy_contribution, self.accuracy_contribution),
-            np.where(rows[:, None], newer.loss_contribution, self.loss_contribution),
-            np.where(rows[:, None], newer.fresh, self.fresh),
-        )
 
     def fill_missing(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
         """This evaluation with contributions ``[E, S]`` that were known before where none are fresh."""

@@ -9,9 +9,9 @@ from statistics import median
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Bools, Float32s, Ints
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.training.execution import Parameters, SlotOp
@@ -19,16 +19,13 @@ from esper.training.parameters import SeedBank
 from esper.training.population import STRATEGIES, Population, Strategy
 from esper.training.slot_ops import BankSlice, BlendOp, SlotSeeds, StraightThroughOp
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class ActiveSeeds:
     """The seeds in a pass: which slots, with what alpha, and whose parameters learn. All arrays ``[E, S]``."""
 
     slots: Bools
-    alpha: Floats
+    alpha: Float32s
     learning: Bools | None = None
     """None: all that take part."""
     straight_through: Bools | None = None
@@ -129,9 +126,7 @@ def find_slot_seeds(population: Population, active: ActiveSeeds, slot: int, netw
     return SlotSeeds(slices, torch.from_numpy(owners - networks.start).to(population.config.device, non_blocking=True))
 
 
-def _slice_bank(
-    bank: SeedBank, rows: NDArray[np.int64], owners: NDArray[np.int64], active: ActiveSeeds, slot: int
-) -> BankSlice:
+def _slice_bank(bank: SeedBank, rows: Ints, owners: Ints, active: ActiveSeeds, slot: int) -> BankSlice:
     device = bank.block.values.device
     learning = None
     if active.learning is not None:

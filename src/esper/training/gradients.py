@@ -14,15 +14,13 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from esper.arrays import Bools, Floats, Ints, replace_where
 from esper.errors import ConfigError
 from esper.lifecycle.stages import Stage
 from esper.training.population import Population
-
-Floats = NDArray[np.float64]
 
 VANISHED = 1e-3
 """A seed's gradient vanishes where its ratio to the incumbents' is less.
@@ -61,7 +59,7 @@ class SeedHealth:
 class HealthTable:
     """The fields of `SeedHealth` for many seeds, each an array ``[..., S]``."""
 
-    minibatches: NDArray[np.int64]
+    minibatches: Ints
     norm: Floats
     vanished: Floats
     exploded: Floats
@@ -73,25 +71,9 @@ class HealthTable:
         zeros = np.zeros(shape)
         return cls(np.zeros(shape, np.int64), zeros, zeros.copy(), zeros.copy(), np.full(shape, np.nan))
 
-    def replace_where(self, places: NDArray[np.bool_], newer: HealthTable) -> HealthTable:
-        """This table with ``places``, a mask that fits ``[..., S]``, as in a newer one."""
-        return HealthTable(
-            np.where(places, newer.minibatches, self.minibatches),
-            np.where(places, newer.norm, self.norm),
-            np.where(places, newer.vanished, self.vanished),
-            np.where(places, newer.exploded, self.exploded),
-            np.where(places, newer.ratio, self.ratio),
-        )
-
     def at(self, *place: int) -> SeedHealth:
         """One seed's."""
-        return SeedHealth(
-            int(self.minibatches[place]),
-            float(self.norm[place]),
-            float(self.vanished[place]),
-            float(self.exploded[place]),
-            float(self.ratio[place]),
-        )
+        return SeedHealth(**{name: array[place].item() for name, array in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -100,7 +82,7 @@ class GradientNorms:
 
     values: Floats
     """``[T, ...]``."""
-    parameters: NDArray[np.int64]
+    parameters: Ints
     """How many parameters each gradient is of, ``[...]``."""
 
     @property
@@ -118,7 +100,7 @@ def assess_health(seeds: GradientNorms, incumbents: GradientNorms) -> HealthTabl
     vanished = (seeds.values == 0) | (ratio < VANISHED)
     exploded = ~np.isfinite(seeds.values) | (ratio > EXPLODED)
     compared = np.isfinite(ratio)
-    count: NDArray[np.int64] = compared.sum(0)
+    count: Ints = compared.sum(0)
     total = np.where(compared, ratio, 0.0).sum(0)
     return HealthTable(
         np.full(count.shape, len(ratio)),
@@ -150,9 +132,7 @@ def split_by_slot(population: Population, rows: Floats) -> tuple[Floats, Floats]
     return hosts, slots
 
 
-def measure_seed_health(
-    population: Population, hosts: Floats, seeds: Floats, learning: NDArray[np.bool_]
-) -> HealthTable:
+def measure_seed_health(population: Population, hosts: Floats, seeds: Floats, learning: Bools) -> HealthTable:
     """The health ``[E, S]`` of the seeds that are ``learning``, bool ``[E, S]``, from norms ``[T, E]``, ``[T, E, S]``.
 
     The incumbents of a network are its host and its fossils; fossils themselves are compared with all of them.
@@ -164,7 +144,7 @@ def measure_seed_health(
         (population.host_parameters + population.parameters_in(fossils))[:, None],
     )
     found = assess_health(GradientNorms(seeds, population.specs.costs.parameters.resident(table)), incumbents)
-    return HealthTable.none(*table.stage.shape).replace_where(learning, found)
+    return replace_where(learning, HealthTable.none(*table.stage.shape), found)
 
 
 _CPU = torch.device("cpu")

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.arrays import Bools, Floats, Ints
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.tasks.data import Data
-from esper.training.deferred import Deferred, Floats
+from esper.training.deferred import Deferred
 from esper.training.forward import ForwardPass, prepare_forward, select_isolated, select_training
 from esper.training.gradients import HealthTable, measure_seed_health, row_norms, split_by_slot
 from esper.training.optimizers import clip_by_network, optimizer_step
@@ -23,7 +23,7 @@ from esper.training.parameters import FlatParameters, concatenate_flat
 from esper.training.population import Population
 
 
-def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
     """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
     epochs = -(-count // examples)
     return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
@@ -39,7 +39,7 @@ class TrainingStream:
     def __init__(
         self,
         data: Sequence[Data],
-        orders: Sequence[NDArray[np.int64]],
+        orders: Sequence[Ints],
         batch_size: int,
         capacity: int,
         device: torch.device,
@@ -51,7 +51,7 @@ class TrainingStream:
         self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
         self._batch_size = batch_size
 
-    def replace(self, network: int, data: Data, order: NDArray[np.int64] | None = None) -> None:
+    def replace(self, network: int, data: Data, order: Ints | None = None) -> None:
         """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
         self._make_room(len(data))
         longest = self._inputs.shape[1]
@@ -70,7 +70,7 @@ class TrainingStream:
         self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
         self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
 
-    def take(self, first: NDArray[np.int64], count: int) -> Iterator[Batch]:
+    def take(self, first: Ints, count: int) -> Iterator[Batch]:
         """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
         start = torch.from_numpy(first * self._batch_size).to(self._order, non_blocking=True)
         places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
@@ -134,13 +134,13 @@ def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.max(-1).indices == labels).to(logits.dtype).mean(-1)
 
 
-def train(population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None) -> TrainingReport:
+def train(population: Population, batches: Iterable[Batch], resting: Bools | None = None) -> TrainingReport:
     """As `start_training`, whose report it waits for."""
     return start_training(population, batches, resting).fetch()
 
 
 def start_training(
-    population: Population, batches: Iterable[Batch], resting: NDArray[np.bool_] | None = None
+    population: Population, batches: Iterable[Batch], resting: Bools | None = None
 ) -> Deferred[TrainingReport]:
     """Take one optimizer step per minibatch in every network; hosts and blended seeds learn together.
 
@@ -184,7 +184,7 @@ def start_training(
 class _RestingNetworks:
     """Networks that must not change while the others learn."""
 
-    def __init__(self, population: Population, resting: NDArray[np.bool_]) -> None:
+    def __init__(self, population: Population, resting: Bools) -> None:
         networks = torch.from_numpy(resting)
         self.rows = networks[population.flat.owners].to(population.config.device, non_blocking=True)
         """The rows that belong to them, bool ``[R]``."""
@@ -242,7 +242,7 @@ class _Objective:
         return _MinibatchResult(losses.detach(), logits.detach(), gradients)
 
 
-def _learning_seeds(table: SeedTable) -> NDArray[np.bool_]:
+def _learning_seeds(table: SeedTable) -> Bools:
     """``[E, S]``: where there is a seed that learns, as all do after their germination."""
     return table.owning & (table.stage != Stage.GERMINATED)
 

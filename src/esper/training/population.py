@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.seed import blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
@@ -70,25 +70,25 @@ class NetworkSpecs:
     """For a value, its gradient and its optimizer state."""
 
     @property
-    def widths(self) -> NDArray[np.int64]:
+    def widths(self) -> Ints:
         """Live channels at each slot, ``[E, S]``."""
         return self._widths
 
     @property
-    def learning_rates(self) -> NDArray[np.float64]:
+    def learning_rates(self) -> Floats:
         """``[E]``."""
         return self._learning_rates
 
     @cached_property
-    def _widths(self) -> NDArray[np.int64]:
+    def _widths(self) -> Ints:
         return np.array([network.widths for network in self.networks])
 
     @cached_property
-    def _learning_rates(self) -> NDArray[np.float64]:
+    def _learning_rates(self) -> Floats:
         return np.array([network.learning_rate for network in self.networks])
 
     @cached_property
-    def host_parameters(self) -> NDArray[np.int64]:
+    def host_parameters(self) -> Ints:
         """Parameters before any growth, ``[E]``."""
         return np.array([sum(part.numel() for part in network.host.parameters()) for network in self.networks])
 
@@ -98,12 +98,12 @@ class NetworkSpecs:
         return self._catalogue[0]
 
     @property
-    def compatible(self) -> NDArray[np.bool_]:
+    def compatible(self) -> Bools:
         """Whether a blueprint serves a slot, ``[E, S, K]``."""
         return self._catalogue[1]
 
     @cached_property
-    def _catalogue(self) -> tuple[Costs, NDArray[np.bool_]]:
+    def _catalogue(self) -> tuple[Costs, Bools]:
         places = [list(enumerate(network.widths)) for network in self.networks]
         # Slots of equal widths cost the same.
         distinct = sorted({place for own in places for place in own})
@@ -137,13 +137,13 @@ class NetworkSpecs:
 class _SlotPrices(NamedTuple):
     """What there is for one slot."""
 
-    parameters: NDArray[np.int64]
+    parameters: Ints
     """Each blueprint's, ``[K]``; 0 where it does not serve."""
-    flops: NDArray[np.int64]
-    serves: NDArray[np.bool_]
-    blend_parameters: NDArray[np.int64]
+    flops: Ints
+    serves: Bools
+    blend_parameters: Ints
     """Each `Blend`'s, ``[3]``."""
-    blend_flops: NDArray[np.int64]
+    blend_flops: Ints
 
 
 def _price_slot(kinds: Sequence[type[Blueprint]], site: Site) -> _SlotPrices:
@@ -187,7 +187,7 @@ class PopulationConfig:
     budget: Budget = Budget()
 
 
-Actions = NDArray[np.int64]
+Actions = Ints
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class PopulationState:
     specs: NetworkSpecs
     table: SeedTable
     evidence: Evidence
-    germinations: NDArray[np.int64]
+    germinations: Ints
     """Seeds that each slot has had, ``[E, S]``."""
     parameters: PopulationParameters
 
@@ -245,7 +245,7 @@ class Population:
             PopulationParameters.build(host, {}),
         )
 
-    def replace(self, rows: NDArray[np.int64], networks: Sequence[NetworkSpec]) -> None:
+    def replace(self, rows: Ints, networks: Sequence[NetworkSpec]) -> None:
         """Put new networks, with the fossils they start with, into ``rows``, int64 ``[r]``; all others go on untouched.
 
         Raises:
@@ -264,12 +264,13 @@ class Population:
         for row, network in zip(rows.tolist(), networks, strict=True):
             for slot, blueprint, blend in network.fossils:
                 blueprints[row, slot], blends[row, slot] = blueprint, blend
-        table, changes = with_fossils(self.table.reset(rows), blueprints, blends, specs.compatible)
+        replaced = np.isin(np.arange(self.size), rows)
+        table, changes = with_fossils(self.table.reset(replaced), blueprints, blends, specs.compatible)
         banks = self._add_newborns(banks, changes, specs, host.learning_rates, germinations)
         self.state = PopulationState(
             specs,
             table,
-            self.evidence.without(np.isin(np.arange(self.size), rows)[:, None]),
+            self.evidence.without(replaced),
             _count_births(germinations, changes),
             PopulationParameters.build(host, banks),
         )
@@ -307,7 +308,7 @@ class Population:
         changes: Transitions,
         specs: NetworkSpecs,
         learning_rates: Tensor,
-        germinations: NDArray[np.int64],
+        germinations: Ints,
     ) -> Mapping[SeedKind, SeedBank]:
         """The banks with the seeds that came in ``changes``.
 
@@ -332,7 +333,7 @@ class Population:
         return self._empty_banks[kind]
 
     @property
-    def _affordable(self) -> NDArray[np.bool_]:
+    def _affordable(self) -> Bools:
         return affordable_blueprints(self.config.budget, self.state.specs.costs, self.table, self.config.rules.blends)
 
     @property
@@ -355,7 +356,7 @@ class Population:
         self.state = replace(self.state, evidence=measured)
 
     @property
-    def germinations(self) -> NDArray[np.int64]:
+    def germinations(self) -> Ints:
         """Seeds that each slot has had, ``[E, S]``."""
         return self.state.germinations
 
@@ -375,25 +376,25 @@ class Population:
         return self.state.parameters.flat
 
     @property
-    def host_parameters(self) -> NDArray[np.int64]:
+    def host_parameters(self) -> Ints:
         """Parameters of each network before any growth, ``[E]``."""
         return self.specs.host_parameters
 
     @property
-    def budget_left(self) -> NDArray[np.float64]:
+    def budget_left(self) -> Floats:
         """``[E]``: the share of the scarcest cap that is not spent yet."""
         return budget_left(self.config.budget, self.state.specs.costs, self.table)
 
-    def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
+    def slots_of_layout(self, layout: Layout) -> Bools:
         """Bool ``[E, S]``: whether the slot's features have this layout."""
         return np.tile([site.layout is layout for site in self.execution.sites], (self.size, 1))
 
-    def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def parameters_in(self, counted: Bools) -> Ints:
         """``[E]``: live parameters of the seeds in the slots ``counted``, bool ``[E, S]``."""
         return (self.state.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
 
-def _count_births(germinations: NDArray[np.int64], changes: Transitions) -> NDArray[np.int64]:
+def _count_births(germinations: Ints, changes: Transitions) -> Ints:
     """Seeds that each slot has had, ``[E, S]``, those that came in ``changes`` included."""
     counted = germinations.copy()
     counted[changes.env[changes.born], changes.slot[changes.born]] += 1
@@ -418,11 +419,11 @@ def drop_pruned(banks: Mapping[SeedKind, SeedBank], changes: Transitions) -> Map
     return kept
 
 
-def _kinds(changes: Transitions, chosen: NDArray[np.bool_]) -> list[SeedKind]:
+def _kinds(changes: Transitions, chosen: Bools) -> list[SeedKind]:
     columns = (changes.slot, changes.blueprint, changes.blend)
     found = set(zip(*(column[chosen].tolist() for column in columns), strict=True))
     return [SeedKind(slot, blueprint, Blend(blend)) for slot, blueprint, blend in sorted(found)]
 
 
-def _is_of(changes: Transitions, kind: SeedKind) -> NDArray[np.bool_]:
+def _is_of(changes: Transitions, kind: SeedKind) -> Bools:
     return (changes.slot == kind.slot) & (changes.blueprint == kind.blueprint) & (changes.blend == kind.blend)

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Bools, Float32s
 from esper.training.execution import SlotOp
 from esper.training.forward import ActiveSeeds, build_program, find_slot_seeds
 from esper.training.population import Population
 from esper.training.slot_ops import BranchingBlendOp, BranchingOp, SlotSeeds
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class Variants:
 
     active: ActiveSeeds
     """The seeds, and their usual alphas."""
-    toggled_alpha: Floats
+    toggled_alpha: Float32s
     """Their other alphas, ``[E, S]``."""
     toggled: Bools
     """Which have those, ``[V, E, S]``; what it says of slots without a seed changes nothing."""
@@ -136,9 +133,9 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     return outputs if in_order else outputs[:, torch.tensor(plan.places, device=outputs.device)]
 
 
-def _alphas(variants: Variants, branches: SlotBranches, seeds: SlotSeeds, slot: int) -> Floats:
+def _alphas(variants: Variants, branches: SlotBranches, seeds: SlotSeeds, slot: int) -> Float32s:
     """``[r, P + A]``: what each seed counts with in each block that leaves the slot."""
     owners = seeds.owners
-    usual: Floats = variants.active.alpha[owners, slot, None]
-    other: Floats = variants.toggled_alpha[owners, slot, None]
+    usual: Float32s = variants.active.alpha[owners, slot, None]
+    other: Float32s = variants.toggled_alpha[owners, slot, None]
     return np.where(branches.toggled[:, owners].T, other, usual)

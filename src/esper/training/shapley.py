@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.training.deferred import to_arrays
@@ -24,9 +25,6 @@ from esper.training.forward import ActiveSeeds, select_blended
 from esper.training.learning import Batch
 from esper.training.population import Population
 from esper.training.prefix_sharing import Variants, forward_variants
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 Worth = Callable[[Bools], Floats]
 """The characteristic function: worths ``[..., V]`` of coalitions ``[V, n]``, True for those who take part."""
@@ -143,13 +141,13 @@ def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pair
     return ShapleySolution(values, errors, None, worths[..., 0, 0], worths[..., 0, -1])
 
 
-def antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -> Ints:
     """``[2 * pairs, n]``: random orders of the players, each followed by its reverse."""
     forward = rng.permuted(np.tile(np.arange(players), (pairs, 1)), axis=1)
     return np.stack([forward, forward[:, ::-1]], axis=1).reshape(-1, players)
 
 
-def _growing_coalitions(orders: NDArray[np.int64]) -> Bools:
+def _growing_coalitions(orders: Ints) -> Bools:
     """The coalitions on the way from nobody to everyone, ``[orders, n + 1, n]``."""
     ranks = np.argsort(orders, axis=-1)
     return ranks[:, None, :] < np.arange(orders.shape[-1] + 1, dtype=np.int64)[:, None]
@@ -206,7 +204,7 @@ ACCURACY, LOSS = 0, 1
 
 NOBODY = -1
 
-Seats = NDArray[np.int64]
+Seats = Ints
 """The slot of each player of each network, or `NOBODY`, ``[E, n]``."""
 
 

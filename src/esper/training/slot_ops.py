@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Ints
 from esper.training.parameters import SeedBank
 
 
@@ -22,7 +22,7 @@ class BankSlice:
     """The seeds of one bank that take part in a pass."""
 
     bank: SeedBank
-    owners: NDArray[np.int64]
+    owners: Ints
     """The networks they belong to, ``[r]``."""
     rows: Tensor | None
     """Their rows in the bank, int64 ``[r]``; None: all of them, in order."""
@@ -52,7 +52,7 @@ class SlotSeeds:
     """The rows of the features they work on, int64 ``[r]``: the owners, counted from the pass's first network."""
 
     @property
-    def owners(self) -> NDArray[np.int64]:
+    def owners(self) -> Ints:
         """The networks they belong to, ``[r]``."""
         return np.concatenate([call.owners for call in self.calls])
 

@@ -36,7 +36,8 @@ def _planting_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         return LoadedPolicy(planter(), 1, f"checkpoint {settings.seed}")  # type: ignore[arg-type]
 
-    monkeypatch.setattr("esper.experiments.arms.load_policy", load)
+    for module in ("arms", "contest"):
+        monkeypatch.setattr(f"esper.experiments.{module}.load_policy", load)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
     assert len(files) == len(BASELINES) + 2 * (1 + len(FOLLOWERS))
     bare, random = (trained / "plain" / "arms" / f"{name}.json" for name in ("none", "random"))
     bare.write_text("{")
-    other = json.loads(random.read_text()) | {"circumstances": "of another time"}
+    other = json.loads(random.read_text()) | {"cache_key": "of another time"}
     random.write_text(json.dumps(other))
     asked: list[str] = []
 
@@ -109,7 +110,8 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
         assert not any(isinstance(one, LearnedController) for one in controllers), "a policy played again"
         return evaluate_controllers(workers, controllers, *given)
 
-    monkeypatch.setattr("esper.experiments.arms.evaluate_controllers", refuse)
+    for module in ("arms", "contest"):
+        monkeypatch.setattr(f"esper.experiments.{module}.evaluate_controllers", refuse)
     again = run_arms(contest(trained), lambda done, total, what: asked.append(what))
     assert {arm.name: arm for arm in again} == arms
     assert {path: path.read_bytes() for path in trained.rglob("arms/*.json")} == files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.experiments.arms import FINALISTS, FoundSequence, search_sequence
+from esper.experiments.tuning import FINALISTS, FoundSequence, search_sequence
 from esper.experiments.workers import LocalWorkers
 from esper.tasks.registry import get_suite
 from experiments.arms.planting import TERMS
@@ -12,7 +12,7 @@ from experiments.arms.planting import TERMS
 
 @pytest.fixture(autouse=True)
 def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.experiments.arms.FIRST_ROUND", 3)
+    monkeypatch.setattr("esper.experiments.tuning.FIRST_ROUND", 3)
 
 
 def searched(environment_steps: int, seed: int = 0) -> tuple[FoundSequence, list[int]]:

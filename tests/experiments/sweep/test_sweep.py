@@ -11,7 +11,7 @@ import torch
 
 from esper.cli import main
 from esper.config import load_settings
-from esper.experiments.results import Result
+from esper.experiments.results import ArmResults, Result
 from esper.experiments.settings import TrainSettings
 from esper.experiments.sweep import CAUTION, Ranked, Sweep, Told, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import LocalWorkers
@@ -53,10 +53,12 @@ def test_the_best_trial_comes_first_and_the_file_grows_with_every_trial(
 ):
     scores = (0.25, 0.75, 0.5, 0.75)
 
-    def played(task: _TrialTask) -> Generator[Told, None, list[Result]]:
+    def played(task: _TrialTask) -> Generator[Told, None, ArmResults]:
         yield from ()
         score = scores[task.number]
-        return [Result("policy", f"{n}", "a", "", score + change, 0.9, 30, 100, 0) for n, change in enumerate((-1, 1))]
+        changes = enumerate((-1, 1))
+        outcomes = [Result("policy", f"{n}", "a", "", score + one, 0.9, 30, 100, flops=0) for n, one in changes]
+        return ArmResults(0, outcomes)
 
     def finished(number: int, ranked: Ranked) -> None:
         assert ranked.score == scores[number]

@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.arrays import Bools, Float32s, Ints
 from esper.control.controller import Actions
-from esper.control.observation import FeatureReader, Float32s
+from esper.control.observation import FeatureReader
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
-
-Bools = NDArray[np.bool_]
 
 
 class ActionBuilder:
@@ -34,7 +33,7 @@ class ActionBuilder:
             self.actions[rows, Head.ALPHA_CURVE] = self._masks.alpha_curve[rows].argmax(1)
         self.open[rows] = False
 
-    def germinate(self, slot: NDArray[np.int64], blueprint: NDArray[np.int64], wanted: Bools) -> None:
+    def germinate(self, slot: Ints, blueprint: Ints, wanted: Bools) -> None:
         """Germinate ``blueprint[e]`` in ``slot[e]`` where ``wanted``: the fastest tempo, the largest alpha allowed.
 
         Tempos and targets are on offer in rising order.
@@ -51,7 +50,7 @@ class ActionBuilder:
         self.open[rows] = False
 
 
-def _last(legal: Bools) -> NDArray[np.int64]:
+def _last(legal: Bools) -> Ints:
     """Index of the last True column of each row."""
     return legal.shape[1] - 1 - legal[:, ::-1].argmax(1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.arrays import Bools, Ints
 from esper.control.controller import Actions
 from esper.control.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
 from esper.control.rules.decisions import ROUNDING, ActionBuilder, keep_or_prune
@@ -59,7 +59,7 @@ class Heuristic:
         decisions.germinate(slot, blueprint, found & self._may_try(reading))
         return decisions.actions, None
 
-    def _may_try(self, reading: FeatureReader) -> NDArray[np.bool_]:
+    def _may_try(self, reading: FeatureReader) -> Bools:
         settings = self._settings
         unfinished = np.sum([reading.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=0)
         fossils = reading.slot("stage_fossilized")
@@ -67,9 +67,7 @@ class Heuristic:
         few = (unfinished.sum(1) < settings.at_a_time) & ((unfinished + fossils).sum(1) < settings.most)
         return stuck & few & (reading.network("progress") <= settings.stop_after)
 
-    def _best_guess(
-        self, reading: FeatureReader, masks: ActionMasks
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def _best_guess(self, reading: FeatureReader, masks: ActionMasks) -> tuple[Ints, Ints, Bools]:
         """The first preference that is legal, wide enough and tried least: slot, blueprint, whether there is one."""
         preferences = np.array(self._settings.preferences, np.int64)
         slots, blueprints = preferences[:, 0], preferences[:, 1]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.arrays import Bools, Ints
 from esper.control.controller import Actions
 from esper.control.observation import FeatureReader, Observation
 from esper.control.rules.decisions import ActionBuilder, keep_or_prune
@@ -40,13 +40,11 @@ class Schedule:
         self._horizon = horizon
         self._keep_age = keep_after / horizon
 
-    def start(self, seeds: Sequence[int]) -> NDArray[np.bool_]:
+    def start(self, seeds: Sequence[int]) -> Bools:
         """Which plantings are done, ``[E, number of plantings]``."""
         return np.zeros((len(seeds), len(self.plantings)), np.bool_)
 
-    def act(
-        self, observation: Observation, masks: ActionMasks, state: NDArray[np.bool_]
-    ) -> tuple[Actions, NDArray[np.bool_]]:
+    def act(self, observation: Observation, masks: ActionMasks, state: Bools) -> tuple[Actions, Bools]:
         """The first planting that is due, else advance, else fossilize, else wait."""
         reading, decisions, done = FeatureReader(observation), ActionBuilder(masks), state.copy()
         step = np.rint(reading.network("progress") * self._horizon)
@@ -86,13 +84,11 @@ class Periodic:
         self._settings = settings
         self._horizon = horizon
 
-    def start(self, seeds: Sequence[int]) -> NDArray[np.int64]:
+    def start(self, seeds: Sequence[int]) -> Ints:
         """The clock of each network and how many plantings it has had, ``[2, E]``."""
         return np.stack([np.full(len(seeds), -1), np.zeros(len(seeds), np.int64)])
 
-    def act(
-        self, observation: Observation, masks: ActionMasks, state: NDArray[np.int64]
-    ) -> tuple[Actions, NDArray[np.int64]]:
+    def act(self, observation: Observation, masks: ActionMasks, state: Ints) -> tuple[Actions, Ints]:
         """Advance what may be, else judge what is due, else plant if the clock says so, else wait.
 
         The clock is the number of the decision as progress tells it; where progress stands still, it goes on.

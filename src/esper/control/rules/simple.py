@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints
 from esper.control.controller import Actions, UniformStreams
 from esper.control.observation import Observation
 from esper.errors import ConfigError
@@ -48,7 +48,7 @@ class Uniform:
         return actions, state
 
 
-def _pick(legal: NDArray[np.bool_], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+def _pick(legal: Bools, uniforms: Floats) -> Ints:
     """One of the True columns of each row, by a uniform number in [0, 1)."""
     rank = (uniforms * legal.sum(1)).astype(np.int64)
     return (legal.cumsum(1) > rank[:, None]).argmax(1)
@@ -90,7 +90,7 @@ class Replay:
     ) -> tuple[Actions, tuple[int, list[Actions]]]:
         """The next recorded action of each network, as far as it is legal."""
         step, sequences = state
-        wished: NDArray[np.int64] = np.stack(
+        wished: Ints = np.stack(
             [actions[step] if step < len(actions) else np.zeros(len(Head), np.int64) for actions in sequences]
         )
         return canonicalise(wished, masks)[0], (step + 1, sequences)

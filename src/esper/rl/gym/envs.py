@@ -11,14 +11,13 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats
 from esper.errors import ConfigError
 from esper.rl.episodes import FinalScore
 from esper.rl.gym.growth import (
     Array,
     Arrays,
-    Bools,
     Growth,
     GrowthSettings,
     GrowthStep,
@@ -30,7 +29,7 @@ from esper.rl.gym.growth import (
 RESET_MASK = "reset_mask"
 
 Info = dict[str, Any]
-Transition = tuple[Arrays, NDArray[np.float64], Bools, Bools, Info]
+Transition = tuple[Arrays, Floats, Bools, Bools, Info]
 
 
 class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
@@ -268,7 +267,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
         reward, finished = float(stepped.reward[0]), bool(stepped.finished[0])
         return _first_row(self.growth.observation()), reward, finished, False, info
 
-    def action_masks(self) -> NDArray[np.bool_]:
+    def action_masks(self) -> Bools:
         """The flat mask ``[sum(head sizes)]``: choices that are legal under some legal earlier choice."""
         return self.growth.masks.flat()[0]
 

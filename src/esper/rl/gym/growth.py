@@ -12,6 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
+from esper.arrays import Bools, Floats, Ints
 from esper.config_errors import describe_first_error
 from esper.control.observation import (
     BLUEPRINT_FEATURES,
@@ -36,16 +37,15 @@ from esper.training.population import StrategyChoice
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class GrowthStep:
     """What one step of E networks led to, all ``[E, ...]``."""
 
-    reward: NDArray[np.float64]
+    reward: Floats
     finished: Bools
-    action: NDArray[np.int64]
+    action: Ints
     """The actions that took effect, ``[E, 8]``."""
     canonicalised: Bools
     """Whose action was not what they asked for."""

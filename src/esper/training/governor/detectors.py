@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from esper.arrays import Bools, Floats, Int8s, Ints
 from esper.settings import Settings
 from esper.state import from_plain, to_plain
 
@@ -52,10 +53,6 @@ class GovernorSettings(Settings):
         return self
 
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-
 class Trouble(IntEnum):
     """Why a network is rolled back; NONE, which is falsy, where it is not."""
 
@@ -84,7 +81,7 @@ class Vitals:
 class Assessment:
     """What a check says of E networks; all ``[E]``."""
 
-    trouble: NDArray[np.int8]
+    trouble: Int8s
     """A `Trouble`."""
     usual: Bools
     """Whether there is neither trouble nor what becomes trouble if it lasts."""
@@ -105,9 +102,9 @@ class Monitor:
         self._settings = settings
         self._losses: Floats = np.full((networks, settings.window), np.nan)
         """Losses that were not unusual, the newest first."""
-        self._unusual: NDArray[np.int64] = np.zeros(networks, np.int64)
+        self._unusual: Ints = np.zeros(networks, np.int64)
         """Checks in a row with an unusual loss."""
-        self._guessing: NDArray[np.int64] = np.zeros(networks, np.int64)
+        self._guessing: Ints = np.zeros(networks, np.int64)
         """Checks in a row in which a network guessed that had done better."""
         self._best_skill: Floats = np.full(networks, -np.inf)
 

@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Bools, Floats, Int8s, Ints
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, revoke
-from esper.training.deferred import Deferred, Floats
+from esper.training.deferred import Deferred
 from esper.training.evaluation import Evaluation
 from esper.training.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.training.learning import TrainingReport
 from esper.training.parameters import PopulationParameters, SeedBank, SeedKind, StackedParameters
 from esper.training.population import Population, PopulationState, drop_pruned, forget_changed
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Snapshots:
 
     host: _Copies
     seeds: Mapping[SeedKind, _Copies]
-    births: NDArray[np.int64]
+    births: Ints
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
 
     @classmethod
@@ -95,7 +93,7 @@ class Snapshots:
             np.where(rows[:, None], state.germinations * state.table.owning, self.births),
         )
 
-    def knows(self, germinations: NDArray[np.int64]) -> Bools:
+    def knows(self, germinations: Ints) -> Bools:
         """``[E, S]``: whether the newest seed of a slot, of which ``germinations`` counts, is in the snapshot."""
         return (self.births == germinations) & (germinations > 0)
 
@@ -131,7 +129,7 @@ def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Tran
 class Intervention:
     """What a check led to."""
 
-    trouble: NDArray[np.int8]
+    trouble: Int8s
     """`Trouble` of each network, ``[E]``; NONE for most."""
     exhausted: Bools
     """``[E]``: those that had no rollback left; they are restored too, and should not go on."""
@@ -149,12 +147,12 @@ class NoGovernor:
 
     def __init__(self, size: int) -> None:
         self.penalty = 0.0
-        self.rollbacks: NDArray[np.int64] = np.zeros(size, np.int64)
+        self.rollbacks: Ints = np.zeros(size, np.int64)
         """``[E]``."""
         self._idle = Intervention(np.zeros(size, np.int8), np.zeros(size, np.bool_), Transitions.none())
 
     @property
-    def rollbacks_used(self) -> NDArray[np.float64]:
+    def rollbacks_used(self) -> Floats:
         """``[E]``: the share of the allowed rollbacks that an episode has had, in [0, 1]."""
         return np.zeros(len(self.rollbacks))
 
@@ -187,7 +185,7 @@ class PopulationGovernor(NoGovernor):
         self._snapshots = Snapshots.of(population.state)
 
     @property
-    def rollbacks_used(self) -> NDArray[np.float64]:
+    def rollbacks_used(self) -> Floats:
         return np.minimum(self.rollbacks / max(self._most, 1), 1.0)
 
     def restart(self, rows: Bools) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from esper.experiments.compared_runs import ARMS, RECORDS, FinishedComparison
-from esper.experiments.comparison import Comparison
+from esper.experiments.comparison import POLICY, Comparison
+from esper.experiments.contest import ARMS, FinishedContest
 from esper.ui.figures.record import Exhibit, Files
 from esper.ui.figures.standings import ComparisonExhibits, exhibit_comparison
 
@@ -11,14 +11,16 @@ _FIELDS = (
     "score, test_accuracy, added_parameters / host_parameters and flops, averaged over training seeds and instances; "
     "intervals are over both.\n"
 )
-CONFIGURATIONS = Files(f"CONFIGURATION/seed-N/{RECORDS} in the comparison's folder: {_FIELDS}")
+CONFIGURATIONS = Files(
+    f"CONFIGURATION/seed-N/{ARMS}/{POLICY}.json in the comparison's folder, the list value.outcomes: {_FIELDS}"
+)
 ALL_ARMS = Files(
     f"FIRST-CONFIGURATION/{ARMS}/ARM.json and FIRST-CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's folder, "
-    f"the list records.outcomes: {_FIELDS}"
+    f"the list value.outcomes: {_FIELDS}"
 )
 
 
-def contest_exhibits(found: FinishedComparison) -> list[Exhibit]:
+def contest_exhibits(found: FinishedContest) -> list[Exhibit]:
     """Of the configurations, and of all arms if they have played."""
     arms = [] if found.arms is None else exhibit_arms(found.arms, found.configurations.reference.name).all()
     return [*exhibit_configurations(found.configurations).all(), *arms]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from esper.experiments.compared_runs import FinishedComparison
 from esper.experiments.comparison import Comparison
+from esper.experiments.contest import FinishedContest
 from esper.files import write_atomically
 from esper.tasks.suite import Split
 from esper.ui.figures.contest import exhibit_arms, exhibit_configurations
@@ -43,7 +43,7 @@ def _arms_sections(comparison: Comparison, exhibits: ComparisonExhibits) -> list
     ]
 
 
-def contest_html(folder: Path, found: FinishedComparison) -> str:
+def contest_html(folder: Path, found: FinishedContest) -> str:
     """The page of a comparison of configurations."""
     configurations = found.configurations
     names = [one.name for one in configurations.standings]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.errors import RunError
-from esper.experiments.compared_runs import is_comparison, read_comparison, read_over_seeds
 from esper.experiments.comparison import Comparison
+from esper.experiments.contest import is_contest, read_contest
+from esper.experiments.evaluate import read_over_seeds
 from esper.practice.run import GrowDirectory
 from esper.tasks.suite import Split
 from esper.telemetry.reader import RunReader
@@ -49,7 +50,7 @@ def report_on(path: Path) -> Report:
         with RunReader.open(run.store) as reader:
             grown = reader.metadata().get("command") == "grow"
         return _grown(GrowDirectory(path)) if grown else _trained(run)
-    if path.is_dir() and is_comparison(path):
+    if path.is_dir() and is_contest(path):
         return _compared(path)
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
 
@@ -69,7 +70,7 @@ def _grown(run: GrowDirectory) -> Report:
 
 
 def _compared(folder: Path) -> Report:
-    found = read_comparison(folder)
+    found = read_contest(folder)
     judged = {"configurations": found.configurations, **({} if found.arms is None else {"arms": found.arms})}
     return Report(contest_html(folder, found), lambda: contest_exhibits(found), judged)
 
