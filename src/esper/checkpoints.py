@@ -1,9 +1,4 @@
-"""Checkpoints that are whole or not there, and that load without running anything from the file.
-
-A checkpoint is two files: the tensors as safetensors, and a JSON manifest with their hash. The manifest is written
-last, so a checkpoint exists exactly when its manifest does. Paths follow from the folder and the iteration alone;
-nothing that a file says is ever used as one.
-"""
+"""Checkpoints that are whole or not there: files of a run's state, the newest of which serves, or the one before it."""
 
 from __future__ import annotations
 
@@ -15,96 +10,52 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import torch
-from pydantic import Field, ValidationError
-from safetensors.torch import save
+from safetensors.torch import save as encode_tensors
+from torch import Tensor
 
-from esper import tensor_file
 from esper.errors import CheckpointError, RunError
-from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
-from esper.parsing import parse_json
-from esper.settings import Settings
-
-FORMAT_VERSION = 2
-MOST_MANIFEST_BYTES = 8 * 2**20
-"""More than this is no manifest."""
-
-_Count = Annotated[int, Field(strict=True, ge=0)]
-_Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class DamagedError(CheckpointError):
-    """A checkpoint that was ours and whole once; the one before it may serve."""
+from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.state_files import (
+    MOST_MANIFEST_BYTES,
+    Count,
+    DamagedError,
+    Hash,
+    Manifest,
+    StateFormat,
+    copy_to_cpu,
+    describe_tensors,
+)
 
 
-class Manifest(Settings):
+class CheckpointManifest(Manifest):
     """What the JSON file says."""
 
     format: Literal["esper-checkpoint"] = "esper-checkpoint"
-    version: Literal[2] = FORMAT_VERSION
-    iteration: _Count
-    tensors_bytes: _Count
-    tensors_sha256: _Hash
-    state_sha256: _Hash
+    version: Literal[2] = 2
+    iteration: Count
+    state_sha256: Hash
     state: dict[str, Any]
 
-    @classmethod
-    def of(cls, iteration: int, tensors: bytes, state: Mapping[str, Any]) -> Manifest:
-        """The manifest of a new checkpoint."""
-        return cls(
-            iteration=iteration,
-            tensors_bytes=len(tensors),
-            tensors_sha256=hashlib.sha256(tensors).hexdigest(),
-            state_sha256=_state_hash(state),
-            state=dict(state),
-        )
-
-    def encode(self) -> bytes:
-        """As JSON; CheckpointError if that would be too large to be read again."""
-        data = json.dumps(self.model_dump()).encode()
-        if len(data) > MOST_MANIFEST_BYTES:
-            raise CheckpointError(f"the state takes {len(data)} bytes as JSON: keep large values as tensors")
-        return data
+    def encode(self) -> str:
+        """As JSON, in which figures that are not finite stay; CheckpointError if it would be too large to be read."""
+        text = json.dumps(self.model_dump())
+        if len(text) > MOST_MANIFEST_BYTES:
+            raise CheckpointError(f"the state takes {len(text)} bytes as JSON: keep large values as tensors")
+        return text
 
 
-def decode_manifest(data: bytes, path: Path) -> Manifest:
-    """The manifest in ``data``, read from ``path``.
-
-    Raises:
-        CheckpointError: it is damaged (then DamagedError), foreign or of another format version.
-    """
-    try:
-        content = parse_json(data)
-    except ValueError as error:
-        raise DamagedError(f"checkpoint manifest {path} is torn or corrupt") from error
-    _check_version(content, path)
-    try:
-        manifest = Manifest.model_validate(content)
-        whole = _state_hash(manifest.state) == manifest.state_sha256
-    except ValidationError as error:
-        raise DamagedError(f"checkpoint manifest {path} is corrupt ({error.errors()[0]['msg']})") from error
-    except RecursionError as error:
-        raise DamagedError(f"checkpoint manifest {path} is nested too deeply") from error
-    if not whole:
-        raise DamagedError(f"checkpoint manifest {path} is corrupt (its hash differs)")
-    return manifest
+_FORMAT = StateFormat(
+    name="esper-checkpoint",
+    versions=(2,),
+    manifest=CheckpointManifest,
+    what="checkpoint",
+    if_foreign="is not an Esper checkpoint: move it out of the run directory",
+)
 
 
-def _check_version(content: Any, path: Path) -> None:
-    match content:
-        case {"format": "esper-checkpoint", "version": int(version)}:
-            if version != FORMAT_VERSION:
-                raise CheckpointError(
-                    f"{path} has format version {reprlib.repr(version)}, this Esper reads {FORMAT_VERSION}: "
-                    "use the Esper that wrote it"
-                )
-        case _:
-            raise CheckpointError(f"{path} is not an Esper checkpoint: move it out of the run directory")
-
-
-def _state_hash(state: Mapping[str, Any]) -> str:
+def _hash_state(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
@@ -120,7 +71,7 @@ class Checkpoint:
     path: Path
     iteration: int
     sha256: str
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     state: dict[str, Any]
 
 
@@ -133,15 +84,17 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
 
-    def save(self, iteration: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Checkpoint:
+    def save(self, iteration: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Checkpoint:
         """Write a checkpoint durably, then delete the oldest beyond `keep`.
 
         Raises:
             CheckpointError: it cannot be written; earlier checkpoints are untouched.
         """
-        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        data = save(copies)
-        written = Manifest.of(iteration, data, state)
+        copies = copy_to_cpu(tensors)
+        data = encode_tensors(copies)
+        written = CheckpointManifest(
+            iteration=iteration, state=dict(state), state_sha256=_hash_state(state), **describe_tensors(data)
+        )
         content = written.encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -177,17 +130,16 @@ class Checkpoints:
             CheckpointError: it is missing, damaged, foreign or of another format version.
         """
         source, path = self._manifest_path(iteration), self._tensors_path(iteration)
-        found = decode_manifest(_read(source, MOST_MANIFEST_BYTES), source)
+        found = _FORMAT.read_manifest(source)
+        try:
+            whole = _hash_state(found.state) == found.state_sha256
+        except RecursionError as error:
+            raise DamagedError(f"checkpoint manifest {source} is nested too deeply") from error
+        if not whole:
+            raise DamagedError(f"checkpoint manifest {source} is corrupt (its hash differs)")
         if found.iteration != iteration:
             raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(found.iteration)}")
-        data = _read(path, found.tensors_bytes)
-        if len(data) < found.tensors_bytes or hashlib.sha256(data).hexdigest() != found.tensors_sha256:
-            raise DamagedError(f"checkpoint {path} is torn or corrupt (its size or its hash differs)")
-        try:
-            tensors = tensor_file.decode(data)
-        except ValueError as error:
-            raise CheckpointError(f"{path} is not a safetensors file ({error}): start a new run") from error
-        return Checkpoint(path, iteration, found.tensors_sha256, tensors, found.state)
+        return Checkpoint(path, iteration, found.tensors_sha256, _FORMAT.read_tensors(path, found), found.state)
 
     def _tensors_path(self, iteration: int) -> Path:
         return self.folder / f"iteration-{iteration:08d}.safetensors"
@@ -202,14 +154,3 @@ class Checkpoints:
             # The manifest first: without it the tensors are no checkpoint.
             self._manifest_path(iteration).unlink()
             self._tensors_path(iteration).unlink(missing_ok=True)
-
-
-def _read(path: Path, most: int) -> bytes:
-    try:
-        return read_bounded(path, most)
-    except FileNotFoundError as error:
-        raise DamagedError(f"checkpoint file {path} is missing") from error
-    except UnsuitableFileError as error:
-        raise DamagedError(f"checkpoint file {path} is corrupt ({error.strerror})") from error
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.checkpoints import MOST_MANIFEST_BYTES, Checkpoints
+from esper.checkpoints import Checkpoints
 from esper.cli import main
 from esper.config import load_settings
 from esper.errors import CheckpointError, ConfigError, RunError
@@ -21,7 +21,7 @@ from esper.experiments.behaviour import read_behaviour
 from esper.experiments.results import read_evaluation, write_results
 from esper.experiments.settings import TrainSettings
 from esper.files import UnsuitableFileError, read_bounded, write_atomically
-from esper.tensor_file import decode
+from esper.state_files import MOST_MANIFEST_BYTES, decode_tensors
 from experiments.results_cases import planted
 from fuzzing import harmless
 
@@ -95,9 +95,9 @@ class TestTensors:
         ids=lambda value: "",
     )
     def test_a_header_that_lies_is_refused(self, data: bytes):
-        assert list(decode(framed("{" + entry() + "}", b"1234"))) == ["x"]
+        assert list(decode_tensors(framed("{" + entry() + "}", b"1234"))) == ["x"]
         with pytest.raises(ValueError, match="."):
-            decode(data)
+            decode_tensors(data)
 
     def test_a_file_larger_than_its_manifest_says_is_not_read(self, checkpoints: Checkpoints):
         os.truncate(checkpoints.folder / f"{STEM}.safetensors", 2**40)  # sparse: it takes no space

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from esper import Grower
 from esper.grower.measuring import Evaluate
-from esper.grower.state_dict import GrowthInStateDict, pack
+from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
+from esper.state_files import pack
 from grower.training_loop import APART, HELD, data, growing, validate
 
 RANKS = 2

@@ -23,13 +23,14 @@ from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.apart import REFIT, Counterfactual, SeedlessFork
-from esper.grower.state_dict import pack, regrow
+from esper.grower.state_dict import regrow
 from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.rl.episode_config import EpisodeConfig
+from esper.state_files import pack
 from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
 

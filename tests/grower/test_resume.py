@@ -22,10 +22,11 @@ from esper.control.rules.schedule import Schedule
 from esper.control.rules.simple import Replay
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
-from esper.grower.state_dict import KEY, GrowthInStateDict, pack, regrow, structure, unpack
+from esper.grower.state_dict import KEY, GrowthInStateDict, regrow, structure
 from esper.lifecycle.actions import Op
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
+from esper.state_files import pack, unpack
 from esper.training.governor.detectors import GovernorSettings
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
 

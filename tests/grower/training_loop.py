@@ -13,10 +13,10 @@ from torch.nn import functional as F
 import esper
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
-from esper.grower.state_dict import pack
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Isolation, Rules
+from esper.state_files import pack
 
 CLASSES = 3
 WIDTH = 8

@@ -17,7 +17,21 @@ from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
 from esper.growth.seating import find_slotted
 from grower.training_loop import SLOTS, growing, host
-from strangers import AVERAGE, LIST, MAPPING, NONE, TEXT, TRUTH, VECTOR, Fits, named, require_refused
+from strangers import (
+    AVERAGE,
+    CALLABLE,
+    LIST,
+    MAPPING,
+    NONE,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    VECTOR,
+    ZERO,
+    Fits,
+    named,
+    require_refused,
+)
 
 INPUTS = torch.zeros(2, 4)
 
@@ -66,6 +80,18 @@ CASES: dict[str, Case] = {
         lambda **given: growing().mirror(**given),
         lambda _: {},
         {"average": (AVERAGE, "a module around the model")},
+    ),
+    "look": (
+        lambda **given: growing().look(**given),
+        lambda _: {"loss": lambda model, batch: model(batch).sum(1), "batches": [INPUTS]},
+        {
+            "loss": (*CALLABLE, "a scripted module"),
+            "batches": ("a list of none",),
+            "examples": (NUMBER,),
+            "draws": (NUMBER,),
+            "layers": (TRUTH,),
+            "seed": (NUMBER, ZERO),
+        },
     ),
     "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
     "enable": (lambda **given: growing().enable(**given), lambda _: {}, {"slot": ()}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import ConfigDict
@@ -15,9 +14,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
 from esper.state import from_plain
-
-_PREFIX = "policy."
-"""Of the policy's tensors in a checkpoint; the others are the optimizer's and counters."""
+from esper.state_files import take_prefix
 
 
 class PolicyOrigin(Settings):
@@ -40,8 +37,6 @@ def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings) -> L
         CheckpointError: they are of a policy with other settings.
     """
     policy = Policy(SPEC, settings, torch.Generator().manual_seed(0))
-    saved: dict[str, Any] = {
-        name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)
-    }
+    saved = take_prefix("policy.", tensors)  # the others are the optimizer's and counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
     return LearnedController(policy, greedy=True)

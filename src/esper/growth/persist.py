@@ -6,21 +6,18 @@ the folder holds the old model or the new one at any moment. Nothing else that a
 
 from __future__ import annotations
 
-import hashlib
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
-from esper import tensor_file
 from esper.arguments import check_arguments, file_path
 from esper.errors import CheckpointError, EsperError, RunError
-from esper.files import TEMPORARY_SUFFIX, UnsuitableFileError, read_bounded, write_atomically
+from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.model import GROWING, GrowingModel
 from esper.growth.probe import INPUTS, MODULE, Arguments
 from esper.growth.seed import Seed
@@ -28,8 +25,8 @@ from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
-from esper.parsing import parse_json
 from esper.settings import Settings
+from esper.state_files import Count, Manifest, StateFormat, copy_to_cpu, describe_tensors
 
 TOPOLOGY_FILE = "model.json"
 _FOLDER = file_path("give the path of a folder")
@@ -47,13 +44,13 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         SlotError: a slot is not called any more; as above.
     """
     folder = Path(folder)
-    data = encode({name: tensor.detach().cpu().clone().contiguous() for name, tensor in _tensors(model).items()})
+    data = encode(copy_to_cpu(_tensors(model)))
     saved = Topology.of(model, data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = _tensors_path(folder, saved.tensors_sha256)
         write_atomically(path, data)
-        write_atomically(folder / TOPOLOGY_FILE, saved.model_dump_json(indent=2))
+        write_atomically(folder / TOPOLOGY_FILE, saved.encode())
         for other in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
             if other != path:
                 other.unlink(missing_ok=True)
@@ -78,8 +75,8 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
             no slots and its own values.
     """
     source = Path(folder) / TOPOLOGY_FILE
-    saved = decode_topology(_read(source, MOST_BYTES), source)
-    tensors = _read_tensors(Path(folder), saved)
+    saved = _FORMAT.read_manifest(source)
+    tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
     try:
         model = _build(saved, host, example_input)
     except EsperError as error:
@@ -119,17 +116,6 @@ def _tensors(model: GrowingModel) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _read_tensors(folder: Path, saved: Topology) -> dict[str, Tensor]:
-    path = _tensors_path(folder, saved.tensors_sha256)
-    data = _read(path, saved.tensors_bytes)
-    if hashlib.sha256(data).hexdigest() != saved.tensors_sha256:
-        raise CheckpointError(f"{path} is torn or corrupt (its hash differs): take another copy of the saved model")
-    try:
-        return tensor_file.decode(data)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not a safetensors file ({error}): save the model anew") from error
-
-
 def _check_site(slot: SavedSlot, found: SavedSite) -> None:
     if found != slot.site:
         raise CheckpointError(
@@ -157,26 +143,7 @@ def _tensors_path(folder: Path, sha256: str) -> Path:
     return folder / f"tensors-{sha256[:16]}.safetensors"
 
 
-def _read(path: Path, most: int) -> bytes:
-    try:
-        return read_bounded(path, most)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing: give a folder written by esper.save") from error
-    except UnsuitableFileError as error:
-        raise CheckpointError(f"{path} is corrupt ({error.strerror}): take another copy of the saved model") from error
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error
-
-
-FORMAT = "esper-model"
-FORMAT_VERSION = 2
-_READ_VERSIONS = (1, FORMAT_VERSION)
-"""The first knew nothing of positions that stay apart."""
-MOST_BYTES = 8 * 2**20
-"""More than this is no topology."""
-
-_Count = Annotated[int, Field(strict=True, ge=0)]
-_Sizes = Annotated[tuple[_Count, ...], Field(max_length=8)]
+_Sizes = Annotated[tuple[Count, ...], Field(max_length=8)]
 _Name = Annotated[str, Field(max_length=1000)]
 
 
@@ -184,7 +151,7 @@ class SavedSite(Settings):
     """A `Site`."""
 
     layout: Layout
-    width: _Count
+    width: Count
     extent: _Sizes
     input_shape: _Sizes
     causal: bool
@@ -247,13 +214,11 @@ class SavedSlot(Settings):
     seed: SavedSeed | None
 
 
-class Topology(Settings):
-    """What the JSON file says."""
+class Topology(Manifest):
+    """What the JSON file says. Version 1 knew nothing of positions that stay apart."""
 
-    format: Literal["esper-model"] = FORMAT
-    version: Literal[1, 2] = FORMAT_VERSION
-    tensors_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    tensors_bytes: _Count
+    format: Literal["esper-model"] = "esper-model"
+    version: Literal[1, 2] = 2
     slots: tuple[SavedSlot, ...]
 
     @classmethod
@@ -269,11 +234,7 @@ class Topology(Settings):
             )
             for slot in model.slots.values()
         )
-        return cls(
-            tensors_sha256=hashlib.sha256(tensors).hexdigest(),
-            tensors_bytes=len(tensors),
-            slots=slots,
-        )
+        return cls(slots=slots, **describe_tensors(tensors))
 
     @property
     def causal(self) -> bool:
@@ -286,34 +247,12 @@ class Topology(Settings):
         return any(slot.site.apart for slot in self.slots)
 
 
-def decode_topology(data: bytes, path: Path) -> Topology:
-    """The topology in ``data``, read from ``path``.
-
-    Raises:
-        CheckpointError: it is damaged, foreign or of another format version.
-    """
-    try:
-        content = parse_json(data)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is torn or corrupt: take another copy of the saved model") from error
-    _check_version(content, path)
-    try:
-        return Topology.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(
-            f"{path} is corrupt at {place} ({first['msg']}): take another copy of the saved model"
-        ) from error
-
-
-def _check_version(content: Any, path: Path) -> None:
-    match content:
-        case {"format": "esper-model", "version": int(version)}:
-            if version not in _READ_VERSIONS:
-                raise CheckpointError(
-                    f"{path} has format version {reprlib.repr(version)}, this Esper reads {FORMAT_VERSION} and older: "
-                    "use the Esper that wrote it"
-                )
-        case _:
-            raise CheckpointError(f"{path} does not describe a growing model: give a folder written by esper.save")
+_FORMAT = StateFormat(
+    name="esper-model",
+    versions=(1, 2),
+    manifest=Topology,
+    what="saved model's",
+    if_damaged=": take another copy of the saved model",
+    if_missing=": give a folder written by esper.save",
+    if_foreign="does not describe a growing model: give a folder written by esper.save",
+)

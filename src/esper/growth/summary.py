@@ -85,7 +85,7 @@ class GrowthSummary:
             for one in self.slots
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
-        table = _align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
+        table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
         return f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_share(self.parameters, self)} of that"
 
 
@@ -115,7 +115,7 @@ class Preview:
             (one.slot, one.blueprint, f"{one.parameters:,}", _share(one.parameters, self), f"{one.flops:,}")
             for one in self.offers
         ]
-        return _align_columns([titles, *rows], numbers_from=titles.index("parameters"))
+        return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
 def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
@@ -161,7 +161,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
+def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Columns as wide as they must be; those from ``numbers_from`` on end at the same place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

@@ -12,15 +12,15 @@ from torch import Tensor
 from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
 from esper.grower.recording import Recording
-from esper.grower.state_dict import pack, regrow, structure, unpack
+from esper.grower.state_dict import regrow, structure
 from esper.growth.persist import save
 from esper.practice.result import GrowResult, epoch_scalars, read_result, summarise_run, write_result
 from esper.practice.training import Epoch, HostTraining
 from esper.signals import Interrupts, Terminated
+from esper.state_files import pack, take_prefix, unpack
 from esper.telemetry.events import RunEnded, RunInterrupted
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
-from esper.tensor_file import take_prefix
 
 KEPT_CHECKPOINTS = 2
 _MODEL, _OPTIMIZER = "model.", "optimizer."

@@ -26,7 +26,7 @@ from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.losses import MinibatchStats, PPOLoss
 from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, select_environments, select_steps
 from esper.rl.settings import PPOSettings
-from esper.tensor_file import take_prefix
+from esper.state_files import take_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
