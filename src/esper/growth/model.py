@@ -201,6 +201,11 @@ class GrowingModel(nn.Module):
         """The seeds by slot, live and fossilized."""
         return {slot.name: slot.seed for slot in self.slots.values() if slot.seed is not None}
 
+    @property
+    def added_parameters(self) -> int:
+        """Parameters of all seeds, live and fossilized."""
+        return sum(parameter.numel() for seed in self.seeds.values() for parameter in seed.parameters())
+
     def parameter_groups(self, **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: the host's, and one per slot, empty where nothing has grown yet.
 

@@ -20,7 +20,7 @@ def figures(decision: Decision, grower: Grower) -> dict[str, float]:
         "growth/score": decision.score,
         "growth/live": float(len(seeds) - fossils),
         "growth/fossils": float(fossils),
-        "growth/added_parameters": float(sum(part.numel() for seed in seeds for part in seed.parameters())),
+        "growth/added_parameters": float(grower.model.added_parameters),
         **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
     }
 

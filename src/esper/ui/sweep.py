@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from esper.experiments.sweep import Ranked, SweepTrial, Told
+from esper.experiments.sweep import RankedTrial, SweepTrial, TrialProgress
 from esper.ui.course import PACE_WINDOW, smoothed
 from esper.ui.formats import duration, percent, score
 from esper.ui.live import REFRESHES_PER_SECOND
@@ -36,9 +36,9 @@ class _Row:
     done: int = 0
     objectives: list[float] = field(default_factory=list[float])
     paces: deque[float] = field(default_factory=lambda: deque[float](maxlen=PACE_WINDOW))
-    ranked: Ranked | None = None
+    ranked: RankedTrial | None = None
 
-    def take(self, told: Told) -> None:
+    def take(self, told: TrialProgress) -> None:
         self.done = told.done
         if told.iteration is not None:
             self.objectives.append(told.iteration.objective)
@@ -78,7 +78,7 @@ class SweepView:
         if self._console.is_terminal:
             self._live.stop()
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: TrialProgress) -> None:
         """A trial has done another iteration, or had done it before."""
         row = self._rows[told.number]
         row.take(told)
@@ -90,7 +90,7 @@ class SweepView:
                 f"({choices_text(row.trial.choices)})",
             )
 
-    def finished(self, number: int, ranked: Ranked) -> None:
+    def finished(self, number: int, ranked: RankedTrial) -> None:
         """A trial's policy has its score."""
         row = self._rows[number]
         row.ranked, row.done = ranked, row.total
@@ -116,7 +116,7 @@ class SweepView:
         return table
 
 
-def ranking_table(ranking: Sequence[Ranked]) -> Table:
+def ranking_table(ranking: Sequence[RankedTrial]) -> Table:
     """Best first; means over the held-out instances. Added are parameters over the host's."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="underline")
     table.add_column("trial", no_wrap=True)
