@@ -65,6 +65,10 @@ class ExportError(EsperError):
     """A model that cannot be made plain, exported, or told apart from its export when both are run."""
 
 
+class LookError(EsperError):
+    """A loss or data by which a model cannot be looked at."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near."""
     near = difflib.get_close_matches(name, [one for one in known if one], n=3)

@@ -14,10 +14,24 @@ from torch import nn
 import esper
 from esper.errors import SlotError
 from esper.grower.passes import Passes
+from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
-from esper.growth.seating import find_slotted
 from grower.training_loop import SLOTS, growing, host
-from strangers import AVERAGE, LIST, MAPPING, NONE, TEXT, TRUTH, VECTOR, Fits, named, require_refused
+from strangers import (
+    AVERAGE,
+    CALLABLE,
+    LIST,
+    MAPPING,
+    NONE,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    VECTOR,
+    ZERO,
+    Fits,
+    named,
+    require_refused,
+)
 
 INPUTS = torch.zeros(2, 4)
 
@@ -67,6 +81,18 @@ CASES: dict[str, Case] = {
         lambda _: {},
         {"average": (AVERAGE, "a module around the model")},
     ),
+    "look": (
+        lambda **given: growing().look(**given),
+        lambda _: {"loss": lambda model, batch: model(batch).sum(1), "batches": [INPUTS]},
+        {
+            "loss": (*CALLABLE, "a scripted module"),
+            "batches": ("a list of none",),
+            "examples": (NUMBER,),
+            "draws": (NUMBER,),
+            "layers": (TRUTH,),
+            "seed": (NUMBER, ZERO),
+        },
+    ),
     "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
     "enable": (lambda **given: growing().enable(**given), lambda _: {}, {"slot": ()}),
     "disable": (lambda **given: growing().disable(**given), lambda _: {}, {"slot": ()}),
@@ -105,7 +131,7 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
     net = nn.Sequential(nn.Linear(4, 4), scripted, nn.Linear(4, 4))
     with pytest.raises(SlotError, match="submodule '1' is scripted or traced"):
         esper.attach(net, ["1"], INPUTS)
-    assert find_slotted(net) is None
+    assert find_attached(net) is None
     model = esper.attach(net, {"0": ["mlp"], "2": ["mlp"]}, INPUTS).eval()
     for slot in model.slots.values():
         slot.germinate("mlp", torch.Generator().manual_seed(1), alpha=1.0)

@@ -1,0 +1,243 @@
+"""Where would a model grow, and by what? `look` measures what every blueprint promises in every slot."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from esper.errors import LookError
+from esper.files import write_atomically
+from esper.growth.blueprints.registry import Blueprint, get
+from esper.growth.functional_gradients import Asked, Watch, ask, quietly
+from esper.growth.promise import Batch, gram_of, held_out_promise, promise
+from esper.growth.slot import Slot
+from esper.growth.summary import align_columns
+from esper.random_streams import seed_generator
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A module that does not exist yet: a blueprint in a slot."""
+
+    slot: str
+    blueprint: str
+    promise: float
+    """Share of what the examples ask for that one step of it would grant, in [0, 1): `esper.growth.promise`."""
+    promise_held_out: float
+    """The same for examples that the step was not fitted on; about zero or below where it would only fit noise."""
+    error: float
+    """Standard error of ``promise_held_out`` over draws of the initial values and halves of the examples."""
+    parameters: int
+    """Scalars."""
+    flops: int
+    """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
+    resident: str | None
+    """Blueprint of the seed that lives in the slot; the candidate would come behind it. None if the slot is free."""
+
+    @property
+    def promise_per_parameter(self) -> float:
+        """Promise by a thousand parameters."""
+        return self.promise / self.parameters * 1000
+
+
+@dataclass(frozen=True)
+class LayerNeed:
+    """A layer of the host: what its own parameters could still grant. Much in one that learns well is left to learn."""
+
+    layer: str
+    kind: str
+    """Name of its class."""
+    promise: float
+    promise_held_out: float
+    error: float
+    """As a `Candidate`'s."""
+    parameters: int
+    """Scalars that require a gradient or not."""
+
+
+@dataclass(frozen=True, repr=False)
+class Look:
+    """What was seen; as text a table, in a notebook with a map."""
+
+    rows: tuple[Candidate, ...]
+    """The most promising first."""
+    slots: tuple[str, ...]
+    """In the order of the forward pass."""
+    layers: tuple[LayerNeed, ...]
+    """The host's own layers in the order of their calls, if they were asked for."""
+    examples: int
+    """That were looked at."""
+    loss: float
+    """Their mean loss."""
+
+    def __repr__(self) -> str:
+        titles = ("slot", "blueprint", "promise", "held out", "error", "parameters", "FLOPs", "promise/1k")
+        rows = [
+            (
+                one.slot if one.resident is None else f"{one.slot} (behind {one.resident})",
+                one.blueprint,
+                *_figures(one),
+                f"{one.flops:,}",
+                f"{one.promise_per_parameter:.3f}",
+            )
+            for one in self.rows
+        ]
+        parts = [align_columns([titles, *rows], numbers_from=2)]
+        if self.layers:
+            titles = ("layer of the host", "class", "promise", "held out", "error", "parameters")
+            needs = [(one.layer, one.kind, *_figures(one)) for one in self.layers]
+            parts.append(align_columns([titles, *needs], numbers_from=2))
+        return "\n\n".join([*parts, f"{self.examples} examples, mean loss {self.loss:.4g}"])
+
+    def _repr_html_(self) -> str:
+        return f"<div>{self._draw()}<pre>{html.escape(repr(self))}</pre></div>"
+
+    def to_svg(self, path: str | Path) -> None:
+        """Write a map of ``promise_held_out``: slots across, blueprints down, darker where more is promised.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_atomically(Path(path), self._draw().encode())
+
+    def _draw(self) -> str:
+        slots = list(self.slots)
+        blueprints = sorted({one.blueprint for one in self.rows})
+        cells = {(one.slot, one.blueprint): one.promise_held_out for one in self.rows}
+        figure = Figure(figsize=(1.8 + 0.75 * len(slots), 1.3 + 0.32 * len(blueprints)), layout="constrained")
+        axes = figure.add_subplot()
+        values = [[cells.get((slot, blueprint), math.nan) for slot in slots] for blueprint in blueprints]
+        axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for (slot, blueprint), value in cells.items():
+            place = slots.index(slot), blueprints.index(blueprint)
+            axes.text(*place, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black")
+        axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right")
+        axes.set_yticks(range(len(blueprints)), blueprints)
+        axes.set_title("held-out promise", fontsize=10)
+        file = io.StringIO()
+        with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
+            figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()[file.getvalue().index("<svg") :]
+
+
+def look(
+    model: nn.Module,
+    host: nn.Module,
+    slots: Mapping[str, Slot],
+    loss: Callable[[Any, Any], Any],
+    batches: Iterable[Any],
+    *,
+    examples: int,
+    draws: int,
+    layers: bool,
+    seed: int,
+) -> Look:
+    """As `esper.GrowingModel.look` says, of a model around ``host`` with ``slots`` on it."""
+    parts = _find_layers(host) if layers else {}
+    inputs: list[Tensor] = []
+    tap = next(iter(slots.values())).tap
+    with quietly(model):
+        places = Watch({name: host.get_submodule(name) for name in slots}, first=False, arguments=False)
+        own = Watch(parts, first=True, arguments=True)
+        try:
+            measured = ask(model, (places, own), loss, batches, examples, lambda: inputs.append(tap.inputs.detach()))
+        finally:
+            places.remove()
+            own.remove()
+        with torch.autocast(tap.inputs.device.type, enabled=False):
+            rows = [
+                _promise_of(
+                    slot, get(name), _require_asked(places, slot.name), inputs, [(seed, at, n) for n in range(draws)]
+                )
+                for at, slot in enumerate(slots.values())
+                for name in slot.blueprints
+            ]
+            with ExitStack() as bare:
+                for slot in slots.values():
+                    bare.enter_context(slot.vacate())
+                needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.wishes]
+    rows.sort(key=lambda one: (-one.promise, one.slot, one.blueprint))
+    return Look(tuple(rows), tuple(slots), tuple(needs), measured.examples, measured.loss)
+
+
+def _promise_of(
+    slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor], draws: Sequence[tuple[int, int, int]]
+) -> Candidate:
+    """Mean over the draws; one is enough where nothing is drawn."""
+    others = inputs if kind.reads_inputs else asked.features
+    batches = [
+        Batch((_precise(features), _precise(other)), _precise(wishes))
+        for features, other, wishes in zip(asked.features, others, asked.wishes, strict=True)
+    ]
+    like = batches[0].wishes
+    grams: list[Tensor] = []
+    drawn: list[list[Tensor]] = []
+    for draw in draws:
+        newborn = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
+        values = [parameter.detach() for parameter in newborn.parameters()]
+        if drawn and all(map(torch.equal, values, drawn[0])):
+            break
+        drawn.append(values)
+        grams.append(gram_of(newborn, batches))
+    site, seed_there = slot.site, slot.seed
+    return Candidate(
+        slot.name,
+        kind.name,
+        *_summarise(torch.stack(grams)),
+        kind.parameters_at(site),
+        kind.flops_at(site),
+        None if seed_there is None else seed_there.blueprint.name,
+    )
+
+
+def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
+    batches = [
+        Batch(tuple(map(_precise, arguments)), _precise(wishes))
+        for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
+    ]
+    figures = _summarise(gram_of(layer, batches).unsqueeze(0))
+    return LayerNeed(name, type(layer).__name__, *figures, sum(one.numel() for one in layer.parameters()))
+
+
+def _summarise(grams: Tensor) -> tuple[float, float, float]:
+    """Promise, held-out promise and the standard error of that, from ``[draws, N, N]``."""
+    grams = grams.detach()
+    held_out = held_out_promise(grams).flatten()
+    return float(promise(grams).mean()), float(held_out.mean()), float(held_out.std() / held_out.numel() ** 0.5)
+
+
+def _precise(values: Tensor) -> Tensor:
+    """Half precision as float32: a Gram matrix wants it. Indices stay what they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _require_asked(places: Watch, name: str) -> Asked:
+    if name not in places.asked:
+        raise LookError(
+            f"submodule {name!r} did not run once per call of loss(model, batch) with the batch first: call the model "
+            "once there, as a whole"
+        )
+    return places.asked[name]
+
+
+def _find_layers(host: nn.Module) -> dict[str, nn.Module]:
+    """Modules with parameters and no submodules."""
+    named = cast(Iterator[tuple[str, nn.Module]], host.named_modules())
+    return {
+        name: module for name, module in named if name and not list(module.children()) and list(module.parameters())
+    }
+
+
+def _figures(one: Candidate | LayerNeed) -> tuple[str, str, str, str]:
+    return f"{one.promise:.3f}", f"{one.promise_held_out:+.3f}", f"{one.error:.3f}", f"{one.parameters:,}"
