@@ -15,7 +15,7 @@ import tyro
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError
-from esper.signals import raising_terminated
+from esper.signals import raise_terminated
 
 EXIT_OK = 0
 EXIT_ERROR = 2
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     would, but closes what is open. Anything else is a defect and propagates.
     """
     try:
-        with raising_terminated():
+        with raise_terminated():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands)
     except EsperError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -13,8 +13,8 @@ from esper.commands.options import hint_if_stopped, new_run_path
 from esper.config import Overrides, dump_settings, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
+from esper.experiments.iteration import TrainingSummary, summarise
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import TrainingSummary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
@@ -74,7 +74,7 @@ def _train(run: RunDirectory, computing: Backend, console: Console) -> TrainingS
     settings = load_settings(TrainSettings, run.config)
     hint = hint_if_stopped(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
     with hint, run.open_store() as store, computing.open(settings.shards) as workers:
-        trainer = Trainer.opened(run, settings, store, workers)
+        trainer = Trainer.open(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         progress = TrainingProgress(settings.iterations, past)
         if trainer.done < settings.iterations:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 from esper.errors import RunError
-from esper.experiments.trainer import LEVELS
+from esper.experiments.iteration import LEVELS
 from esper.telemetry.events import (
     EpisodeEnded,
     EpisodeStarted,
@@ -203,7 +203,7 @@ def read_networks(
     networks: dict[int, NetworkView] = {}
     for record in episode.records(reader, types, environment):
         if strict:
-            reader.decoded(record)
+            reader.decode(record)
         fields = read_payload(record.payload)
         if isinstance(number := fields.get("environment"), int):
             networks.setdefault(number, NetworkView(number)).events[record.type].append(fields)
