@@ -106,7 +106,7 @@ def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytes
 
 def test_the_report_names_it_with_its_numbers(run: Run):
     name = run.kind.metric
-    page = text_of(report_on(run.path).html)
+    page = text_of(report_on([run.path]).html)
     others = {"accuracy", "mae"} - {name}
     assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
     learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}
@@ -120,7 +120,7 @@ def test_the_report_names_it_with_its_numbers(run: Run):
 
 def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path):
     name = run.kind.metric
-    exhibits = {what.name: (what, rows) for what, rows in report_on(run.path).exhibits()}
+    exhibits = {what.name: (what, rows) for what, rows in report_on([run.path]).exhibits}
     assert name in exhibits["curves"][0].caption
     assert name in exhibits["contributions"][0].caption
     _, rows = exhibits["curves"]

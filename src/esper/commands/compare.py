@@ -20,10 +20,11 @@ from esper.experiments.iteration import Iteration
 from esper.experiments.results import Arm
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LOCAL, Backend, Computing
+from esper.files import write_atomically
 from esper.settings import compare_settings
 from esper.ui.formats import score
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report.comparisons import write_arms_report
+from esper.ui.report.comparisons import report_arms
 from esper.ui.standings import comparison_record, show_comparison, verdict_words
 
 INSTANCES = 256
@@ -74,7 +75,7 @@ def command(
     if played is not None:
         show_comparison(console, played)
         report = contest.folder / "arms.html"
-        write_arms_report(report, played)
+        write_atomically(report, report_arms(played).html)
         say(console, f"report: {report}")
     say(console, f"runs: {folder}")
     if json:

@@ -16,11 +16,8 @@ from esper.experiments.evaluation import COHORT
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say
-from esper.ui.report import write_report
-from esper.ui.standings import basis, standings_table
-from esper.ui.verdict import PLACES, answer, evaluation_record
-
-_TITLES = {"heldout": "held-out instances", "transfer": "transfer: families never trained on"}
+from esper.ui.report.training import write_report
+from esper.ui.standings import SPLIT_TITLES, describe_basis, did_it_help, evaluation_record, standings_table
 
 
 def command(
@@ -45,10 +42,10 @@ def command(
     comparisons = compare_splits(found.results)
     report = write_report(directory)
     for split, comparison in comparisons.items():
-        console.print(standings_table(comparison, f"{comparison.instances} {_TITLES[split]}"))
-        reply = answer(comparison, PLACES[split])
-        say(console, f"Did learning help? {reply.short}. {reply.sentence}")
-        say(console, f"{basis(comparison)}\n")
+        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
+        answer = did_it_help(comparison, split)
+        say(console, f"Did learning help? {answer.short}. {answer.sentence}")
+        say(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
         say(console, line)
     if json:

@@ -18,7 +18,7 @@ from esper.experiments.workers import Backend
 from esper.settings import compare_settings, shared_differences
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report import write_report
+from esper.ui.report.training import write_report
 from esper.ui.sweep import SweepView, ranking_table
 
 INSTANCES = 256

@@ -23,7 +23,7 @@ from esper.ui.course import Course
 from esper.ui.formats import duration, score
 from esper.ui.live import training_view
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report import write_report
+from esper.ui.report.training import write_report
 
 _WHAT = "esper train"
 

@@ -109,7 +109,7 @@ class Prices:
         """Hosts of equal widths cost the same, and counting takes milliseconds."""
         widths = instance.widths
         if widths not in self._known:
-            sites = [site.narrowed(width) for site, width in zip(self._sites, widths, strict=True)]
+            sites = [site.with_width(width) for site, width in zip(self._sites, widths, strict=True)]
             kinds = [get(name) for name in self._suite.blueprints]
             seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
             blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]

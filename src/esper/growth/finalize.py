@@ -16,8 +16,8 @@ from torch import fx, nn
 
 from esper.errors import SlotError
 from esper.growth.fossils import TracedFossil, relay_input, trace
+from esper.growth.hooks import require_attached
 from esper.growth.pretrained import refuse_saving
-from esper.growth.seating import require_seated
 from esper.growth.seed import Seed
 from esper.lifecycle.rules import Isolation
 
@@ -37,7 +37,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
         ExportError: `torch.export` cannot trace a seed's blueprint.
         SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is not called any more.
     """
-    require_seated(model)
+    require_attached(model)
     kept = choose_kept(model, unfinished)
     grown = copy.deepcopy(model)
     grown.release()

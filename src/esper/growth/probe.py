@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.arguments import Kind, instance
 from esper.errors import SlotError, did_you_mean
-from esper.growth.aside import keep_modes
 from esper.growth.positions import CallWitness, find_declared_reason, is_causal, output_tensor, pad
+from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -93,7 +93,7 @@ def probe(
             witness.release()
             kept = {name: list(found) for name, found in outputs.items()}
             if causal is None:
-                causal = is_causal(lambda changed: call(host, _with_first(example_input, changed)), inputs)
+                causal = is_causal(lambda changed: call(host, _replace_input(example_input, changed)), inputs)
     finally:
         witness.release()
         for handle in handles:
@@ -123,19 +123,28 @@ def call(host: nn.Module, arguments: Arguments) -> Any:
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
 
 
-def first_tensor(arguments: Arguments) -> Tensor:
-    """The network's input: the first tensor among the arguments.
+def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
+    """By index or keyword."""
+    if isinstance(arguments, Tensor):
+        return {0: arguments}
+    return dict(arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments))
+
+
+def find_input_place(arguments: Arguments) -> int | str:
+    """Where the network's input is, the first tensor among the arguments: an index, or the name of a keyword.
 
     Raises:
         SlotError: there is none.
     """
-    if isinstance(arguments, Tensor):
-        return arguments
-    parts = arguments.values() if isinstance(arguments, Mapping) else arguments
-    for part in parts:
-        if isinstance(part, Tensor):
-            return part
+    for place, argument in _arguments_by_place(arguments).items():
+        if isinstance(argument, Tensor):
+            return place
     raise SlotError("the example input holds no tensor: give what the model is called with")
+
+
+def first_tensor(arguments: Arguments) -> Tensor:
+    """The network's input."""
+    return _arguments_by_place(arguments)[find_input_place(arguments)]
 
 
 def _require_batch(arguments: Arguments) -> Tensor:
@@ -153,14 +162,13 @@ def _pad_nested(output: Any) -> Any:
     return pad(output) if isinstance(output, Tensor) and output.is_nested else output
 
 
-def _with_first(arguments: Arguments, tensor: Tensor) -> Arguments:
-    """The same arguments with another first tensor."""
-    first = first_tensor(arguments)
+def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
+    """The same arguments with another first tensor, wherever it is among them."""
     if isinstance(arguments, Tensor):
         return tensor
-    if isinstance(arguments, Mapping):
-        return {name: tensor if part is first else part for name, part in arguments.items()}
-    return tuple(tensor if part is first else part for part in arguments)
+    first = first_tensor(arguments)
+    replaced = {place: tensor if part is first else part for place, part in _arguments_by_place(arguments).items()}
+    return cast("Arguments", replaced) if isinstance(arguments, Mapping) else tuple(replaced.values())
 
 
 def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:

@@ -14,7 +14,7 @@ from esper.experiments.results import read_evaluation
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory, judged_by
 from esper.ui.dash.queries.values import plain
-from esper.ui.verdict import evaluation_record
+from esper.ui.standings import evaluation_record
 
 LAST_SHARE = 3
 """The last one of so many parts of a run is what it is judged by."""

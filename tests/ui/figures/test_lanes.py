@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from esper.lifecycle.stages import Stage
-from esper.ui.figures.rows import Rows
-from esper.ui.figures.stages import COLOURS, GLYPHS, MEANINGS, Span, find_spans
+from esper.ui.figures.exhibit import Rows
+from esper.ui.figures.lanes import LOOKS, Span, find_spans
 
 TRIED_AND_PRUNED = [
     *[("dormant", None)] * 2,
@@ -51,5 +51,5 @@ def test_what_follows_a_dormant_time_is_a_life_of_its_own():
 
 def test_every_stage_that_is_drawn_is_explained():
     drawn = set(Stage) - {Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
-    assert set(GLYPHS) == set(MEANINGS) == set(COLOURS) == drawn
-    assert len(set(GLYPHS.values())) == len(GLYPHS)
+    assert set(LOOKS) == drawn
+    assert len({look.letter for look in LOOKS.values()}) == len(LOOKS)

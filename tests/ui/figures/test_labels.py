@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.ui.labels import spread_apart
+from esper.ui.figures.drawing import spread_apart
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(1, 10))

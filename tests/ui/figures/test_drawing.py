@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.ui.figures.canvas import draw_svg
-from esper.ui.figures.growing import FIGURES
-from esper.ui.figures.rows import Rows
+from esper.ui.figures.drawing import draw_svg
+from esper.ui.figures.exhibit import Figure, Rows
+from esper.ui.figures.growing import GROWING_EXHIBITS
+from esper.ui.figures.learning import LEARNING_EXHIBITS
 
-SEEDS = next(figure for figure in FIGURES if figure.name == "seeds")
-REWARDS = next(figure for figure in FIGURES if figure.name == "rewards")
+FIGURES = {one.name: one for one in (*LEARNING_EXHIBITS, *GROWING_EXHIBITS) if isinstance(one, Figure)}
+SEEDS, REWARDS = FIGURES["seeds"], FIGURES["rewards"]
 HOSTILE = [
     "</text><script>",
     "a\"b'c&d",

@@ -1,23 +1,39 @@
-"""Drawing by matplotlib: files for papers, and SVG for pages."""
+"""Drawing by matplotlib: one style, files for papers, SVG for pages, and the axes and legends that figures share."""
 
 from __future__ import annotations
 
 import io
 import re
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
-from esper.ui.figures.marks import INK, LINE, PAPER, SOFT
-from esper.ui.figures.record import Figure
-from esper.ui.figures.rows import Rows, Value
+from esper.ui.figures.exhibit import Figure, Rows, Value
+from esper.ui.formats import score
 
+BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
+SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
+INK, SOFT, LINE, PAPER = "#1c2430", "#5b6675", "#e3e7ed", "#ffffff"
+"""Of text, of what matters less, of grids, and of the background: on a page they follow its style sheet."""
+GREY = "#7f8fa6"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW)
+"""Which the colour-blind tell apart (Okabe and Ito, 2008): C0, C1, ... of every figure."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LABEL_SIZE = 6
+ROW_HEIGHT = 0.19
+"""Inches of a row in a figure of rows."""
+
+_DASHES = ("-", "--", "-.", ":")
+_LABEL_GAP = 0.075
+"""Between labels, as a share of the height."""
 WIDTHS = {1: 3.35, 2: 6.9}
 """Inches of so many columns of a paper in two columns."""
 DOTS_PER_INCH = 300
@@ -36,6 +52,7 @@ _STYLE: dict[Any, Any] = {
     "axes.edgecolor": SOFT,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.prop_cycle": f"cycler(color={COLOURS})",
     "grid.color": LINE,
     "grid.linewidth": 0.5,
     "xtick.color": SOFT,
@@ -133,3 +150,70 @@ def _drawable(value: Value) -> Value:
 
 def _printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def legend_above(canvas: Canvas, columns: int = 4) -> None:
+    """What all axes label, each once, above the whole figure."""
+    found = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    canvas.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
+
+
+def count_along(axes: Axes, unit: str = "iteration") -> None:
+    """A horizontal axis with whole numbers only."""
+    axes.set_xlabel(unit)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+
+
+def draw_lines(axes: Axes, parts: Mapping[str, Rows], x: str, y: str, **style: Any) -> None:
+    """A line for each part, with dashes of its own wherever the colours come round, and for neighbours."""
+    for index, (name, part) in enumerate(parts.items()):
+        dashes = _DASHES[(index + index // len(COLOURS)) % len(_DASHES)]
+        axes.plot(part.numbers(x), part.numbers(y), color=f"C{index}", linestyle=dashes, label=name, **style)
+
+
+def draw_dots(axes: Axes, parts: Mapping[str, Rows], x: str, y: str, **style: Any) -> None:
+    """Dots for each part, with a marker of its own."""
+    for (name, part), marker in zip(parts.items(), cycle(MARKERS), strict=False):
+        axes.scatter(part.numbers(x), part.numbers(y), marker=marker, label=name, **style)
+
+
+def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
+    """Dashed lines right across, named on their right, where names make room for each other."""
+    low, high = axes.get_ylim()
+    shares = [(value - low) / (high - low) for value in levels.values()]
+    for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, _LABEL_GAP, 0, 1), strict=True):
+        axes.axhline(value, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+        axes.annotate(
+            f"{name} {score(value)}",
+            (1, share),
+            (1.06, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            fontsize=LABEL_SIZE,
+            color=SOFT,
+            va="center",
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": GREY, "shrinkA": 0, "shrinkB": 0},
+        )
+
+
+def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move places as little as it takes to lie ``gap`` apart, in their order, within low .. high if there is room."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = [0.0] * len(places)
+    floor = low
+    for index in order:
+        moved[index] = max(places[index], floor)
+        floor = moved[index] + gap
+    ceiling = high
+    for index in reversed(order):
+        moved[index] = min(moved[index], ceiling)
+        ceiling = moved[index] - gap
+    return moved
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows from the top, named on the left."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
