@@ -20,8 +20,7 @@ from esper.telemetry.events import StepTaken
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui import formats
-from esper.ui.dash.queries.comparison import comparison
-from esper.ui.dash.queries.model import model
+from esper.ui.dash.answers import describe_comparison, describe_model
 from esper.ui.report.subject import report_on
 from ui.own_metrics import DECISIONS, KINDS, Kind
 from ui.watch.planted_run import sees, watch
@@ -135,7 +134,7 @@ def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path)
 
 def test_the_dashboards_model_page_is_told_it(run: Run):
     with RunReader.open(run.path / "run.db") as reader:
-        told = model(reader)
+        told = describe_model(reader)
     assert told["about"]["metric"] == run.kind.metric
     assert told["about"]["direction"] == ("lower is better" if run.kind.metric == "mae" else "")
     assert run.kind.metric in told["about"]["contribution"]
@@ -143,7 +142,7 @@ def test_the_dashboards_model_page_is_told_it(run: Run):
 
 
 def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run]):
-    found = comparison({name: one.path / "run.db" for name, one in runs.items()})
+    found = describe_comparison({name: one.path / "run.db" for name, one in runs.items()})
     for told, one in zip(found, runs.values(), strict=True):
         assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
         assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])
