@@ -15,28 +15,6 @@ from esper.ui.report.page import Headline, Page, Report, Section
 from esper.ui.standings import ABOUT, SPLIT_TITLES, describe_basis, did_it_help, verdict_words
 
 
-def report_arms(comparison: Comparison) -> Report:
-    """A policy and all arms."""
-    facts = (
-        f"The policies of {comparison.seeds} training seeds and every other arm on the same {comparison.instances} "
-        "held-out instances."
-    )
-    exhibits = exhibit_arms(comparison)
-    sections = _show_arms(comparison, exhibits)
-    page = Page("Esper: a policy and all arms", "Does looking pay?", facts, (), sections)
-    return Report(page.html(), [*exhibits.values()], {"arms": comparison})
-
-
-def _show_arms(comparison: Comparison, exhibits: Mapping[str, Exhibit]) -> list[Section]:
-    about = [(one.name, ABOUT.get(one.name, "")) for one in comparison.standings]
-    costs = [exhibits["growth"], *([exhibits["flops"]] if exhibits["flops"].rows else [])]
-    return [
-        Section("Who is better", [exhibits["standings"]]),
-        Section("What it costs", costs),
-        Section("Who is who", terms=about),
-    ]
-
-
 def report_configurations(folder: Path, found: FinishedContest) -> Report:
     """A comparison of configurations, and all arms if they have played."""
     configurations, arms = found.configurations, found.arms
@@ -58,6 +36,16 @@ def report_configurations(folder: Path, found: FinishedContest) -> Report:
     title = f"Esper: {folder.resolve().name}"
     page = Page(title, "Which configuration is better?", facts, headlines, sections)
     return Report(page.html(), shown, comparisons)
+
+
+def _show_arms(comparison: Comparison, exhibits: Mapping[str, Exhibit]) -> list[Section]:
+    about = [(one.name, ABOUT.get(one.name, "")) for one in comparison.standings]
+    costs = [exhibits["growth"], *([exhibits["flops"]] if exhibits["flops"].rows else [])]
+    return [
+        Section("Who is better", [exhibits["standings"]]),
+        Section("What it costs", costs),
+        Section("Who is who", terms=about),
+    ]
 
 
 def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Comparison]) -> Report:
