@@ -20,8 +20,7 @@ from esper.telemetry.events import StepTaken
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui import formats
-from esper.ui.dash.queries.comparison import comparison
-from esper.ui.dash.queries.model import model
+from esper.ui.dash.answers import describe_comparison, describe_model
 from esper.ui.report.subject import report_on
 from ui.own_metrics import DECISIONS, KINDS, Kind
 from ui.watch.planted_run import sees, watch
@@ -43,7 +42,7 @@ class Run:
 
     @property
     def newest(self) -> str:
-        return formats.figure(self.values[-1])
+        return formats.measure(self.values[-1])
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +114,7 @@ def test_the_report_names_it_with_its_numbers(run: Run):
     assert newest.get(name, f"{name} {run.newest}") + " on validation data" in page
     assert "how much the model depends on a slot's seed, " + name in page
     assert f"{name} on validation data with" in page
-    assert formats.figure(run.decisions[-1].loss) in page
+    assert formats.measure(run.decisions[-1].loss) in page
 
 
 def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path):
@@ -135,7 +134,7 @@ def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path)
 
 def test_the_dashboards_model_page_is_told_it(run: Run):
     with RunReader.open(run.path / "run.db") as reader:
-        told = model(reader)
+        told = describe_model(reader)
     assert told["about"]["metric"] == run.kind.metric
     assert told["about"]["direction"] == ("lower is better" if run.kind.metric == "mae" else "")
     assert run.kind.metric in told["about"]["contribution"]
@@ -143,7 +142,7 @@ def test_the_dashboards_model_page_is_told_it(run: Run):
 
 
 def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run]):
-    found = comparison({name: one.path / "run.db" for name, one in runs.items()})
+    found = describe_comparison({name: one.path / "run.db" for name, one in runs.items()})
     for told, one in zip(found, runs.values(), strict=True):
         assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
         assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])

@@ -25,13 +25,13 @@ from esper.rl.diagnostics import Anomaly
 from esper.telemetry.events import RolledBack
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
-from esper.ui.course import smoothed
-from esper.ui.dash.queries.learning import learning
+from esper.ui.dash.answers import describe_learning
 from esper.ui.figures.drawing import draw_svg
 from esper.ui.figures.exhibit import Figure, Query, Rows, run_queries
 from esper.ui.figures.growing import GROWING_EXHIBITS
 from esper.ui.figures.grown import grown_figures
 from esper.ui.figures.learning import LEARNING, LEARNING_EXHIBITS, health_figure
+from esper.ui.progress import moving_average
 from esper.ui.report.subject import report_on
 from grower.training_loop import Loop
 from ui import planted
@@ -285,6 +285,6 @@ def test_figures_draw_what_their_queries_return(
 def test_one_smoothing_in_terminal_report_and_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(run, LEARNING.source.text, capsys)
     raw, mean = ([one["value"] for one in found if one["kind"] == kind] for kind in ("J", "smoothed"))
-    assert mean == pytest.approx(smoothed(raw))
+    assert mean == pytest.approx(moving_average(raw))
     with RunReader.open(run / "run.db") as reader:
-        assert learning(reader)["series"]["objective"] == raw
+        assert describe_learning(reader)["series"]["objective"] == raw

@@ -1,4 +1,4 @@
-"""Arms in words that claim no more than the figures do, in a table that fits a terminal, and as records for machines."""
+"""Arms in words that claim no more than the figures do, in a table that fits a terminal, and as records."""
 
 from __future__ import annotations
 

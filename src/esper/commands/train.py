@@ -19,10 +19,10 @@ from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
 from esper.telemetry.run_directory import RunDirectory
-from esper.ui.course import Course
 from esper.ui.formats import duration, score
-from esper.ui.live import training_view
+from esper.ui.live import view_training
 from esper.ui.output import console_beside, print_json, say, say_differences
+from esper.ui.progress import TrainingProgress
 from esper.ui.report.training import write_report
 
 _WHAT = "esper train"
@@ -76,11 +76,11 @@ def _train(run: RunDirectory, computing: Backend, console: Console) -> TrainingS
     with hint, run.open_store() as store, computing.open(settings.shards) as workers:
         trainer = Trainer.opened(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
-        course = Course(settings.iterations, past, levels={})
+        progress = TrainingProgress(settings.iterations, past)
         if trainer.done < settings.iterations:
             if trainer.done:
                 say(console, f"going on after iteration {trainer.done} of {settings.iterations}")
-            with training_view(console, course) as view:
+            with view_training(console, progress) as view:
                 view.baselines(trainer.baseline_levels())
                 trainer.train(view.iteration)
         else:

@@ -16,8 +16,7 @@ from esper.ui.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Query, Rows, Table, run_queries
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
-from esper.ui.formats import count, difference
-from esper.ui.formats import figure as of_any_size
+from esper.ui.formats import count, difference, measure
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""
@@ -121,8 +120,8 @@ FROM rollbacks ORDER BY id
             (
                 Column("decision", count),
                 Column("trouble"),
-                Column("loss_before", of_any_size),
-                Column("loss_after", of_any_size),
+                Column("loss_before", measure),
+                Column("loss_after", measure),
                 Column("seeds_lost", count),
             ),
             "training never blew up",
@@ -131,7 +130,7 @@ FROM rollbacks ORDER BY id
 
 
 def _decisions_table(about: Metric) -> Table:
-    metric = [] if about.is_loss else [Column("metric", of_any_size, about.metric)]
+    metric = [] if about.is_loss else [Column("metric", measure, about.metric)]
     return Table(
         "decisions",
         "Every decision with which something happened: what was decided, which slots changed their stage, what "
@@ -158,7 +157,7 @@ ORDER BY iteration
             Column("blueprint"),
             Column("changes", long=True),
             Column("verdicts", title="gates", long=True),
-            Column("loss", of_any_size),
+            Column("loss", measure),
             *metric,
         ),
         "all decisions were to wait",

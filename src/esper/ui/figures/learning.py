@@ -14,7 +14,6 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.experiments.trainer import LEVELS
 from esper.rl.ppo import KL_STOP
-from esper.ui.course import SMOOTHING
 from esper.ui.figures.drawing import (
     BLUE,
     GREY,
@@ -29,6 +28,7 @@ from esper.ui.figures.drawing import (
 )
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
 from esper.ui.formats import short
+from esper.ui.progress import SMOOTHING
 
 _NO_ITERATION = "no iteration is done"
 

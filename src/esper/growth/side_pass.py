@@ -1,4 +1,4 @@
-"""Forward passes beside those that count: nothing remains of them."""
+"""Forward passes on the side, of which nothing remains: buffers, random numbers and modes are as before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from esper.growth.seed import Seed
 
 
 @contextmanager
-def aside(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
+def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     """Within the block ``seeds`` of ``network`` count fully, in isolation or not.
 
     What forward passes there do to buffers is lost, and the random numbers that they draw are drawn again afterwards.

@@ -1,7 +1,8 @@
-"""Growth as stable_baselines3's own kind of vector environment."""
+"""stable_baselines3 and sb3-contrib on growth (extra ``sb3``): a vector environment, and a model as a controller."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -9,13 +10,23 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
+from esper.arrays import Bools, Float32s
+from esper.control.controller import Actions
+from esper.control.observation import Observation
 from esper.errors import ConfigError
-from esper.integrations.flat import flat
+from esper.extras import find_missing
+from esper.integrations.joint import ACTION_MASK, JointActions
+from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.rl.gym.envs import RESET_MASK, GrowthVectorEnv, Info
-from esper.rl.gym.growth import Array, Bools
+from esper.rl.gym.growth import Array, Arrays, conditional_masks, observation_arrays
+
+try:
+    from sb3_contrib import MaskablePPO, RecurrentPPO
+    from stable_baselines3.common.vec_env import VecEnv
+    from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+except ModuleNotFoundError as error:
+    raise ConfigError(find_missing("sb3", "esper.integrations.sb3", error.name)) from error
 
 _MASKS = "action_masks"
 """What sb3-contrib asks for by name."""
@@ -24,7 +35,7 @@ _MASKS = "action_masks"
 class GrowthVecEnv(VecEnv):
     """E networks for the algorithms of stable_baselines3 and sb3-contrib.
 
-    Observations are float32 ``[E, N]``, see `esper.integrations.flat`. An episode that ends begins anew in the same
+    Observations are float32 ``[E, N]``, see `flatten_observations`. An episode that ends begins anew in the same
     step: its last observation is ``infos[i]["terminal_observation"]``. ``infos[i]["action"]`` is the action that took
     effect, int64 ``[8]``, and ``infos[i]["canonicalised"]`` whether it was another than the one asked for.
 
@@ -42,12 +53,12 @@ class GrowthVecEnv(VecEnv):
         self._actions: Array | None = None
         super().__init__(envs.num_envs, spaces.flatten_space(envs.single_observation_space), envs.single_action_space)
 
-    def reset(self) -> NDArray[np.float32]:
+    def reset(self) -> Float32s:
         """Begin new episodes everywhere; seeds given by `seed` are used once."""
         observation, info = self.envs.reset(seed=self._seeds)
         self._reset_seeds()
         self._begun(info, np.ones(self.num_envs, np.bool_))
-        return flat(observation)
+        return flatten_observations(observation)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """Raises ConfigError: there are no options."""
@@ -58,7 +69,7 @@ class GrowthVecEnv(VecEnv):
         """Take the actions of the next step, ``[E]`` or ``[E, 8]`` as ``envs`` does."""
         self._actions = actions
 
-    def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], Bools, list[Info]]:
+    def step_wait(self) -> tuple[Float32s, Float32s, Bools, list[Info]]:
         """Observations ``[E, N]``, rewards ``[E]``, ends ``[E]`` and infos.
 
         Raises:
@@ -68,14 +79,14 @@ class GrowthVecEnv(VecEnv):
             raise ConfigError("there are no actions to wait for: call step_async() first")
         actions, self._actions = self._actions, None
         observation, rewards, ended, _, info = self.envs.step(actions)
-        seen = flat(observation)
+        seen = flatten_observations(observation)
         infos = [_of_row(info, row) for row in range(self.num_envs)]
         if ended.any():
             for row in np.flatnonzero(ended).tolist():
                 infos[row]["terminal_observation"] = seen[row]
             observation, fresh = self.envs.reset(options={RESET_MASK: ended})
             self._begun(fresh, ended)
-            seen = flat(observation)
+            seen = flatten_observations(observation)
         return seen, rewards.astype(np.float32), ended, infos
 
     def close(self) -> None:
@@ -124,3 +135,45 @@ def _of_row(info: Info, row: int) -> Info:
         "rolled_back": bool(info["rolled_back"][row]),
         "TimeLimit.truncated": False,  # the horizon is observed: nothing to bootstrap from
     }
+
+
+class ModelController:
+    """Acts by a model that was trained on a `JointVectorEnv`, greedily; what is illegal becomes WAIT.
+
+    Args:
+        name: what results are recorded under.
+        model: the trained model.
+        actions: those of the environment that it was trained on.
+
+    Raises:
+        ConfigError: the model chooses among another number of actions.
+    """
+
+    def __init__(self, name: str, model: MaskablePPO | RecurrentPPO, actions: JointActions) -> None:
+        if model.action_space != spaces.Discrete(len(actions)):
+            raise ConfigError(f"the model acts in {model.action_space}, not in the {len(actions)} joint actions given")
+        self.name = name
+        self._model = model
+        self._actions = actions
+
+    def start(self, seeds: Sequence[int]) -> Any:
+        """No memory yet."""
+        return None
+
+    def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
+        """One decision per network."""
+        legal = self._actions.legal(conditional_masks(masks))
+        seen = flatten_observations({**observation_arrays(observation, masks), ACTION_MASK: legal})
+        if isinstance(self._model, MaskablePPO):
+            chosen, state = self._model.predict(seen, deterministic=True, action_masks=legal)
+        else:
+            begins = np.full(len(seen), state is None)
+            chosen, state = self._model.predict(seen, state, begins, deterministic=True)
+        actions, _ = canonicalise(self._actions.decoded(chosen), masks)
+        return actions.astype(np.int64), state
+
+
+def flatten_observations(observation: Arrays) -> Float32s:
+    """Observations ``[E, ...]`` as ``[E, N]``, parts in alphabetical order: as `gymnasium.spaces.flatten` of each."""
+    parts: list[NDArray[Any]] = [observation[name].reshape(len(observation[name]), -1) for name in sorted(observation)]
+    return np.concatenate(parts, axis=1, dtype=np.float32)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
 
 
-def require_free(host: nn.Module) -> None:
+def require_attachable(host: nn.Module) -> None:
     """Refuse a host that cannot be given slots.
 
     Raises:
         SlotError: it has slots already, or its parameters are sharded.
     """
     require_whole(host.named_parameters())
-    name = find_slotted(host)
+    name = find_attached(host)
     if name is not None:
         raise SlotError(
             f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
@@ -35,13 +35,13 @@ def require_free(host: nn.Module) -> None:
         )
 
 
-def find_slotted(model: nn.Module) -> str | None:
+def find_attached(model: nn.Module) -> str | None:
     """The name of a submodule behind which there is a slot; None if there is none."""
     named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _hooks(part))), None)
 
 
-def require_seated(model: GrowingModel) -> None:
+def require_attached(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more.
 
     Raises:

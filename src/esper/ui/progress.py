@@ -1,4 +1,4 @@
-"""What is known of a training run while it goes on, and what is worth saying about it."""
+"""How far a training run is, how fast it goes, and its newest figures: what is shown while it goes on."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ PACE_WINDOW = 8
 """Iterations over which speed is averaged."""
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
-    """Of each value and those before it, `SMOOTHING` at most, the mean."""
+def moving_average(values: Sequence[float]) -> list[float]:
+    """The mean of each value and those before it, `SMOOTHING` values at most."""
     return [fmean(values[max(0, end - SMOOTHING) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass
-class Course:
+class TrainingProgress:
     """A run's iterations as they come in; all times in seconds of ``clock``."""
 
     total: int
     """Iterations that the run is to have."""
     objectives: list[float] = field(default_factory=list[float])
-    """Mean J per iteration, those before a resume included."""
+    """Mean J per iteration, as far as they are known."""
+    done: int = 0
+    """Iterations done, those before a resume included."""
     probe: tuple[int, float] | None = None
     """Iteration and mean test score of the greedy policy when it was last measured."""
     levels: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -42,10 +44,12 @@ class Course:
     def __post_init__(self) -> None:
         self._began = self._arrived = self.clock()
         self._paces: deque[tuple[int, float]] = deque(maxlen=PACE_WINDOW)
+        self.done = max(self.done, len(self.objectives))
 
-    def take(self, iteration: Iteration) -> None:
+    def add(self, iteration: Iteration) -> None:
         """Add an iteration that has just ended."""
         self.latest = iteration
+        self.done = iteration.number
         self._arrived = self.clock()
         self._paces.append((iteration.environment_steps, iteration.seconds))
         self.objectives.append(iteration.objective)
@@ -55,9 +59,9 @@ class Course:
             self.last_seen[anomaly] = iteration.number
 
     @property
-    def done(self) -> int:
-        """Iterations done."""
-        return len(self.objectives)
+    def objective(self) -> float | None:
+        """Newest J, smoothed."""
+        return fmean(self.objectives[-SMOOTHING:]) if self.objectives else None
 
     @property
     def elapsed(self) -> float:
@@ -77,8 +81,3 @@ class Course:
         """Environment steps per second at the recent pace."""
         seconds = sum(seconds for _, seconds in self._paces)
         return sum(steps for steps, _ in self._paces) / seconds if seconds else None
-
-    @property
-    def best_baseline(self) -> tuple[str, float] | None:
-        """The highest of the baselines' levels."""
-        return max(self.levels.items(), key=lambda level: level[1]) if self.levels else None

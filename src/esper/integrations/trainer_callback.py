@@ -1,12 +1,37 @@
-"""What a trainer's logger is told of growth, and the mean loss that a grower is told."""
+"""What callbacks of trainers share: when to decide, what the logger is told of it, and the mean loss between."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from esper.errors import ConfigError
 from esper.grower import Decision, Grower
+
+_log = logging.getLogger(__name__)
+
+
+def check_interval(every_n_steps: int | None) -> int | None:
+    """The interval between decisions; ConfigError if it is none."""
+    if every_n_steps is not None and every_n_steps < 1:
+        raise ConfigError(f"every_n_steps is {every_n_steps}: give at least 1, or None for a decision per epoch")
+    return every_n_steps
+
+
+def decide(grower: Grower, losses: MeanLoss, log: Callable[[dict[str, float]], Any]) -> bool:
+    """Let the grower decide on the mean loss, and ``log`` what it did; whether training is to stop."""
+    decision = grower.step(train_loss=losses.take())
+    _log.info("%s", decision)
+    log(figures(decision, grower))
+    return decision.finished
+
+
+def finish(grower: Grower) -> None:
+    """Let the grower judge what is unfinished."""
+    _log.info("%s", grower.finish())
 
 
 def figures(decision: Decision, grower: Grower) -> dict[str, float]:
