@@ -265,7 +265,7 @@ def run_sweep(
         _TrialTask(number, sweep.path(trial), trial.settings, instances) for number, trial in enumerate(sweep.trials)
     ]
     ranking: list[RankedTrial] = []
-    for number, results in workers.computed(_compute_trial, tasks, hear):
+    for number, results in workers.stream(_compute_trial, tasks, hear):
         ranked = _rank_trial(sweep.trials[number], results)
         finished(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))

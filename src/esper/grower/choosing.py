@@ -14,7 +14,7 @@ import torch
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
-from esper.control.loading import PolicyOrigin, restore_policy
+from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform

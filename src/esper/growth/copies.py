@@ -57,7 +57,7 @@ class Copies:
             _align(slot, mirror.slots[slot.name])
 
     def follow_change(self, slot: Slot) -> None:
-        """As `align`, where a seed came or went; warns once of copies that are no mirrors."""
+        """`align` where a seed came or went; warns once of copies that are no mirrors."""
         self.align(slot)
         if self._warned or all(unasked.released for unasked in self._unasked):
             return

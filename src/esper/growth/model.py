@@ -18,7 +18,7 @@ from esper.growth.finalize import Unfinished, finalize
 from esper.growth.hooks import require_attachable, require_attached
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
-from esper.growth.positions import parameter_names
+from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import MODULE, Arguments, find_input_place, probe
 from esper.growth.seed import Seed
@@ -152,7 +152,7 @@ class GrowingModel(nn.Module):
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
-        self.tap = InputTap(find_input_place(example_input), parameter_names(host))
+        self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
         self.compilations = Compilations()

@@ -17,7 +17,7 @@ from esper.growth.blueprints.registry import for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
-from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad, refuse_to_mix
+from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
@@ -147,7 +147,7 @@ class Slot(nn.Module):
         inputs = self.tap.inputs if reads_inputs else output
         if output.is_nested:
             length = inputs.shape[1] if reads_inputs else self.site.positions
-            return cut_to_lengths(self.occupant(pad(output, length), inputs), output)
+            return cut_to_lengths(self.occupant(pad_nested(output, length), inputs), output)
         return self.occupant(output, inputs)
 
     @property

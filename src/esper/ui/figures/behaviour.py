@@ -15,7 +15,7 @@ from esper.training.gradients import EXPLODED, VANISHED
 from esper.ui.figures.drawing import BLUE, GREY, LABEL_SIZE, SOFT, count_along
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table, Value
 from esper.ui.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
-from esper.ui.formats import EN_DASH, count, percent, score, short, signed
+from esper.ui.formats import EN_DASH, count, percent, score, short, signed_score
 
 RARE = 0.1
 """Seeds kept less often per episode are left out of the list of places."""
@@ -173,7 +173,7 @@ def _signed_mean(title: str) -> Column:
             return ""
         return "above" if low > 0 else "below" if high < 0 else ""
 
-    return Column("value", signed, title, bounded=True, note=lambda _: "too few to say", mark=side)
+    return Column("value", signed_score, title, bounded=True, note=lambda _: "too few to say", mark=side)
 
 
 def _exhibit_episodes(behaviour: Behaviour) -> Exhibit:

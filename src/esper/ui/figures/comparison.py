@@ -14,7 +14,7 @@ from esper.experiments.contest import ARMS
 from esper.tasks.suite import Split
 from esper.ui.figures.drawing import BLUE, GREEN, GREY, MARKERS, ROW_HEIGHT, VERMILION, legend_above, name_rows
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table
-from esper.ui.formats import MEGA, score, signed
+from esper.ui.formats import MEGA, score, signed_score
 from esper.ui.standings import SPLIT_TITLES, describe_basis, standings_columns, standings_rows
 
 _MARGIN = 0.6
@@ -161,7 +161,7 @@ def _draw_differences(canvas: Canvas, rows: Rows) -> None:
     axes = canvas.subplots()
     axes.axvline(0, color=GREY, linewidth=0.6)
     shades = [_SHADES[kind] for kind in rows.texts("kind")]
-    _draw_intervals(axes, rows, "difference", "mean score less the other's", shades, signed)
+    _draw_intervals(axes, rows, "difference", "mean score less the other's", shades, signed_score)
 
 
 def _draw_intervals(

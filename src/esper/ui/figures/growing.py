@@ -16,7 +16,7 @@ from esper.ui.figures.drawing import (
     name_rows,
 )
 from esper.ui.figures.exhibit import Column, Figure, Query, Rows, Table
-from esper.ui.formats import count, percent, score, signed
+from esper.ui.formats import count, percent, score, signed_score
 
 _MARGIN = 0.75
 """Inches of a figure of rows that are not rows."""
@@ -163,7 +163,7 @@ FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
             Column("seeds", count),
             Column("fossilized", percent),
             Column("pruned", percent),
-            Column("contribution", signed),
+            Column("contribution", signed_score),
         ),
         "no seed has germinated",
     ),

@@ -16,8 +16,7 @@ from esper.ui.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Query, Rows, Table, run_queries
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
-from esper.ui.formats import count, difference
-from esper.ui.formats import figure as of_any_size
+from esper.ui.formats import count, difference, measure
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""
@@ -92,7 +91,7 @@ ORDER BY slot, step
 
 def _grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
     about = Metric.of(metadata)
-    metric = [] if about.is_loss else [Column("metric", of_any_size, about.metric)]
+    metric = [] if about.is_loss else [Column("metric", measure, about.metric)]
     return [
         Table(
             "seeds",
@@ -138,7 +137,7 @@ ORDER BY iteration
                 Column("blueprint"),
                 Column("changes", long=True),
                 Column("verdicts", title="gates", long=True),
-                Column("loss", of_any_size),
+                Column("loss", measure),
                 *metric,
             ),
             "all decisions were to wait",
@@ -153,8 +152,8 @@ FROM rollbacks ORDER BY id
             (
                 Column("decision", count),
                 Column("trouble"),
-                Column("loss_before", of_any_size),
-                Column("loss_after", of_any_size),
+                Column("loss_before", measure),
+                Column("loss_after", measure),
                 Column("seeds_lost", count),
             ),
             "training never blew up",

@@ -19,8 +19,7 @@ from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import GROWER, RunProgress, maker_of, read_progress
 from esper.ui.figures.exhibit import Exhibit, Rows, Table
 from esper.ui.figures.grown import ADDED, grown_exhibits
-from esper.ui.formats import duration, percent, score
-from esper.ui.formats import figure as of_any_size
+from esper.ui.formats import duration, measure, percent, score
 from esper.ui.report.page import Headline, Page, Recipe, Report, Section
 
 
@@ -74,7 +73,7 @@ def _say_result(run: Path, result: GrowResult | None) -> Headline:
         return Headline("Not finished yet", [advice])
     kept = ", ".join(f"{one.blueprint} in {one.slot}" for one in result.kept) or "nothing"
     sentence = (
-        f"Loss {of_any_size(result.loss)}, {score(result.score)} of accuracy less rent; "
+        f"Loss {measure(result.loss)}, {score(result.score)} of accuracy less rent; "
         f"{result.host_parameters:,} parameters and {result.added_parameters:,} that grew ({kept}); "
         f"{result.training_flops:.2g} training FLOPs in {duration(result.seconds)}, {result.rollbacks} rollbacks."
     )
@@ -93,8 +92,8 @@ def _say_how_it_stands(metadata: Mapping[str, Any], progress: RunProgress, exhib
         short = f"{percent(value)} right"
     else:  # names that their owner gave stay as they are
         title = about.metric.capitalize() if about.metric in (LOSS, ACCURACY) else about.metric
-        short = f"{title} {of_any_size(value)}"
-    loss = "" if about.is_loss else f"loss {of_any_size(newest[LOSS])}; "
+        short = f"{title} {measure(value)}"
+    loss = "" if about.is_loss else f"loss {measure(newest[LOSS])}; "
     host = metadata.get("host_parameters")
     parameters = f"{host:,}" if isinstance(host, int) else "?"
     rollbacks = len(curves["rollback"]) if "rollback" in curves else 0
