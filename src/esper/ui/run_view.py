@@ -251,7 +251,7 @@ class RunView:
 
         def parse(record: EventRecord) -> Fields:
             if (fields := known.get(record)) is None:
-                reader.decoded(record)
+                reader.decode(record)
                 fields = read_payload(record.payload)
             parsed[record] = fields
             return fields
