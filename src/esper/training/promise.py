@@ -115,9 +115,9 @@ class PromiseMeter:
         seed, draw = self._key
 
         def newborn(width: int) -> Blueprint:
-            return kind(site.narrowed(width), seed_generator(seed, slot, draw))
+            return kind(site.narrowed(width), seed_generator(seed, slot, draw)).to(config.device, config.dtype)
 
-        template = newborn(site.width).to(config.device, config.dtype)
+        template = newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)
         values, buffers = stack.stack([newborn(width) for width in widths])
         return _Newborns(template, _find_reached(template, site), widths, stack.layout.unflatten(values), buffers)
