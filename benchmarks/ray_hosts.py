@@ -75,7 +75,7 @@ def collected(
     began = time.perf_counter()
     weights = workers.share(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    shards = workers.heard(collect, tasks, hear)
+    shards = workers.gather(collect, tasks, hear)
     return time.perf_counter() - began, shards
 
 

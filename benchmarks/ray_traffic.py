@@ -16,7 +16,7 @@ from esper.config import load_settings
 from esper.experiments.collect import ShardTask, collect, new_policy
 from esper.experiments.process_pool import prepare_process, run_task
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import InlineValue
+from esper.experiments.workers import Shared
 from esper.tasks.registry import get_suite
 
 
@@ -42,8 +42,8 @@ def sizes(settings: TrainSettings) -> Sizes:
     """Of the first rollout; computes one shard of it."""
     weights = new_policy(settings).state_dict()
     # Weights go to each machine once, by reference; a task holds but the reference, here an empty value.
-    task, said = ShardTask(settings, 0, 0, InlineValue({})), list[int]()
-    result = run_task(collect(ShardTask(settings, 0, 0, InlineValue(weights))), lambda told: said.append(_size(told)))
+    task, said = ShardTask(settings, 0, 0, Shared({})), list[int]()
+    result = run_task(collect(ShardTask(settings, 0, 0, Shared(weights))), lambda told: said.append(_size(told)))
     return Sizes(_size(task), _size(weights), _size(result), _size(result.rollout), sum(said), len(said))
 
 

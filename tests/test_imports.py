@@ -27,10 +27,8 @@ EXTRAS = (
 NEEDS_AN_EXTRA = (
     "esper.experiments.ray_workers",
     "esper.integrations.lightning",
-    "esper.integrations.unheard",
     "esper.integrations.sb3",
     "esper.integrations.transformers",
-    "esper.integrations.unheard",
     "esper.telemetry.bridges.mlflow",
     "esper.telemetry.bridges.tensorboard",
     "esper.telemetry.bridges.wandb",

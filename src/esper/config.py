@@ -14,11 +14,10 @@ import tyro
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from esper.config_errors import describe_first_error
 from esper.errors import ConfigError
 from esper.files import read_bounded, write_atomically
 from esper.parsing import MOST_BYTES, parse_yaml
-from esper.settings import Settings, models_in
+from esper.settings import Settings, describe_first_error, models_in
 
 S = TypeVar("S", bound=Settings)
 

@@ -76,7 +76,7 @@ def refused(words: list[str], capsys: Capture) -> str:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--task", "digitz"], "did you mean digits?"),
+        (["--task", "digitz"], "did you mean 'digits'?"),
         (["--host", "gpt"], "'gpt' cannot read task 'digits'"),
         (["--controller", "heuristik"], "did you mean 'heuristic'?"),
         (["--epochs", "0"], "must be at least 1"),

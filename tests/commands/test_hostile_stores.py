@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,13 @@ from starlette.testclient import TestClient
 from esper.cli import COMMANDS, EXIT_ERROR, EXIT_OK, main
 from esper.errors import RunError
 from esper.telemetry import database, question, reader
+from esper.telemetry.follower import StoreFollower
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.views import VIEWS
 from esper.ui.dash.app import dashboard
 from esper.ui.dash.runs import RunFinder
 from esper.ui.dash.security import Access
-from esper.ui.watch.feed import Feed
+from esper.ui.run_view import RunView
 from telemetry.hostile import attacks
 from ui.dash.planted_run import Plan, plant
 
@@ -116,11 +117,13 @@ def test_the_dashboard_explains(folder: Path):
 
 
 def test_the_watcher_explains(folder: Path):
-    feed = Feed(RunDirectory(folder / "bad"))
-    with patience(["watch"]):
-        news = feed.poll()
-        feed.close()
-    assert news.trouble is None or str(folder / "bad") in news.trouble
+    run, trouble = RunDirectory(folder / "bad"), None
+    with patience(["watch"]), closing(StoreFollower(run.store)) as follower:
+        try:
+            follower.read(lambda reader: RunView.read(run, reader))
+        except RunError as error:
+            trouble = str(error)
+    assert trouble is None or str(folder / "bad") in trouble
 
 
 def test_a_run_that_goes_on_is_checked_too(folder: Path):

@@ -4,83 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import tiny_transformers
 from conformance.kind import CLASSES, EXAMPLES, TOKENS, WIDTH, Kind, Minibatch, cross_entropy, right, text
-
-transformers = pytest.importorskip("transformers")
 
 VOCABULARY = 12
 PAD = 0
 
 
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 def bert() -> nn.Module:
-    return transformers.BertForSequenceClassification(
-        transformers.BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-            max_position_embeddings=32,
-            num_labels=CLASSES,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=PAD,
-        )
-    )
+    shape = {"hidden_size": WIDTH, "num_hidden_layers": 2, "max_position_embeddings": 32}
+    return tiny_transformers.bert(vocab_size=VOCABULARY, num_labels=CLASSES, pad_token_id=PAD, **shape, **NO_DROPOUT)
 
 
 def gpt2() -> nn.Module:
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=32,
-            n_embd=WIDTH,
-            n_layer=2,
-            n_head=2,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=VOCABULARY - 1,
-        )
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return tiny_transformers.gpt2(
+        vocab_size=VOCABULARY, n_positions=32, n_embd=WIDTH, bos_token_id=1, eos_token_id=VOCABULARY - 1, **dropout
     )
 
 
 def vit() -> nn.Module:
-    return transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-            image_size=8,
-            patch_size=4,
-            num_labels=CLASSES,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
+    return tiny_transformers.vit(hidden_size=WIDTH, num_hidden_layers=2, num_labels=CLASSES, **NO_DROPOUT)
 
 
 def t5() -> nn.Module:
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=VOCABULARY,
-            d_model=WIDTH,
-            d_kv=4,
-            d_ff=16,
-            num_layers=1,
-            num_decoder_layers=1,
-            num_heads=2,
-            dropout_rate=0.0,
-            decoder_start_token_id=PAD,
-            pad_token_id=PAD,
-        )
+    return tiny_transformers.t5(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        d_kv=4,
+        num_decoder_layers=1,
+        dropout_rate=0.0,
+        decoder_start_token_id=PAD,
+        pad_token_id=PAD,
     )
 
 

@@ -112,7 +112,7 @@ def trained(loss: float, accuracy: float, host: float = 0.0, seeds: Sequence[flo
 def cost(blueprint: str, slot: int) -> float:
     """Parameters over the host's."""
     held = Situation().view().subject
-    site = held.execution.sites[slot].narrowed(WIDTHS[slot])
+    site = held.execution.sites[slot].with_width(WIDTHS[slot])
     return get(blueprint).parameters_at(site) / held.host_parameters[0]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from esper.experiments.results import ArmResults
-from esper.experiments.sweep import Ranked, Sweep, Told, _compute_trial, _TrialTask, load_space, run_sweep
+from esper.experiments.sweep import RankedTrial, Sweep, TrialProgress, _compute_trial, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import Backend, Workers
 from experiments.ray_tasks import die_once
 from experiments.short_suite import short_suite
@@ -34,7 +34,7 @@ LAST_WORD = 3
 """The iteration of which it tells before it dies; its checkpoint is not written yet."""
 
 
-def computed_short(mark: str, task: _TrialTask) -> Generator[Told, None, ArmResults]:
+def computed_short(mark: str, task: _TrialTask) -> Generator[TrialProgress, None, ArmResults]:
     """A trial, whose process dies once if there is a mark."""
     with short_suite():
         course = _compute_trial(task)
@@ -48,7 +48,9 @@ def computed_short(mark: str, task: _TrialTask) -> Generator[Told, None, ArmResu
                 die_once(mark)
 
 
-def sweep_short(folder: Path, workers: Workers, hear: Callable[[Told], None], mark: str = "") -> list[Ranked]:
+def sweep_short(
+    folder: Path, workers: Workers, hear: Callable[[TrialProgress], None], mark: str = ""
+) -> list[RankedTrial]:
     """Two trials, ranked."""
     file = folder / "space.yaml"
     file.write_text(SPACE)
@@ -59,7 +61,7 @@ def sweep_short(folder: Path, workers: Workers, hear: Callable[[Told], None], ma
 
 
 def main(folder: Path) -> None:
-    def hear(told: Told) -> None:
+    def hear(told: TrialProgress) -> None:
         sys.stdout.write(f"{told.number} {told.done}\n")
         sys.stdout.flush()
 

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from esper.experiments.bench_suite import family_weights, instances_per_variant, measure_gap
-from esper.experiments.schedules import NOTHING, combinations_of, single_schedules
+from esper.experiments.bench_suite import (
+    NOTHING,
+    combinations_of,
+    family_weights,
+    instances_per_variant,
+    measure_gap,
+    single_schedules,
+)
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 

@@ -14,7 +14,7 @@ from esper.experiments.collect import ShardResult, ShardTask, collect, new_polic
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import InlineValue
+from esper.experiments.workers import Shared
 from esper.lifecycle.actions import Blend, Head, Op
 from esper.lifecycle.gates import GATES
 from esper.lifecycle.rules import Rules
@@ -59,7 +59,7 @@ class Told:
 
 def tell(settings: TrainSettings) -> Told:
     rows: list[EventRow] = []
-    weights = InlineValue(new_policy(settings).state_dict())
+    weights = Shared(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
     results = [run_task(collect(task), rows.extend) for task in tasks]
     return Told([decode(row.type, row.version, row.payload) for row in rows], results)

@@ -94,9 +94,9 @@ class Counting(LocalWorkers):
         super().__init__(1)
         self.played = 0
 
-    def finished(self, function: Any, tasks: Any) -> Any:
+    def as_completed(self, function: Any, tasks: Any) -> Any:
         self.played += len(tasks)
-        return super().finished(function, tasks)
+        return super().as_completed(function, tasks)
 
 
 def played(folder: Path, tasks: list[CohortTask], **circumstances: str) -> tuple[int, list[list[EvaluationResult]]]:

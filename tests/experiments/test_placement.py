@@ -20,7 +20,7 @@ from esper.experiments.evaluation import EvaluationConfig, evaluate_cohort, eval
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import Backend, InlineValue, require_devices
+from esper.experiments.workers import Backend, Shared, require_devices
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
@@ -39,7 +39,7 @@ def short():
 
 
 def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
-    return ShardTask(settings, 0, shard, InlineValue(new_policy(settings).state_dict()))
+    return ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:

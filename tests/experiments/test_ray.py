@@ -50,7 +50,7 @@ def test_results_come_in_the_order_of_the_tasks_from_processes_of_one_thread(two
 
 def test_what_tasks_say_is_heard_in_the_order_of_each(two: Workers):
     heard: list[int] = []
-    assert two.heard(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
+    assert two.gather(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
     assert sorted(heard) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert heard.index(0) < heard.index(1) < heard.index(2) < heard.index(3)
 
@@ -65,7 +65,7 @@ def test_what_tasks_say_is_heard_while_they_go_on(two: Workers, tmp_path: Path):
         raise EnoughError(process)
 
     with pytest.raises(EnoughError) as heard:
-        two.heard(talk_in, [str(tmp_path)], stop)
+        two.gather(talk_in, [str(tmp_path)], stop)
     (process,) = processes_at_work(tmp_path, 1)
     assert heard.value.args == (process,)
     wait_for_the_end_of(process)
@@ -85,11 +85,11 @@ def test_errors_reach_the_caller_as_they_are(two: Workers):
     assert (type(caught.value), str(caught.value)) == (ValueError, "two")
     assert "in fail_on_two" in caught.value.__notes__[0]
     with pytest.raises(ValueError, match="two"):
-        two.heard(count_and_fail, [2], lambda _: None)
+        two.gather(count_and_fail, [2], lambda _: None)
 
 
 def test_a_call_may_be_given_up(two: Workers):
-    results = two.finished(square, [2, 3, 4, 5])
+    results = two.as_completed(square, [2, 3, 4, 5])
     index, result = next(results)
     assert result == (index + 2) ** 2
     results.close()
@@ -107,7 +107,7 @@ def test_shared_values_reach_tasks(two: Workers):
 def test_a_task_whose_worker_dies_is_begun_anew_and_nothing_is_heard_twice(two: Workers, tmp_path: Path):
     heard: list[int] = []
     mark = tmp_path / "mark"
-    two.heard(count_and_die_once, [str(mark)], heard.append)
+    two.gather(count_and_die_once, [str(mark)], heard.append)
     assert mark.exists()
     assert heard == list(range(6))
 
@@ -138,7 +138,7 @@ def collected(workers: Workers, marks: list[str]) -> tuple[list[Any], list[Any]]
     weights = workers.share(new_policy(settings).state_dict())
     told: list[Any] = []
     tasks = [Doomed(mark, ShardTask(settings, 1, shard, weights)) for shard, mark in enumerate(marks)]
-    results = workers.heard(collect_short, tasks, told.extend)
+    results = workers.gather(collect_short, tasks, told.extend)
     events = sorted((row.type, row.payload) for row in told)
     return [tensors_of([result.rollout, result.tally.accuracies, result.tally.objective]) for result in results], events
 
@@ -183,7 +183,7 @@ def test_a_signal_gets_through_to_whoever_waits(two: Workers, tmp_path: Path, nu
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            two.heard(talk_in, [str(tmp_path)], lambda _: None)
+            two.gather(talk_in, [str(tmp_path)], lambda _: None)
     finally:
         signal.signal(number, before)
         thread.join()

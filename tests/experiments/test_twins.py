@@ -11,7 +11,7 @@ import torch
 from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, new_policy
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import InlineValue
+from esper.experiments.workers import Shared
 from esper.lifecycle.actions import wait
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate
@@ -29,7 +29,7 @@ def _short_suite() -> Iterator[None]:
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
-    task = ShardTask(settings, 0, shard, InlineValue(new_policy(settings).state_dict()))
+    task = ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
     return run_task(collect(task), lambda _: None)
 
 

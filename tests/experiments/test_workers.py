@@ -62,10 +62,10 @@ def test_processes_work_in_order_and_ignore_ctrl_c(monkeypatch: pytest.MonkeyPat
 def test_what_tasks_say_is_heard_before_they_end():
     heard: list[int] = []
     with LocalWorkers(1) as workers:
-        assert workers.heard(count_up, [3, 0, 2], heard.append) == [3, 0, 2]
+        assert workers.gather(count_up, [3, 0, 2], heard.append) == [3, 0, 2]
         assert heard == [0, 1, 2, 0, 1]
         with pytest.raises(ValueError, match="two"):
-            workers.heard(count_and_fail, [2, 3], heard.append)
+            workers.gather(count_and_fail, [2, 3], heard.append)
     assert heard == [0, 1, 2, 0, 1, 2]
 
 
@@ -79,20 +79,20 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalWorkers]:
 @pytest.mark.slow
 def test_what_tasks_say_in_processes_is_heard_in_the_order_of_each(two: LocalWorkers):
     heard: list[int] = []
-    assert two.heard(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
+    assert two.gather(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
     assert sorted(heard) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert heard.index(0) < heard.index(1) < heard.index(2) < heard.index(3)
     with pytest.raises(ValueError, match="two"):
-        two.heard(count_and_fail, [2, 3], heard.append)
+        two.gather(count_and_fail, [2, 3], heard.append)
     heard.clear()
-    assert two.heard(count_up, [2], heard.append) == [2]
+    assert two.gather(count_up, [2], heard.append) == [2]
     assert heard == [0, 1]
 
 
 @pytest.mark.slow
 def test_results_come_as_they_are_known_and_a_call_may_be_given_up(two: LocalWorkers):
     assert two.map(ignored, [0]) == [{signal.SIGINT, signal.SIGTERM}]
-    results = two.finished(square, [2, 3, 4, 5])
+    results = two.as_completed(square, [2, 3, 4, 5])
     index, result = next(results)
     assert result == (index + 2) ** 2
     results.close()
@@ -163,7 +163,7 @@ from experiments.worker_tasks import sleep_in
 workers.os.cpu_count = lambda: 2
 if __name__ == "__main__":
     pool = workers.LocalWorkers(2)  # no `with`, and nobody ends it
-    results = pool.finished(sleep_in, sys.argv[1:] * 2)
+    results = pool.as_completed(sleep_in, sys.argv[1:] * 2)
     sys.argv[2:] or next(results)
 """
 

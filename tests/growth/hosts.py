@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import tiny_transformers
 from esper.growth.attach import Places, attach
 from esper.growth.model import GrowingModel
-from esper.growth.positions import output_tensor
+from esper.growth.positions import find_output_tensor
 from esper.growth.probe import Arguments, call
 
 CLASSES = 5
@@ -164,12 +165,9 @@ def mlp() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=CLASSES, n_positions=TOKENS, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    return tiny_transformers.gpt2(
+        vocab_size=CLASSES, n_positions=TOKENS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    return transformers.GPT2LMHeadModel(config)
 
 
 def numbers(*shape: int) -> Tensor:
@@ -231,7 +229,7 @@ def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> 
 
 def outputs(network: nn.Module, arguments: Arguments) -> Tensor:
     """Logits ``[N, classes]``, whatever the network's way of returning them."""
-    returned = output_tensor(call(network, arguments))
+    returned = find_output_tensor(call(network, arguments))
     assert returned is not None
     return returned.movedim(1, -1).flatten(0, -2) if returned.dim() == 4 else returned.flatten(0, -2)
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tiny_transformers
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.growth.positions import output_tensor
+from esper.growth.positions import find_output_tensor
 
 VOCABULARY, EXAMPLES, TOKENS, PADDING, WIDTH = 13, 3, 6, 4, 16
 
@@ -60,33 +61,20 @@ class Inner(nn.Module):
 
 
 def bert() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
+    return tiny_transformers.bert(
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
         num_hidden_layers=2,
-        num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=TOKENS + PADDING,
         initializer_range=0.3,
     )
-    return transformers.BertForSequenceClassification(config)
 
 
 def gpt2() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=2 * TOKENS,
-        n_embd=WIDTH,
-        n_layer=2,
-        n_head=2,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
+    return tiny_transformers.gpt2(
+        vocab_size=VOCABULARY, n_positions=2 * TOKENS, n_embd=WIDTH, initializer_range=0.3, pad_token_id=0
     )
-    return transformers.GPT2LMHeadModel(config)
 
 
 def numbers() -> Tensor:
@@ -151,7 +139,7 @@ class PaddedHost:
 
 def outputs(network: nn.Module, arguments: dict[str, Tensor]) -> Tensor:
     """At the positions of the whole examples, or of the examples as such."""
-    returned = output_tensor(network(**arguments))
+    returned = find_output_tensor(network(**arguments))
     assert returned is not None
     return returned[:, :TOKENS] if returned.dim() == 3 else returned
 

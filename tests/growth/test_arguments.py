@@ -14,8 +14,8 @@ from torch import nn
 import esper
 from esper.errors import SlotError
 from esper.grower.passes import Passes
+from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
-from esper.growth.seating import find_slotted
 from grower.training_loop import SLOTS, growing, host
 from strangers import (
     AVERAGE,
@@ -131,7 +131,7 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
     net = nn.Sequential(nn.Linear(4, 4), scripted, nn.Linear(4, 4))
     with pytest.raises(SlotError, match="submodule '1' is scripted or traced"):
         esper.attach(net, ["1"], INPUTS)
-    assert find_slotted(net) is None
+    assert find_attached(net) is None
     model = esper.attach(net, {"0": ["mlp"], "2": ["mlp"]}, INPUTS).eval()
     for slot in model.slots.values():
         slot.germinate("mlp", torch.Generator().manual_seed(1), alpha=1.0)

@@ -78,7 +78,7 @@ def test_initial_values_come_from_the_given_generator_alone(kind: type[Blueprint
 @every_case
 def test_declared_parameters_are_the_real_ones(kind: type[Blueprint], site: Site):
     for width in (1, 2, 3, 8, site.width):
-        narrowed = site.narrowed(width)
+        narrowed = site.with_width(width)
         real = sum(parameter.numel() for parameter in kind(narrowed, generator()).parameters())
         assert kind.parameters_at(narrowed) == real
 
@@ -128,7 +128,7 @@ def test_declared_flops_are_those_of_one_forward_pass(kind: type[Blueprint], sit
 @every_case
 @pytest.mark.parametrize("extra", [1, 7])
 def test_a_padded_narrow_blueprint_is_the_narrow_one(kind: type[Blueprint], site: Site, extra: int):
-    wide_site = site.narrowed(site.width + extra)
+    wide_site = site.with_width(site.width + extra)
     features, inputs = batch(site)
     output_gradient = draw(*features.shape, seed=5)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tiny_transformers
 from esper.errors import EsperError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export
@@ -82,13 +83,9 @@ def words(*shape: int) -> Tensor:
 
 
 def bert() -> tuple[nn.Module, Arguments]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     given = {"attention_mask": mask, "input_ids": words(2, 4)}  # not in the order of the signature
-    return transformers.BertForSequenceClassification(config).eval(), given
+    return tiny_transformers.bert(vocab_size=30).eval(), given
 
 
 def grown_bert() -> tuple[nn.Module, Arguments]:
@@ -97,29 +94,18 @@ def grown_bert() -> tuple[nn.Module, Arguments]:
 
 
 def gpt2() -> tuple[nn.Module, Arguments]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=30, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
+    model = tiny_transformers.gpt2(vocab_size=30, n_positions=8, n_layer=1).eval()
     given = {"input_ids": words(2, 4)}
-    return grown(transformers.GPT2LMHeadModel(config).eval(), "transformer.h.0.mlp", "lowrank", given), given
+    return grown(model, "transformer.h.0.mlp", "lowrank", given), given
 
 
 def vit() -> tuple[nn.Module, Arguments]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
-    )
-    return transformers.ViTForImageClassification(config).eval(), {"pixel_values": random(2, 3, 8, 8)}
+    return tiny_transformers.vit().eval(), {"pixel_values": random(2, 3, 8, 8)}
 
 
 def t5() -> tuple[nn.Module, Arguments]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(
-        vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
     given = {"input_ids": words(2, 4), "decoder_input_ids": words(2, 3)}
-    return transformers.T5ForConditionalGeneration(config).eval(), given
+    return tiny_transformers.t5(vocab_size=30).eval(), given
 
 
 def mlp(kind: torch.dtype = torch.float32) -> tuple[nn.Module, Arguments]:

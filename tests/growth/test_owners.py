@@ -20,10 +20,9 @@ from torch.distributed.tensor import DTensor
 from esper.errors import CheckpointError, ExportError, SlotError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export
-from esper.growth.export.formats import WRITERS
+from esper.growth.hooks import require_attached
 from esper.growth.model import GrowingModel
 from esper.growth.persist import save
-from esper.growth.seating import require_seated
 
 INPUTS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -141,7 +140,7 @@ def test_a_growing_model_is_not_exported_without_its_slots_either(
     model = attach(network(), ["0"], INPUTS)
     lose(model)
     with pytest.raises(ExportError, match="a growing model cannot be exported"):
-        export(model, INPUTS, kind, tmp_path / f"net{WRITERS[kind].suffix}")
+        export(model, INPUTS, kind, tmp_path / f"net{kind.suffix}")
     assert not list(tmp_path.iterdir())
 
 
@@ -179,7 +178,7 @@ def test_a_growing_model_is_not_exported(kind: Format, part: str, tmp_path: Path
     model = growing()
     model.slots["0"].germinate("mlp", alpha=1.0)
     with pytest.raises(ExportError, match="cannot be exported"):
-        export(model if part == "model" else model.host, INPUTS, kind, tmp_path / f"net{WRITERS[kind].suffix}")
+        export(model if part == "model" else model.host, INPUTS, kind, tmp_path / f"net{kind.suffix}")
     assert not list(tmp_path.iterdir())
 
 
@@ -194,7 +193,7 @@ def test_sharded_parameters_are_refused(sharded: str, tmp_path: Path) -> None:
         fully_shard(model.host, mesh=mesh)
         assert any(isinstance(parameter, DTensor) for parameter in model.parameters())
         with pytest.raises(SlotError, match=r"is a DTensor: models that fully_shard \(FSDP2\).*cannot grow"):
-            attach(model.host, ["0"], INPUTS) if sharded == "before attach" else require_seated(model)
+            attach(model.host, ["0"], INPUTS) if sharded == "before attach" else require_attached(model)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+import tiny_transformers
 from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, get, names
@@ -209,17 +210,9 @@ def test_scripted_and_compiled_submodules_are_let_alone() -> None:
     assert not model.slots["0"].site.apart
 
 
-def vit() -> nn.Module:
-    """It could take an ``attention_mask``, too."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4
-    )
-    return transformers.ViTForImageClassification(config)
-
-
 def test_images_are_not_padded() -> None:
-    model = attach(vit(), ["vit.layers.0"], {"pixel_values": torch.zeros(2, 3, 8, 8)})
+    """Although the model could take an ``attention_mask``, too."""
+    model = attach(tiny_transformers.vit(), ["vit.layers.0"], {"pixel_values": torch.zeros(2, 3, 8, 8)})
     assert "attention" in model.slots["vit.layers.0"].blueprints
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tiny_transformers
 from esper.errors import ExportError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
@@ -31,10 +32,7 @@ def given() -> dict[str, Tensor]:
 
 def bert() -> nn.Module:
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    return transformers.BertForSequenceClassification(config).eval()
+    return tiny_transformers.bert(vocab_size=9, hidden_size=8, intermediate_size=8).eval()
 
 
 def attached() -> GrowingModel:

@@ -16,9 +16,8 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from esper.errors import ConfigError
 from esper.experiments.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
-from esper.integrations.flat import flat
 from esper.integrations.joint import JointVectorEnv
-from esper.integrations.sb3 import GrowthVecEnv, ModelController
+from esper.integrations.sb3 import GrowthVecEnv, ModelController, flatten_observations
 from esper.lifecycle.rules import Rules
 from esper.rl.gym.envs import GrowthVectorEnv, make_vector
 from experiments.short_suite import ShortSuite, short_suite
@@ -100,11 +99,13 @@ def test_episodes_end_are_told_and_begin_anew(view: type[GrowthVectorEnv]) -> No
                 assert told["instance"] == info["instance"][row]
                 assert told["TimeLimit.truncated"] is False
                 assert ("terminal_observation" in told) == ended[row]
-        np.testing.assert_array_equal(np.stack([told["terminal_observation"] for told in infos]), flat(observation))
+        np.testing.assert_array_equal(
+            np.stack([told["terminal_observation"] for told in infos]), flatten_observations(observation)
+        )
         worth = core.growth.episodes.potential
         np.testing.assert_allclose(returns, worth, atol=1e-5, err_msg="the return is J of the committed network")
         observation, info = core.reset(options={"reset_mask": everyone})
-        np.testing.assert_array_equal(seen, flat(observation))
+        np.testing.assert_array_equal(seen, flatten_observations(observation))
         assert [told["instance"] for told in env.reset_infos] == info["instance"].tolist()
 
 
@@ -123,16 +124,16 @@ def test_an_episode_that_ends_alone_begins_alone() -> None:
         observation, *_ = core.step(np.zeros(E, np.int64))
     assert ended.tolist() == [False, True, False, False]
     assert ["terminal_observation" in told for told in infos] == ended.tolist()
-    np.testing.assert_array_equal(infos[1]["terminal_observation"], flat(observation)[1])
-    np.testing.assert_array_equal(seen[[0, 2, 3]], flat(observation)[[0, 2, 3]])
-    assert not np.array_equal(seen[1], flat(observation)[1])
+    np.testing.assert_array_equal(infos[1]["terminal_observation"], flatten_observations(observation)[1])
+    np.testing.assert_array_equal(seen[[0, 2, 3]], flatten_observations(observation)[[0, 2, 3]])
+    assert not np.array_equal(seen[1], flatten_observations(observation)[1])
 
 
 def test_seeds_are_used_once() -> None:
     env, core = GrowthVecEnv(joint()), joint()
     env.seed(7)
-    np.testing.assert_array_equal(env.reset(), flat(core.reset(seed=7)[0]))
-    np.testing.assert_array_equal(env.reset(), flat(core.reset()[0]))
+    np.testing.assert_array_equal(env.reset(), flatten_observations(core.reset(seed=7)[0]))
+    np.testing.assert_array_equal(env.reset(), flatten_observations(core.reset()[0]))
 
 
 def test_returns_reach_stable_baselines_own_statistics() -> None:

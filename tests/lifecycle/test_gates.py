@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.lifecycle.gates import Reason, g1_probed, g2_trained, g3_arrived, g5_harmless, gate_ahead
+from esper.lifecycle.actions import Op
+from esper.lifecycle.gates import GATES, Reason, gate_ahead
+from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from lifecycle.support import good_evidence
@@ -34,7 +36,7 @@ def seen(**values: float):
 
 @pytest.mark.parametrize(("probed", "reason"), [(True, Reason.PASSED), (False, Reason.NOT_PROBED)])
 def test_g1_asks_for_a_probe(probed: bool, reason: Reason) -> None:
-    verdicts = g1_probed(slot(Stage.GERMINATED), seen(probed=probed))
+    verdicts = gate_ahead(slot(Stage.GERMINATED), seen(probed=probed), RULES)
     assert (verdicts.reason[0, 0], verdicts.passed[0, 0]) == (reason, probed)
 
 
@@ -49,15 +51,22 @@ def test_g1_asks_for_a_probe(probed: bool, reason: Reason) -> None:
     ],
 )
 def test_g2_asks_for_training_and_healthy_gradients(age: int, healthy: bool, reason: Reason) -> None:
-    verdicts = g2_trained(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
+    verdicts = gate_ahead(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
     assert verdicts.reason[0, 0] == reason
     assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
 
 
-@pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
 @pytest.mark.parametrize(("elapsed", "reason"), [(3, Reason.PASSED), (2, Reason.ALPHA_MOVING)])
-def test_g3_asks_for_alpha_at_its_target(stage: Stage, elapsed: int, reason: Reason) -> None:
-    assert g3_arrived(slot(stage, alpha_elapsed=elapsed, alpha_duration=3)).reason[0, 0] == reason
+def test_g3_asks_for_alpha_at_its_target(elapsed: int, reason: Reason) -> None:
+    table = slot(Stage.BLENDING, alpha_elapsed=elapsed, alpha_duration=3)
+    assert gate_ahead(table, good_evidence(), RULES).reason[0, 0] == reason
+
+
+@pytest.mark.parametrize(("elapsed", "legal"), [(3, True), (2, False)])
+def test_a_held_seed_whose_alpha_moves_is_not_fossilized(elapsed: int, legal: bool) -> None:
+    table = slot(Stage.HOLDING, alpha_elapsed=elapsed, alpha_duration=3)
+    masks = legal_actions(table, good_evidence(), RULES, np.ones((1, 1, 1), np.bool_))
+    assert masks.slot[0, Op.FOSSILIZE, 0] == legal
 
 
 @pytest.mark.parametrize(
@@ -73,32 +82,16 @@ def test_g3_asks_for_alpha_at_its_target(stage: Stage, elapsed: int, reason: Rea
     ],
 )
 def test_g5_asks_for_a_fresh_harmless_contribution(contribution: float, age: int, reason: Reason) -> None:
-    verdicts = g5_harmless(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
+    verdicts = gate_ahead(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
     assert verdicts.reason[0, 0] == reason
     assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
 
 
 def test_gates_say_nothing_of_slots_elsewhere() -> None:
-    guarded = {
-        "g1": {Stage.GERMINATED},
-        "g2": {Stage.TRAINING},
-        "g3": {Stage.BLENDING, Stage.HOLDING},
-        "g5": {Stage.HOLDING},
-        "ahead": {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING},
-    }
     for stage in Stage:
-        table, evidence = slot(stage, stage_age=9), good_evidence()
-        verdicts = {
-            "g1": g1_probed(table, evidence),
-            "g2": g2_trained(table, evidence, RULES),
-            "g3": g3_arrived(table),
-            "g5": g5_harmless(table, evidence, RULES),
-            "ahead": gate_ahead(table, evidence, RULES),
-        }
-        for name, verdict in verdicts.items():
-            expected = Reason.PASSED if stage in guarded[name] else Reason.NO_GATE
-            assert verdict.reason[0, 0] == expected
-            assert verdict.passed[0, 0] == (stage in guarded[name])
+        verdict = gate_ahead(slot(stage, stage_age=9), good_evidence(), RULES)
+        assert verdict.reason[0, 0] == (Reason.PASSED if stage in GATES else Reason.NO_GATE)
+        assert verdict.passed[0, 0] == (stage in GATES)
 
 
 def test_gate_ahead_is_the_gate_of_the_stage() -> None:

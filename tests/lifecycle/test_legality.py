@@ -71,7 +71,7 @@ REFUSALS = {
         EMPTY,
         action(Op.GERMINATE, blend=Blend.GATE),
         "DORMANT",
-        r"leave blend 1 \(GATE\) out",
+        r"leave blend 1 \(gate\) out",
     ),
     "wait with a slot": (EMPTY, np.array([0, 1, 0, 0, 0, 0, 0, 0]), "DORMANT", "slot must be 0"),
     "wait with a curve": (EMPTY, np.array([0, 0, 0, 0, 0, 0, 0, 2]), "DORMANT", "does not read alpha_curve"),
@@ -112,7 +112,7 @@ def test_what_the_rules_leave_out_is_refused() -> None:
         )
     with pytest.raises(IllegalActionError, match=r"leave alpha_speed 1 \(3\) out"):
         require_legal(action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, open_rules(alpha_speeds=(0, 8))))
-    with pytest.raises(IllegalActionError, match=r"leave alpha_curve 1 \(COSINE\) out"):
+    with pytest.raises(IllegalActionError, match=r"leave alpha_curve 1 \(cosine\) out"):
         require_legal(
             action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, open_rules(alpha_curves=("linear",)))
         )

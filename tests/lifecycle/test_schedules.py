@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Curve, Op, action, wait
 from esper.lifecycle.rules import Rules
-from esper.lifecycle.schedules import LONGEST, alpha_at, progress
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
+from esper.lifecycle.transitions import LONGEST, alpha_at, progress
 from lifecycle.support import SHADOW, play
 from open_rules import open_rules
 

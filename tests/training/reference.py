@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.aside import aside
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
@@ -125,7 +125,7 @@ class ReferencePopulation:
     def _shadow(self, model: GrowingModel, isolated: Sequence[Seed], inputs: Tensor, labels: Tensor) -> None:
         """Give the isolated seeds the gradients of a pass in which they count fully; nobody else gets any."""
         learning = [parameter for seed in isolated for parameter in seed.parameters()]
-        with aside(model, isolated):
+        with side_pass(model, isolated):
             gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), learning)
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient

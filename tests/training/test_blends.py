@@ -131,7 +131,7 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap_with_any_blend() -> Non
         spent = np.zeros(len(chosen), np.int64)
         for kind, bank in population.banks.items():
             for owner in bank.block.owners.tolist():
-                site = population.execution.sites[kind.slot].narrowed(int(population.specs.widths[owner, kind.slot]))
+                site = population.execution.sites[kind.slot].with_width(int(population.specs.widths[owner, kind.slot]))
                 blueprint = get(SUITE.blueprints[kind.blueprint])(site, seed_generator(0, 0, 0))
                 spent[owner] += sum(one.numel() for one in Seed(blueprint, site, kind.blend).parameters())
         most = max(most, int(spent.max()))

@@ -24,7 +24,7 @@ def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | No
 
 
 def cost(held: Population, kind: str, slot: int, what: str) -> int:
-    site = held.execution.sites[slot].narrowed(int(held.specs.widths[0, slot]))
+    site = held.execution.sites[slot].with_width(int(held.specs.widths[0, slot]))
     return int(getattr(get(kind), f"{what}_at")(site))
 
 

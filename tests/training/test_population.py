@@ -156,7 +156,7 @@ def test_parameters_are_counted_at_the_live_width() -> None:
     fast.evidence = good_evidence(fast)
     fast.decide(action(Op.GERMINATE, 1, TOKEN_CONV)[None])
     narrow, wide = (get(name).parameters_at(site) for name, site in [
-        ("mlp", fast.execution.sites[0].narrowed(2)), ("token_conv", fast.execution.sites[1])
+        ("mlp", fast.execution.sites[0].with_width(2)), ("token_conv", fast.execution.sites[1])
     ])  # fmt: skip
     everywhere = np.ones((1, 3), np.bool_)
     assert fast.parameters_in(everywhere).tolist() == [narrow + wide]

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from esper.rl.diagnostics import Anomaly
-from esper.ui.course import PACE_WINDOW, Course, smoothed
-from esper.ui.live import LINES_PER_RUN, LineView, PanelView, training_view
-from esper.ui.panel import RECENT, CoursePanel, sparkline
+from esper.ui.live import LINES_PER_RUN, RECENT, LineView, PanelView, TrainingPanel, view_training
+from esper.ui.progress import PACE_WINDOW, TrainingProgress, moving_average
+from esper.ui.terminal import sparkline
 from ui.planted import FAMILIES, LEVELS, iteration
 
 WIDTHS = [80, 120]
@@ -27,32 +27,32 @@ class Clock:
         return self.now
 
 
-def drawn(course: Course, width: int) -> list[str]:
+def drawn(progress: TrainingProgress, width: int) -> list[str]:
     console = Console(record=True, width=width, file=io.StringIO())
-    console.print(CoursePanel(course))
+    console.print(TrainingPanel(progress))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-def course_of(count: int, total: int = 40, **update: object) -> Course:
-    course = Course(total, levels=LEVELS, clock=Clock())
+def progress_of(count: int, total: int = 40, **update: object) -> TrainingProgress:
+    progress = TrainingProgress(total, levels=LEVELS, clock=Clock())
     for number in range(1, count + 1):
         probe = 0.655 if number == 20 else None
-        course.take(iteration(number, total, objective=0.5 + 0.005 * number, probe=probe, **update))
-    return course
+        progress.add(iteration(number, total, objective=0.5 + 0.005 * number, probe=probe, **update))
+    return progress
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_everything_fits_a_terminal(width: int):
-    course = course_of(23)
-    course.take(iteration(24, anomalies=(Anomaly.EXPLAINED_VARIANCE,)))
-    lines = drawn(course, width)
+    progress = progress_of(23)
+    progress.add(iteration(24, anomalies=(Anomaly.EXPLAINED_VARIANCE,)))
+    lines = drawn(progress, width)
     assert max(map(len, lines)) <= width
     assert len(lines) < TERMINAL_ROWS
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_panel_says_what_matters(width: int):
-    text = "\n".join(drawn(course_of(23), width))
+    text = "\n".join(drawn(progress_of(23), width))
     for words in ["iteration 23/40", "left", "policy (greedy)", "0.655", "at iteration 20", "heuristic", "0.641"]:
         assert words in text
     for words in ["accuracy", "0.672", "113% of the host's parameters", "layer0 81%", "germinate 18%", "entropy"]:
@@ -64,7 +64,7 @@ def test_the_panel_says_what_matters(width: int):
 
 
 def test_controllers_stand_in_order_of_their_scores():
-    lines = drawn(course_of(23), 80)
+    lines = drawn(progress_of(23), 80)
     names = [line.split()[0] for line in lines if line.endswith("●") or "●" in line]
     assert names == ["policy", "heuristic", "periodic", "all_at_start", "none", "random"]
     places = [line.index("●") for line in lines if "●" in line]
@@ -72,52 +72,52 @@ def test_controllers_stand_in_order_of_their_scores():
 
 
 def test_before_the_baselines_are_known_and_before_the_first_iteration():
-    assert "finding the baselines' level" in "\n".join(drawn(Course(40), 80))
-    text = "\n".join(drawn(Course(40, levels=LEVELS), 80))
+    assert "finding the baselines' level" in "\n".join(drawn(TrainingProgress(40), 80))
+    text = "\n".join(drawn(TrainingProgress(40, levels=LEVELS), 80))
     assert "heuristic" in text
     assert "accuracy" not in text
 
 
 def test_one_level_alone_can_be_drawn():
-    assert any("none" in line for line in drawn(Course(40, levels={"none": 0.5}), 80))
+    assert any("none" in line for line in drawn(TrainingProgress(40, levels={"none": 0.5}), 80))
 
 
 def test_an_anomaly_is_explained_and_fades():
-    course = course_of(3)
-    course.take(iteration(4, anomalies=(Anomaly.KL,)))
-    assert Anomaly.KL.meaning in "\n".join(drawn(course, 120))
+    progress = progress_of(3)
+    progress.add(iteration(4, anomalies=(Anomaly.KL,)))
+    assert Anomaly.KL.meaning in "\n".join(drawn(progress, 120))
     for number in range(5, 5 + RECENT):
-        course.take(iteration(number))
-    assert Anomaly.KL.meaning not in "\n".join(drawn(course, 120))
+        progress.add(iteration(number))
+    assert Anomaly.KL.meaning not in "\n".join(drawn(progress, 120))
 
 
 def test_time_left_follows_the_recent_pace():
     clock = Clock()
-    course = Course(20, clock=clock)
-    assert course.left is None
-    assert course.steps_per_second is None
+    progress = TrainingProgress(20, clock=clock)
+    assert progress.left is None
+    assert progress.steps_per_second is None
     for number in range(1, 11):
-        course.take(iteration(number, 20))  # each says it took 9.6 s
-    assert course.left == pytest.approx(96)
-    assert course.steps_per_second == pytest.approx(400)
+        progress.add(iteration(number, 20))  # each says it took 9.6 s
+    assert progress.left == pytest.approx(96)
+    assert progress.steps_per_second == pytest.approx(400)
     clock.now += 5
-    assert course.left == pytest.approx(91)
-    assert course.elapsed == 5
+    assert progress.left == pytest.approx(91)
+    assert progress.elapsed == 5
     clock.now += 1000
-    assert course.left == 0
+    assert progress.left == 0
     assert PACE_WINDOW < 10  # else this shows nothing
 
 
-def test_a_resumed_course_knows_its_past():
-    course = Course(10, [0.5, 0.6])
-    course.take(iteration(3, 10))
-    assert course.done == 3
-    assert "iteration 3/10" in "\n".join(drawn(Course(10, [0.5, 0.6, 0.7], levels=LEVELS), 80))
+def test_a_resumed_run_knows_its_past():
+    progress = TrainingProgress(10, [0.5, 0.6])
+    progress.add(iteration(3, 10))
+    assert progress.done == 3
+    assert "iteration 3/10" in "\n".join(drawn(TrainingProgress(10, [0.5, 0.6, 0.7], levels=LEVELS), 80))
 
 
 def test_smoothing_is_the_mean_of_the_last_five():
-    assert smoothed([]) == []
-    assert smoothed([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
+    assert moving_average([]) == []
+    assert moving_average([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
 
 
 def test_sparklines_span_the_blocks():
@@ -128,7 +128,7 @@ def test_sparklines_span_the_blocks():
 
 def lines_of(total: int, probes: dict[int, float], anomalies: dict[int, Anomaly]) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    view = training_view(console, Course(total, clock=Clock()))
+    view = view_training(console, TrainingProgress(total, clock=Clock()))
     assert isinstance(view, LineView)
     with view:
         view.baselines(LEVELS)
@@ -156,7 +156,7 @@ def test_lines_tell_measurements_and_new_anomalies():
 
 def test_a_line_tells_of_rollbacks():
     console = Console(file=io.StringIO(), width=80)
-    view = LineView(console, Course(3, clock=Clock()))
+    view = LineView(console, TrainingProgress(3, clock=Clock()))
     view.iteration(iteration(1, 3, rollbacks=2))
     view.iteration(iteration(3, 3))
     assert isinstance(console.file, io.StringIO)
@@ -173,7 +173,7 @@ def test_lines_are_not_wrapped():
 
 def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    view = training_view(console, Course(2, clock=Clock()))
+    view = view_training(console, TrainingProgress(2, clock=Clock()))
     assert isinstance(view, PanelView)
     with view:
         view.baselines(LEVELS)

@@ -20,8 +20,7 @@ from esper.telemetry.events import StepTaken
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui import formats
-from esper.ui.dash.queries.comparison import comparison
-from esper.ui.dash.queries.model import model
+from esper.ui.dash.answers import describe_comparison, describe_model
 from esper.ui.report.subject import report_on
 from ui.own_metrics import DECISIONS, KINDS, Kind
 from ui.watch.planted_run import sees, watch
@@ -106,7 +105,7 @@ def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytes
 
 def test_the_report_names_it_with_its_numbers(run: Run):
     name = run.kind.metric
-    page = text_of(report_on(run.path).html)
+    page = text_of(report_on([run.path]).html)
     others = {"accuracy", "mae"} - {name}
     assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
     learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}
@@ -120,7 +119,7 @@ def test_the_report_names_it_with_its_numbers(run: Run):
 
 def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path):
     name = run.kind.metric
-    exhibits = {what.name: (what, rows) for what, rows in report_on(run.path).exhibits()}
+    exhibits = {what.name: (what, rows) for what, rows in report_on([run.path]).exhibits}
     assert name in exhibits["curves"][0].caption
     assert name in exhibits["contributions"][0].caption
     _, rows = exhibits["curves"]
@@ -135,7 +134,7 @@ def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path)
 
 def test_the_dashboards_model_page_is_told_it(run: Run):
     with RunReader.open(run.path / "run.db") as reader:
-        told = model(reader)
+        told = describe_model(reader)
     assert told["about"]["metric"] == run.kind.metric
     assert told["about"]["direction"] == ("lower is better" if run.kind.metric == "mae" else "")
     assert run.kind.metric in told["about"]["contribution"]
@@ -143,7 +142,7 @@ def test_the_dashboards_model_page_is_told_it(run: Run):
 
 
 def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run]):
-    found = comparison({name: one.path / "run.db" for name, one in runs.items()})
+    found = describe_comparison({name: one.path / "run.db" for name, one in runs.items()})
     for told, one in zip(found, runs.values(), strict=True):
         assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
         assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])

@@ -25,15 +25,13 @@ from esper.rl.diagnostics import Anomaly
 from esper.telemetry.events import RolledBack
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
-from esper.ui.course import smoothed
-from esper.ui.dash.queries.learning import learning
-from esper.ui.figures import growing
-from esper.ui.figures import grown as grown_figures
-from esper.ui.figures import learning as learning_figures
-from esper.ui.figures.canvas import draw_svg
-from esper.ui.figures.health import exhibit_health
-from esper.ui.figures.record import Figure, Query, measured
-from esper.ui.figures.rows import Rows
+from esper.ui.dash.answers import describe_learning
+from esper.ui.figures.drawing import draw_svg
+from esper.ui.figures.exhibit import Figure, Query, Rows, run_queries
+from esper.ui.figures.growing import GROWING_EXHIBITS
+from esper.ui.figures.grown import grown_figures
+from esper.ui.figures.learning import LEARNING, LEARNING_EXHIBITS, health_figure
+from esper.ui.progress import moving_average
 from esper.ui.report.subject import report_on
 from grower.training_loop import Loop
 from ui import planted
@@ -138,8 +136,8 @@ def test_pages_show_what_their_queries_return(
 ) -> None:
     """What a page shows is what its figures draw, and its tables write, of what is asked anew."""
     path: Path = request.getfixturevalue(which)
-    report = report_on(path)
-    known = {(what.folder, what.name): what for what, _ in report.exhibits()}
+    report = report_on([path])
+    known = {(what.folder, what.name): what for what, _ in report.exhibits}
     shown = shown_on(report.html)
     assert len(shown) >= least
     for folder, name, markup, sql in shown:
@@ -148,7 +146,7 @@ def test_pages_show_what_their_queries_return(
         if isinstance(what, Figure):
             assert draw_svg(what, Rows(tuple(found[0]), tuple(tuple(one.values()) for one in found))) in markup
         else:
-            assert cells(markup) == [[column.written(one[column.name]) for column in what.columns] for one in found]
+            assert cells(markup) == [[column.write(one[column.name]) for column in what.columns] for one in found]
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -249,11 +247,11 @@ IN_FILES: dict[str, Callable[[Calls, list[Record]], None]] = {
 }
 """How what each figure draws is read back."""
 REGISTRY = {
-    **{one.name: (one, "run") for one in (*learning_figures.FIGURES, *growing.FIGURES)},
-    "health": (exhibit_health(Rows(("kind",), ()), 0.03, {})[0], "run"),
+    **{one.name: (one, "run") for one in (*LEARNING_EXHIBITS, *GROWING_EXHIBITS) if isinstance(one, Figure)},
+    "health": (health_figure(0.03), "run"),
     **{
         ("grown contributions" if one.name == "contributions" else one.name): (one, "alone")
-        for one in grown_figures.FIGURES
+        for one in grown_figures({})
     },
 }
 
@@ -278,15 +276,15 @@ def test_figures_draw_what_their_queries_return(
     for method in METHODS:
         spy(method)
     canvas = Canvas()
-    figure.draw(canvas, next(rows for what, rows in measured(path / "run.db", [figure]) if what is figure))
+    figure.draw(canvas, next(rows for what, rows in run_queries(path / "run.db", [figure]) if what is figure))
     found = asked(path, figure.source.text, capsys)
     assert found
     IN_FILES[name](calls, found)
 
 
 def test_one_smoothing_in_terminal_report_and_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = asked(run, learning_figures.LEARNING.text, capsys)
+    found = asked(run, LEARNING.source.text, capsys)
     raw, mean = ([one["value"] for one in found if one["kind"] == kind] for kind in ("J", "smoothed"))
-    assert mean == pytest.approx(smoothed(raw))
+    assert mean == pytest.approx(moving_average(raw))
     with RunReader.open(run / "run.db") as reader:
-        assert learning(reader)["series"]["objective"] == raw
+        assert describe_learning(reader)["series"]["objective"] == raw

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from esper.ui.formats import EN_DASH, MINUS
-from esper.ui.standings import ABOUT, comparison_record, sentence, standings_table, verdict_kind
+from esper.ui.standings import ABOUT, comparison_record, describe_standing, standings_rows, standings_table
 from ui.arms_cases import ARMS, STANDINGS
 
 
@@ -24,7 +24,7 @@ def test_the_table_fits_eighty_columns_uncut() -> None:
 
 
 def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
-    words = [sentence(ARMS, one) for one in STANDINGS]
+    words = [describe_standing(ARMS, one) for one in STANDINGS]
     assert words[0] == "policy: found with 230,400 environment steps"
     assert words[1] == (
         "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "
@@ -34,8 +34,7 @@ def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
 
 
 def test_verdicts_are_marked_for_and_against_the_policy() -> None:
-    kinds = [verdict_kind(one.against) for one in STANDINGS if one.against]
-    assert kinds == ["above", "other", "below"]
+    assert standings_rows(ARMS).texts("kind") == ["policy", "above", "other", "below"]
 
 
 def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from esper.experiments.comparison import Comparison, compare_evaluated
-from esper.ui.standings import standings_table
-from esper.ui.verdict import Answer, answer
+from esper.ui.standings import Answer, did_it_help, standings_table
 from experiments.results_cases import planted
 
 
@@ -18,7 +17,7 @@ def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
 
 
 def answered(means: Mapping[str, float], noise: float = 0.02) -> Answer:
-    return answer(compared(means, noise))
+    return did_it_help(compared(means, noise))
 
 
 def test_above_all_is_yes_and_names_the_closest():
@@ -48,7 +47,7 @@ def test_below_is_said():
 def test_a_policy_that_never_grows_is_told():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
     idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = answer(compare_evaluated(idle))
+    found = did_it_help(compare_evaluated(idle))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from esper.commands.options import hint_if_stopped, progress_bar
 from esper.config import Overrides, load_settings
 from esper.errors import ConfigError
 from esper.experiments.analysis import FEWEST_SEEDS
@@ -20,11 +20,11 @@ from esper.experiments.iteration import Iteration
 from esper.experiments.results import Arm
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LOCAL, Backend, Computing
+from esper.files import write_atomically
 from esper.settings import compare_settings
-from esper.signals import Terminated
 from esper.ui.formats import score
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report.comparisons import write_arms_report
+from esper.ui.report.comparisons import report_arms
 from esper.ui.standings import comparison_record, show_comparison, verdict_words
 
 INSTANCES = 256
@@ -65,19 +65,17 @@ def command(
         say_differences(console, name, compare_settings(settings, TrainSettings()))
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
-    try:
+    with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
         trained = _run(contest, computing, console)
         played = _played(contest, computing, console) if arms else None
-    except (KeyboardInterrupt, Terminated):
-        say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
-        raise
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
-    _by_seed(configurations, console)
+    for one in configurations.standings:
+        say(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
     if played is not None:
         show_comparison(console, played)
         report = contest.folder / "arms.html"
-        write_arms_report(report, played)
+        write_atomically(report, report_arms(played).html)
         say(console, f"report: {report}")
     say(console, f"runs: {folder}")
     if json:
@@ -95,14 +93,9 @@ def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str
     return compared
 
 
-def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
-
-
 def _played(contest: Contest, computing: Backend, console: Console) -> Comparison:
     """The first configuration's policies and all other arms."""
-    with _bar(console) as bar:
+    with progress_bar(console) as bar:
         shown = bar.add_task("loading the policies", total=None)
 
         def show(done: int, total: int, what: str) -> None:
@@ -112,10 +105,9 @@ def _played(contest: Contest, computing: Backend, console: Console) -> Compariso
 
 
 def _run(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
-    bar = _bar(console)
     iterations = {name: settings.iterations for name, settings in contest.arms.items()}
     total = contest.seeds * sum(iterations.values())
-    with bar:
+    with progress_bar(console) as bar:
         shown = bar.add_task("starting", total=total)
         trials = contest.trials()
 
@@ -127,11 +119,6 @@ def _run(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
         trained = run_contest(contest, show, computing)
         bar.update(shown, completed=total, description="all trials done")
     return trained
-
-
-def _by_seed(found: Comparison, console: Console) -> None:
-    for one in found.standings:
-        say(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
 
 
 def _json(folder: Path, configurations: Comparison, arms: Comparison | None) -> dict[str, Any]:

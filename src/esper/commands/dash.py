@@ -14,7 +14,7 @@ from esper.extras import find_missing
 from esper.ui.dash.runs import RunFinder
 
 try:
-    from esper.ui.dash.server import admitted, serve
+    from esper.ui.dash.server import create_access, serve
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("ui", "`esper dash`", error.name)) from error
 
@@ -37,7 +37,7 @@ def command(
         token: Secret that the address must contain; made up where one is needed and none is given.
         browser: Open the page in the browser.
     """
-    serve(RunFinder(runs), admitted(host, token), port, browser, _say)
+    serve(RunFinder(runs), create_access(host, token), port, browser, _say)
 
 
 def _say(line: str) -> None:

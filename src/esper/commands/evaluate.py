@@ -8,20 +8,16 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from esper.commands.options import hint_if_stopped, progress_bar
 from esper.experiments.comparison import compare_splits
 from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, RunEvaluation, evaluate_run
 from esper.experiments.evaluation import COHORT
 from esper.experiments.workers import LOCAL, Backend, Computing
-from esper.signals import Terminated
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say
-from esper.ui.report import write_report
-from esper.ui.standings import basis, standings_table
-from esper.ui.verdict import PLACES, answer, evaluation_record
-
-_TITLES = {"heldout": "held-out instances", "transfer": "transfer: families never trained on"}
+from esper.ui.report.training import write_report
+from esper.ui.standings import SPLIT_TITLES, describe_basis, did_it_help, evaluation_record, standings_table
 
 
 def command(
@@ -46,10 +42,10 @@ def command(
     comparisons = compare_splits(found.results)
     report = write_report(directory)
     for split, comparison in comparisons.items():
-        console.print(standings_table(comparison, f"{comparison.instances} {_TITLES[split]}"))
-        reply = answer(comparison, PLACES[split])
-        say(console, f"Did learning help? {reply.short}. {reply.sentence}")
-        say(console, f"{basis(comparison)}\n")
+        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
+        answer = did_it_help(comparison, split)
+        say(console, f"Did learning help? {answer.short}. {answer.sentence}")
+        say(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
         say(console, line)
     if json:
@@ -59,10 +55,8 @@ def command(
 
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-    with computing.open(cohorts) as workers, bar:
+    hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
+    with hint, computing.open(cohorts) as workers, progress_bar(console) as bar:
         shown = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:
@@ -72,8 +66,4 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
             if known:
                 say(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
 
-        try:
-            return evaluate_run(run, workers, instances, transfer, show, tell)
-        except (KeyboardInterrupt, Terminated):
-            say(bar.console, "what was played is kept: go on with the same command")
-            raise
+        return evaluate_run(run, workers, instances, transfer, show, tell)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.commands.options import new_run_path
+from esper.commands.options import hint_if_stopped, new_run_path
 from esper.config import Overrides, dump_settings, load_settings
 from esper.errors import ConfigError
 from esper.experiments.process_pool import prepare_process
@@ -17,7 +17,6 @@ from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.settings import compare_settings
-from esper.signals import Terminated
 from esper.tasks.practice.registry import DataAccess, get_task
 from esper.ui.formats import duration, score
 from esper.ui.growth import GrowthView
@@ -108,20 +107,17 @@ def _load_training(settings: GrowSettings, download: bool) -> HostTraining:
 
 
 def _grow(run: GrowDirectory, training: HostTraining, console: Console) -> GrowResult:
-    """Do what remains of the run, and say how to go on if that is interrupted."""
-    try:
-        with run.open_store() as store:
-            growing = GrowRun(run, training, store)
-            if growing.done:
-                say(console, f"going on after epoch {growing.done} of {training.settings.epochs}")
-            with GrowthView(console, training.settings.epochs, growing.done) as view:
-                growing.train(view.epoch)
-            if growing.done < training.settings.epochs:
-                say(console, f"stopped on a plateau: {training.settings.conduct.plateau} epochs without a better loss")
-            return growing.conclude()
-    except (KeyboardInterrupt, Terminated):
-        say(console, f"resume with: esper grow --resume {shlex.quote(str(run.path))}")
-        raise
+    """Do what remains of the run."""
+    hint = hint_if_stopped(console, f"resume with: esper grow --resume {shlex.quote(str(run.path))}")
+    with hint, run.open_store() as store:
+        growing = GrowRun(run, training, store)
+        if growing.done:
+            say(console, f"going on after epoch {growing.done} of {training.settings.epochs}")
+        with GrowthView(console, training.settings.epochs, growing.done) as view:
+            growing.train(view.epoch)
+        if growing.done < training.settings.epochs:
+            say(console, f"stopped on a plateau: {training.settings.conduct.plateau} epochs without a better loss")
+        return growing.conclude()
 
 
 def _conclude(console: Console, run: GrowDirectory, result: GrowResult) -> None:

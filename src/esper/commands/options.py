@@ -1,11 +1,18 @@
-"""What several commands take."""
+"""What several commands take and show."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
 from esper.errors import ConfigError
+from esper.signals import Terminated
+from esper.ui.output import say
 
 RUNS = Path("runs")
 """Where runs go by default."""
@@ -25,3 +32,19 @@ def require_seed(seed: int) -> None:
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"--seed {seed}: it must be 0 to {LARGEST_SEED}")
+
+
+def progress_bar(console: Console) -> Progress:
+    """What is under way, how much of it is done, and the time that it took and takes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+
+
+@contextmanager
+def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
+    """Say how to go on if Ctrl-C or SIGTERM comes meanwhile."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        say(console, hint)
+        raise

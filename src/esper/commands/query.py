@@ -17,8 +17,8 @@ from esper.telemetry.question import QueryResult, view_columns
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.views import VIEWS
-from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say
+from esper.ui.terminal import plain_table, printable
 
 SHOWN = 50
 """Rows of an answer that are printed for people."""
@@ -56,7 +56,7 @@ def _list_views(console: Console, json: bool) -> None:
     if json:
         print_json([{"view": name, "row": view.meaning, "columns": columns[name]} for name, view in VIEWS.items()])
         return
-    table = listing("view", "a row is", "columns")
+    table = plain_table("view", "a row is", "columns")
     for name, view in VIEWS.items():
         table.add_row(name, view.meaning, ", ".join(columns[name]))
     console.print(table)
@@ -77,7 +77,7 @@ def _show(console: Console, answer: QueryResult) -> None:
 
 
 def _table(answer: QueryResult) -> Table:
-    table = listing(*map(printable, answer.columns))
+    table = plain_table(*map(printable, answer.columns))
     for row in answer.rows[:SHOWN]:
         table.add_row(*(Text(_cell(value), justify="right" if _is_number(value) else "left") for value in row))
     return table
@@ -85,7 +85,7 @@ def _table(answer: QueryResult) -> Table:
 
 def _upright(answer: QueryResult) -> Table:
     """A line per field, for rows that are wider than the terminal."""
-    table = listing("row", "field", "value")
+    table = plain_table("row", "field", "value")
     for number, row in enumerate(answer.rows[:SHOWN_UPRIGHT], 1):
         for name, value in zip(answer.columns, row, strict=True):
             table.add_row(str(number), Text(printable(name)), Text(_cell(value)))

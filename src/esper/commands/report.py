@@ -11,9 +11,9 @@ from rich.console import Console
 
 from esper.errors import ConfigError, RunError
 from esper.files import write_atomically
+from esper.ui.figures.exhibit import Figure, Table
 from esper.ui.figures.export import export
-from esper.ui.figures.record import Figure, Table
-from esper.ui.report.subject import PAGE, report_on, report_over_seeds
+from esper.ui.report.subject import PAGE, report_on
 from esper.ui.standings import show_comparison
 
 
@@ -30,29 +30,25 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
     """
     match paths:
         case (path,):
-            report, folder = report_on(path), out or path
+            folder = out or path
         case (_, *_) if out is not None:
-            report, folder = report_over_seeds(paths), out
+            folder = out
         case _:
             raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
-    page = folder / PAGE
-    _make(page.parent)
-    write_atomically(page, report.html)
+    report = report_on(paths)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
+    write_atomically(folder / PAGE, report.html)
     console = Console()
     for title, found in report.comparisons.items():
         show_comparison(console, found, title)
-    sys.stdout.write(f"report: {page}\n")
+    sys.stdout.write(f"report: {folder / PAGE}\n")
     if out is not None:
-        exported = export(out, report.exhibits())
+        exported = export(out, report.exhibits)
         for reason in exported.absent:
             sys.stdout.write(f"left out {reason}\n")
         sys.stdout.write(
             f"{exported.figures} figures: {out / Figure.folder}\n{exported.tables} tables: {out / Table.folder}\n"
         )
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error

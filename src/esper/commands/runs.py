@@ -14,8 +14,8 @@ from rich.text import Text
 from esper.commands.options import RUNS
 from esper.telemetry.run_directory import ListedRun, RunProgress, State, list_runs
 from esper.ui.formats import figure
-from esper.ui.listing import listing, printable
 from esper.ui.output import print_json, say
+from esper.ui.terminal import plain_table, printable
 
 MEGABYTE = 1e6
 _STYLES = {State.RUNNING: "green", State.FAILED: "red", State.DAMAGED: "red", State.INTERRUPTED: "yellow"}
@@ -43,7 +43,7 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
 
 
 def _show(console: Console, runs: list[ListedRun]) -> None:
-    table = listing("run", "command", "state", "done", "value", "probe", "started", "MB")
+    table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB")
     for column in ("done", "value", "probe", "MB"):
         next(one for one in table.columns if one.header == column).justify = "right"
     for run in runs:

@@ -9,17 +9,16 @@ from typing import Annotated, Literal
 
 import tyro
 
-from esper.commands.options import require_seed
+from esper.commands.options import hint_if_stopped, require_seed
 from esper.config import Overrides
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep import CAUTION, Ranked, Sweep, load_space, run_sweep
+from esper.experiments.sweep import CAUTION, Sweep, load_space, run_sweep
 from esper.experiments.workers import Backend
 from esper.settings import compare_settings, shared_differences
-from esper.signals import Terminated
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report import write_report
+from esper.ui.report.training import write_report
 from esper.ui.sweep import SweepView, ranking_table
 
 INSTANCES = 256
@@ -64,12 +63,12 @@ def command(
     say(console, f"{len(sweep.trials)} trials at {known.points} points of the grid")
     found = [compare_settings(trial.settings, TrainSettings()) for trial in sweep.trials]
     say_differences(console, "what all trials have in common", shared_differences(found))
-    try:
-        with computing.open(len(sweep.trials)) as crew, SweepView(console, sweep.trials) as view:
-            ranking = run_sweep(sweep, crew, view.hear, view.finished)
-    except (KeyboardInterrupt, Terminated):
-        say(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}")
-        raise
+    with (
+        hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"),
+        computing.open(len(sweep.trials)) as crew,
+        SweepView(console, sweep.trials) as view,
+    ):
+        ranking = run_sweep(sweep, crew, view.hear, view.finished)
     for trial in sweep.trials:
         write_report(RunDirectory(sweep.path(trial)))
     console.print(ranking_table(ranking))
@@ -77,13 +76,5 @@ def command(
     say(console, f"ranking: {sweep.ranking}")
     say(console, f"runs: {folder}")
     if json:
-        print_json(_json(sweep, ranking))
-
-
-def _json(sweep: Sweep, ranking: list[Ranked]) -> dict[str, object]:
-    return {
-        "run": str(sweep.folder),
-        "trials": len(sweep.trials),
-        "best": ranking[0].trial,
-        "ranking": [asdict(one) for one in ranking],
-    }
+        ranked = [asdict(one) for one in ranking]
+        print_json({"run": str(folder), "trials": len(sweep.trials), "best": ranking[0].trial, "ranking": ranked})

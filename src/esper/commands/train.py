@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from esper.commands.options import new_run_path
+from esper.commands.options import hint_if_stopped, new_run_path
 from esper.config import Overrides, dump_settings, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
@@ -18,13 +18,12 @@ from esper.experiments.summary import TrainingSummary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
-from esper.signals import Terminated
 from esper.telemetry.run_directory import RunDirectory
-from esper.ui.course import Course
 from esper.ui.formats import duration, score
-from esper.ui.live import training_view
+from esper.ui.live import view_training
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report import write_report
+from esper.ui.progress import TrainingProgress
+from esper.ui.report.training import write_report
 
 _WHAT = "esper train"
 
@@ -71,24 +70,17 @@ def command(
 
 
 def _train(run: RunDirectory, computing: Backend, console: Console) -> TrainingSummary:
-    """Do what remains of the run, and say how to go on if that is interrupted."""
-    try:
-        return _go_on(run, computing, console)
-    except (KeyboardInterrupt, Terminated):
-        say(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
-        raise
-
-
-def _go_on(run: RunDirectory, computing: Backend, console: Console) -> TrainingSummary:
+    """Do what remains of the run."""
     settings = load_settings(TrainSettings, run.config)
-    with run.open_store() as store, computing.open(settings.shards) as workers:
+    hint = hint_if_stopped(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
+    with hint, run.open_store() as store, computing.open(settings.shards) as workers:
         trainer = Trainer.opened(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
-        course = Course(settings.iterations, past, levels={})
+        progress = TrainingProgress(settings.iterations, past)
         if trainer.done < settings.iterations:
             if trainer.done:
                 say(console, f"going on after iteration {trainer.done} of {settings.iterations}")
-            with training_view(console, course) as view:
+            with view_training(console, progress) as view:
                 view.baselines(trainer.baseline_levels())
                 trainer.train(view.iteration)
         else:

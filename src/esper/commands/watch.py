@@ -11,9 +11,9 @@ import tyro
 
 from esper.errors import ConfigError
 from esper.extras import require
+from esper.telemetry.follower import StoreFollower
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
-from esper.ui.watch.feed import Feed
 
 
 def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -32,5 +32,5 @@ def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
         raise ConfigError("`esper watch` needs a terminal: elsewhere, ask with `esper query` or read the report")
     from esper.ui.watch.app import Watch  # noqa: PLC0415
 
-    with closing(Feed(directory)) as feed:
-        Watch(directory, feed).run(mouse=False)
+    with closing(StoreFollower(directory.store)) as follower:
+        Watch(directory, follower).run(mouse=False)

@@ -24,7 +24,6 @@ from esper.experiments.evaluation import EvaluationResult, evaluate_controllers,
 from esper.experiments.results import Arm, ArmResults, Result, load_or_compute
 from esper.experiments.settings import TrainSettings
 from esper.experiments.static_networks import (
-    TRAINING_PASSES,
     MeasuredArm,
     Prices,
     StaticNetwork,
@@ -39,6 +38,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.lock import hold
 from esper.telemetry.run_directory import RunDirectory
+from esper.training.budget import TRAINING_PASSES
 from esper.training.population import Fossils
 
 SEQUENCE = "sequence"

@@ -17,7 +17,7 @@ from esper.control.policy import Policy
 from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
 from esper.experiments.process_pool import prepare_process, run_task
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import InlineValue
+from esper.experiments.workers import Shared
 from esper.rl.episodes import Episodes
 from esper.rl.ppo import Learner
 from esper.rl.rewards import RewardTracker
@@ -76,7 +76,7 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
 
 def _iterate(settings: TrainSettings, learner: Learner, number: int) -> int:
     """An iteration without store, probes and checkpoints; its decisions."""
-    weights = InlineValue(learner.policy.state_dict())
+    weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
     shards: list[ShardResult] = [run_task(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
     learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))

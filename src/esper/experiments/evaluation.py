@@ -275,7 +275,7 @@ class EvaluationProgress:
         """Play what is not known yet, and keep each cohort as soon as it is."""
         keys = [self._key(task) for task in tasks]
         missing = [index for index, key in enumerate(keys) if key not in self._known]
-        for place, played in workers.finished(evaluate_cohort, [tasks[index] for index in missing]):
+        for place, played in workers.as_completed(evaluate_cohort, [tasks[index] for index in missing]):
             key = keys[missing[place]]
             write_cached(self._path(key), key, [one.to_json() for one in played])
             self._known[key] = played

@@ -1,4 +1,4 @@
-"""Processes that compute tasks for this one, and that end with it or with its interest in them.
+"""Tasks that talk while they go on, and processes that compute them, which end with this one.
 
 Instead of `concurrent.futures`, which promises none of this: tasks are heard, in order, while they go on; a killed
 worker is one sentence; Ctrl-C ends all of them at once, and so does the end of a parent that is killed.
@@ -6,7 +6,6 @@ worker is one sentence; Ctrl-C ends all of them at once, and so does the end of 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import multiprocessing
 import os
@@ -14,11 +13,9 @@ import platform
 import signal
 import threading
 import traceback
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
@@ -94,98 +91,6 @@ Message = TypeVar("Message")
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
-@dataclass(frozen=True)
-class _Member:
-    process: SpawnProcess
-    connection: Connection[Any, Any]
-
-    def send(self, message: Any) -> None:
-        try:
-            self.connection.send(message)
-        except OSError as error:
-            raise self._died() from error
-
-    def receive(self) -> tuple[int, int, Word]:
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._died() from error
-
-    def _died(self) -> RunError:
-        self.process.join(1)
-        code = self.process.exitcode
-        how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
-        return RunError(
-            f"a worker process ended unexpectedly ({how}), perhaps for want of memory: free some and run it again "
-            "(training goes on with --resume), or lower `environments` or `shards`"
-        )
-
-
-class ProcessPool:
-    """Processes that compute tasks, as many at a time as there are members, until it is ended."""
-
-    def __init__(self, size: int, prepare: Callable[[], None]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._members: list[_Member] = []
-        self._call = 0
-        self._idle: list[_Member] = []
-        self.end = weakref.finalize(self, _end, self._members)
-        """Ends all members at once, whatever they are doing."""
-        atexit.register(self.end)  # runs before multiprocessing's own, which would wait for them
-        # They inherit the block, so that a signal sent to the whole group cannot end them before they ignore it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            for _ in range(size):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, prepare), daemon=True)
-                process.start()
-                theirs.close()  # the member alone holds it now, so its death is seen here
-                self._members.append(_Member(process, ours))
-        finally:
-            self._idle = self._members.copy()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def finished(
-        self,
-        function: Callable[[Task], Generator[Any, None, Result]],
-        tasks: Sequence[Task],
-        hear: Callable[[Any], None],
-    ) -> Iterator[tuple[int, Result]]:
-        """Each task's index and result as soon as it is known; a call given up half-way does not disturb the next.
-
-        What a task yields is heard, in its order, while it goes on.
-
-        Raises:
-            RunError: a member died. What a task raises is raised here, too.
-        """
-        self._call += 1
-        call, waiting, missing = self._call, deque(enumerate(tasks)), len(tasks)
-        while missing:
-            while waiting and self._idle:
-                index, task = waiting.popleft()
-                self._idle[-1].send((call, index, function, task))
-                self._idle.pop()
-            for member in self._ready():
-                asked, index, word = member.receive()
-                if not isinstance(word, Said):
-                    self._idle.append(member)
-                if asked != call:
-                    continue
-                match word:
-                    case Said(what):
-                        hear(what)
-                    case Finished(result):
-                        missing -= 1
-                        yield index, result
-                    case Failed(error):
-                        raise error
-
-    def _ready(self) -> list[_Member]:
-        """Busy members that have something to say, of which there is one in the end."""
-        busy = {member.connection: member for member in self._members if member not in self._idle}
-        return [busy[connection] for connection in wait(list(busy)) if isinstance(connection, Connection)]
-
-
 def run_task(task: Generator[Message, None, Result], hear: Callable[[Message], None]) -> Result:
     """What a task returns, after what it yields was heard; what hearing raises is raised in the task, too."""
     try:
@@ -201,20 +106,73 @@ def run_task(task: Generator[Message, None, Result], hear: Callable[[Message], N
         return end.value
 
 
-def _end(members: list[_Member]) -> None:
-    for member in members:
-        member.process.kill()  # they keep nothing, and ignore anything milder
-    for member in members:
-        member.process.join()
-        member.connection.close()
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A process that computes the tasks it is sent, one after the other, and ends with this one."""
+
+    process: SpawnProcess
+    connection: Connection[Any, Any]
+
+    def send(self, message: Any) -> None:
+        """Give it a call's number, a task's index, a function and the task; RunError if it died."""
+        try:
+            self.connection.send(message)
+        except OSError as error:
+            raise self._died() from error
+
+    def receive(self) -> tuple[int, int, Word]:
+        """The call's number, the task's index and what the task says next; RunError if it died."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+
+    def _died(self) -> RunError:
+        self.process.join(1)
+        code = self.process.exitcode
+        how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        return RunError(
+            f"a worker process ended unexpectedly ({how}), perhaps for want of memory: free some and run it again "
+            "(training goes on with --resume), or lower `environments` or `shards`"
+        )
 
 
-def _serve(connection: Connection[Any, Any], prepare: Callable[[], None]) -> None:
-    """A member's life."""
+def start_processes(count: int) -> list[WorkerProcess]:
+    """So many of them; Ctrl-C and SIGTERM are left to this process."""
+    context = multiprocessing.get_context("spawn")
+    started: list[WorkerProcess] = []
+    # They inherit the block, so that a signal sent to the whole group cannot end them before they ignore it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()  # the process alone holds it now, so its death is seen here
+            started.append(WorkerProcess(process, ours))
+    except BaseException:
+        end_processes(started)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return started
+
+
+def end_processes(workers: Sequence[WorkerProcess]) -> None:
+    """End them at once, whatever they are doing."""
+    for worker in workers:
+        worker.process.kill()  # they keep nothing, and ignore anything milder
+    for worker in workers:
+        worker.process.join()
+        worker.connection.close()
+
+
+def _serve(connection: Connection[Any, Any]) -> None:
+    """A worker's life."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    prepare()
+    prepare_process()
     while True:
         try:
             call, index, function, task = connection.recv()

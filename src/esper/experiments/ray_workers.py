@@ -8,21 +8,20 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from esper.errors import ConfigError, RunError
 from esper.experiments.process_pool import Failed, Finished, Said, Word, prepare_process, stream_words
-from esper.experiments.workers import DeviceTask, Workers
+from esper.experiments.workers import DeviceTask, Shared, Workers
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Message = TypeVar("Message")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 RETRIES = 3
 """How often a task is begun anew whose worker died."""
@@ -33,16 +32,12 @@ _RUNNING = "auto"
 _REACH_SECONDS = 10
 
 
-@dataclass(frozen=True)
-class Stored(Generic[T]):
+class Stored(Shared[T_co]):
     """A shared value in Ray's object store: it reaches each machine once."""
 
-    reference: Any
-    """Ray's reference to it."""
-
-    def get(self) -> T:
+    def get(self) -> T_co:
         """The value."""
-        return cast("T", ray.get(self.reference))
+        return cast("T_co", ray.get(self.value))
 
 
 class RayWorkers(Workers):
@@ -66,20 +61,22 @@ class RayWorkers(Workers):
         # Only tasks hold CPUs, so all CPUs compute.
         self._task: Any = ray.remote(num_cpus=1, num_returns="streaming", max_retries=RETRIES)(_stream)
 
-    def computed(
+    def stream(
         self,
         function: Callable[[Task], Generator[Message, None, Result]],
         tasks: Sequence[Task],
         hear: Callable[[Message], None],
     ) -> Iterator[tuple[int, Result]]:
-        """As the protocol says; a call that is given up leaves no task behind."""
+        """As in the base; a call that is given up leaves no task behind."""
         waiting, going = deque(enumerate(tasks)), dict[Any, int]()
         try:
             while waiting or going:
                 while waiting and len(going) < self.most:
                     index, task = waiting.popleft()
                     going[self._task.options(num_gpus=_gpus(task)).remote(function, task)] = index
-                stream = _ready(list(going))
+                # One of those that have something to say, of which there is one in the end.
+                ready = cast("list[Any]", ray.wait(list(going), num_returns=1, fetch_local=False)[0])
+                stream = ready[0]
                 match _next(stream):
                     case Said(what):
                         hear(what)
@@ -96,9 +93,8 @@ class RayWorkers(Workers):
         """Put it into Ray's object store."""
         return Stored(ray.put(value))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
+        """End Ray here, and all tasks with it."""
         ray.shutdown()
 
 
@@ -147,12 +143,6 @@ def _gpus(task: object) -> int:
     if needed and not ray.cluster_resources().get("GPU"):
         raise ConfigError("a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
     return needed
-
-
-def _ready(streams: list[Any]) -> Any:
-    """One of the tasks that have something to say, of which there is one in the end."""
-    ready, _ = cast("tuple[list[Any], list[Any]]", ray.wait(streams, num_returns=1, fetch_local=False))
-    return ready[0]
 
 
 def _next(stream: Any) -> Word:

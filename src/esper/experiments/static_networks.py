@@ -27,7 +27,7 @@ from esper.rl.episodes import FinalScore
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training.budget import Cost
+from esper.training.budget import TRAINING_PASSES, Cost
 from esper.training.execution import Execution
 from esper.training.parameters import SeedKind
 from esper.training.population import Fossils
@@ -112,13 +112,6 @@ class _Slots:
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-TRAINING_PASSES = 3
-"""FLOPs of a training step over those of its forward pass.
-
-A backward pass costs about two forward ones: for every product of weights and features, one for the gradient of either
-(Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Hobbhahn and Sevilla 2021, "What's the backward-forward FLOP ratio
-for neural networks?", Epoch AI).
-"""
 
 _BLENDED = membership(BLENDED)
 
@@ -151,7 +144,7 @@ class Prices:
         """Hosts of equal widths cost the same, and counting takes milliseconds."""
         widths = instance.widths
         if widths not in self._known:
-            sites = [site.narrowed(width) for site, width in zip(self._sites, widths, strict=True)]
+            sites = [site.with_width(width) for site, width in zip(self._sites, widths, strict=True)]
             kinds = [get(name) for name in self._suite.blueprints]
             seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
             blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]

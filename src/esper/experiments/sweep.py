@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any, NamedTuple, Self, cast
 from zlib import crc32
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from esper.config import load_settings, merge, override_of, put, validate_settings
@@ -56,6 +57,14 @@ class Range(Settings):
         if self.int and not (self.low.is_integer() and self.high.is_integer()):
             raise ValueError(f"{self.low:g} to {self.high:g} are no integers")
         return self
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One of the numbers."""
+        half = 0.5 if self.int else 0.0  # so that both ends are as likely as other integers
+        low, high = self.low - half, self.high + half
+        value = math.exp(rng.uniform(math.log(low), math.log(high))) if self.log else rng.uniform(low, high)
+        value = min(max(value, self.low), self.high)  # rounding may leave the range
+        return round(value) if self.int else value
 
 
 class _File(Settings):
@@ -103,7 +112,7 @@ class Space:
         if count < 1:
             raise ConfigError(f"--trials {count}: ask for at least 1")
         points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
-        drawn = [{key: _drawn(key, self.random[key], seed, draw) for key in self.random} for draw in range(count)]
+        drawn = [{key: _draw(key, self.random[key], seed, draw) for key in self.random} for draw in range(count)]
         chosen = [{**point, **draw} for draw in drawn for point in points]
         return [self._trial(f"trial-{number:03}", choices) for number, choices in enumerate(chosen)]
 
@@ -167,20 +176,10 @@ def _values(value: Any, source: str, wanted: str) -> list[Any]:
     return cast("list[Any]", value)
 
 
-def _drawn(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
+def _draw(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
     """The draw of that number; it depends on nothing else that is drawn."""
     rng = numpy_generator(seed, crc32(key.encode()), draw)
-    if isinstance(choice, list):
-        return choice[rng.integers(len(choice))]
-    low, high = choice.low, choice.high
-    if choice.int:
-        low, high = low - 0.5, high + 0.5
-    if choice.log:
-        value = math.exp(rng.uniform(math.log(low), math.log(high)))
-    else:
-        value = rng.uniform(low, high)
-    value = min(max(value, choice.low), choice.high)  # rounding may leave the range
-    return round(value) if choice.int else value
+    return choice[rng.integers(len(choice))] if isinstance(choice, list) else choice.draw(rng)
 
 
 WHAT = "esper sweep"
@@ -191,7 +190,7 @@ CAUTION = (
 )
 
 
-class Told(NamedTuple):
+class TrialProgress(NamedTuple):
     """The trial of that number has done so many iterations."""
 
     number: int
@@ -201,7 +200,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedTrial:
     """What a trial came to: means over the held-out instances."""
 
     trial: str
@@ -251,9 +250,9 @@ class _TrialTask(DeviceTask):
 def run_sweep(
     sweep: Sweep,
     workers: Workers,
-    hear: Callable[[Told], None],
-    finished: Callable[[int, Ranked], None],
-) -> list[Ranked]:
+    hear: Callable[[TrialProgress], None],
+    finished: Callable[[int, RankedTrial], None],
+) -> list[RankedTrial]:
     """All trials, best first; each computes in one process, whatever its shards.
 
     Raises:
@@ -265,54 +264,52 @@ def run_sweep(
     tasks = [
         _TrialTask(number, sweep.path(trial), trial.settings, instances) for number, trial in enumerate(sweep.trials)
     ]
-    ranking: list[Ranked] = []
-    for number, results in workers.computed(_compute_trial, tasks, hear):
+    ranking: list[RankedTrial] = []
+    for number, results in workers.stream(_compute_trial, tasks, hear):
         ranked = _rank_trial(sweep.trials[number], results)
         finished(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
-        _write(sweep, ranking)
+        record = {
+            "trials": len(sweep.trials),
+            "finished": len(ranking),
+            "instances": sweep.instances,
+            "caution": CAUTION,
+            "ranking": [asdict(one) for one in ranking],
+        }
+        write_atomically(sweep.ranking, json.dumps(record, indent=1))
     return ranking
 
 
-def _compute_trial(task: _TrialTask) -> Generator[Told, None, ArmResults]:
+def _compute_trial(task: _TrialTask) -> Generator[TrialProgress, None, ArmResults]:
     """Tells of every iteration, in order, those done before included: begun anew, a task has to say the same again."""
+    results: ArmResults | None = None
+
+    def train() -> Generator[Iteration]:
+        nonlocal results
+        with LocalWorkers(1) as workers:
+            results = yield from train_and_play(task.path, task.settings, task.instances, workers, WHAT)
+
     done = 0
-    with LocalWorkers(1) as workers:
-        course = train_and_play(task.path, task.settings, task.instances, workers, WHAT)
-        while True:
-            try:
-                iteration = next(course)
-            except StopIteration as end:
-                yield from _done_before(task, done, task.settings.iterations)
-                return end.value
-            yield from _done_before(task, done, iteration.number - 1)
-            done = iteration.number
-            yield Told(task.number, done, iteration)
+    for iteration in train():
+        yield from _list_done(task, done, iteration.number - 1)
+        done = iteration.number
+        yield TrialProgress(task.number, done, iteration)
+    yield from _list_done(task, done, task.settings.iterations)
+    assert results is not None
+    return results
 
 
-def _done_before(task: _TrialTask, told: int, done: int) -> Generator[Told]:
+def _list_done(task: _TrialTask, told: int, done: int) -> list[TrialProgress]:
     """Iterations of which nobody has told."""
-    for number in range(told + 1, done + 1):
-        yield Told(task.number, number, None)
+    return [TrialProgress(task.number, number, None) for number in range(told + 1, done + 1)]
 
 
-def _rank_trial(trial: SweepTrial, results: ArmResults) -> Ranked:
+def _rank_trial(trial: SweepTrial, results: ArmResults) -> RankedTrial:
     outcomes = results.outcomes
-    return Ranked(
+    return RankedTrial(
         trial.name,
         trial.choices,
         mean(one.score for one in outcomes),
         mean(one.test_accuracy for one in outcomes),
         mean(one.growth for one in outcomes),
     )
-
-
-def _write(sweep: Sweep, ranking: Sequence[Ranked]) -> None:
-    record = {
-        "trials": len(sweep.trials),
-        "finished": len(ranking),
-        "instances": sweep.instances,
-        "caution": CAUTION,
-        "ranking": [asdict(one) for one in ranking],
-    }
-    write_atomically(sweep.ranking, json.dumps(record, indent=1))

@@ -178,7 +178,7 @@ class Trainer:
         weights = self._workers.share({name: value.cpu() for name, value in self.policy.state_dict().items()})
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
-            shards = self._workers.heard(collect, tasks, self.store.append)
+            shards = self._workers.gather(collect, tasks, self.store.append)
         rollout = concatenate([shard.rollout for shard in shards]).to(self._device)
         update = self.learner.update(rollout, self.done / settings.iterations)
         self._updates = extend_history(self._updates, update)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
-from esper.experiments.bench_suite import family_weights
+from esper.experiments.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
-from esper.experiments.schedules import MOST_PLANTINGS, schedule_of
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
 from esper.random_streams import Stream, numpy_generator

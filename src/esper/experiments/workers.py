@@ -6,21 +6,33 @@ gives the same results.
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import torch
 import tyro
 
 from esper.devices import CPU, usable_device
 from esper.errors import ConfigError, RunError
-from esper.experiments.process_pool import ProcessPool, prepare_process, run_task
+from esper.experiments.process_pool import (
+    Failed,
+    Finished,
+    Said,
+    WorkerProcess,
+    end_processes,
+    prepare_process,
+    run_task,
+    start_processes,
+)
 from esper.extras import require
 
 Task = TypeVar("Task")
@@ -30,33 +42,26 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Shared(Protocol[T_co]):
-    """A value that many tasks hold, and that reaches each place where they are computed once."""
+@dataclass(frozen=True)
+class Shared(Generic[T_co]):
+    """A value that many tasks hold; where they are computed elsewhere, it reaches each place once."""
+
+    value: Any
+    """Itself, or what stands for it there."""
 
     def get(self) -> T_co:
         """The value, for reading."""
-        ...
-
-
-@dataclass(frozen=True)
-class InlineValue(Generic[T]):
-    """A shared value that every task carries with it."""
-
-    value: T
-
-    def get(self) -> T:
-        """The value."""
         return self.value
 
 
-class Workers(Protocol):
+class Workers(ABC):
     """Compute tasks, in whatever processes there are; use them as a context manager.
 
     Functions and tasks have to be picklable. Leaving the context ends the processes at once, whatever they are doing.
     """
 
     @abstractmethod
-    def computed(
+    def stream(
         self,
         function: Callable[[Task], Generator[Message, None, Result]],
         tasks: Sequence[Task],
@@ -70,37 +75,37 @@ class Workers(Protocol):
         Raises:
             RunError: a worker process died. What a task raises is raised here, too.
         """
-        ...
 
     @abstractmethod
     def share(self, value: T) -> Shared[T]:
         """The value, to be put into many tasks; it must not change before they are done."""
-        ...
 
     @abstractmethod
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def end(self) -> None:
+        """End the processes at once."""
 
     def __enter__(self) -> Self:
         return self
 
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-        """The results, in the order of the tasks; raises as `computed` does."""
-        return _in_order(self.finished(function, tasks))
+        """The results, in the order of the tasks; raises as `stream` does."""
+        return _in_order(self.as_completed(function, tasks))
 
-    def finished(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """Each task's index and result, as soon as it is known; raises as `computed` does."""
-        return self.computed(partial(_silent, function), tasks, _ignore)
+    def as_completed(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+        """Each task's index and result, as soon as it is known; raises as `stream` does."""
+        return self.stream(partial(_silent, function), tasks, _ignore)
 
-    def heard(
+    def gather(
         self,
         function: Callable[[Task], Generator[Message, None, Result]],
         tasks: Sequence[Task],
         hear: Callable[[Message], None],
     ) -> list[Result]:
-        """The results, in the order of tasks that talk; hears and raises as `computed` does."""
-        return _in_order(self.computed(function, tasks, hear))
+        """The results, in the order of tasks that talk; hears and raises as `stream` does."""
+        return _in_order(self.stream(function, tasks, hear))
 
 
 class LocalWorkers(Workers):
@@ -112,30 +117,56 @@ class LocalWorkers(Workers):
     def __init__(self, most: int) -> None:
         prepare_process()
         count = min(most, os.cpu_count() or 1)
-        self._crew = None
-        if count > 1:
-            self._crew = ProcessPool(count, prepare_process)
+        self._processes = start_processes(count if count > 1 else 0)
+        self._idle = self._processes.copy()
+        self._call = 0
+        self._end = weakref.finalize(self, end_processes, self._processes)
+        atexit.register(self._end)  # runs before multiprocessing's own, which would wait for them
 
-    def computed(
+    def stream(
         self,
         function: Callable[[Task], Generator[Message, None, Result]],
         tasks: Sequence[Task],
         hear: Callable[[Message], None],
     ) -> Iterator[tuple[int, Result]]:
-        """As the protocol says."""
-        if self._crew is not None:
-            return self._crew.finished(function, tasks, hear)
-        return ((index, run_task(function(task), hear)) for index, task in enumerate(tasks))
+        """As in the base; a call that is given up half-way does not disturb the next."""
+        if not self._processes:
+            yield from ((index, run_task(function(task), hear)) for index, task in enumerate(tasks))
+            return
+        self._call += 1
+        call, waiting, missing = self._call, deque(enumerate(tasks)), len(tasks)
+        while missing:
+            while waiting and self._idle:
+                index, task = waiting.popleft()
+                self._idle[-1].send((call, index, function, task))
+                self._idle.pop()
+            for process in self._wait():
+                asked, index, word = process.receive()
+                if not isinstance(word, Said):
+                    self._idle.append(process)
+                if asked != call:
+                    continue
+                match word:
+                    case Said(what):
+                        hear(what)
+                    case Finished(result):
+                        missing -= 1
+                        yield index, result
+                    case Failed(error):
+                        raise error
 
-    def share(self, value: T) -> InlineValue[T]:
+    def share(self, value: T) -> Shared[T]:
         """As it is."""
-        return InlineValue(value)
+        return Shared(value)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._crew is not None:
-            self._crew.end()
+    def end(self) -> None:
+        """End the processes at once, whatever they are doing."""
+        self._end()
+
+    def _wait(self) -> list[WorkerProcess]:
+        """Busy processes that have something to say, of which there is one in the end."""
+        busy = {process.connection: process for process in self._processes if process not in self._idle}
+        return [busy[connection] for connection in wait(list(busy)) if isinstance(connection, Connection)]
 
 
 def _in_order(finished: Iterator[tuple[int, Result]]) -> list[Result]:
@@ -221,13 +252,11 @@ def require_devices(names: Iterable[str], workers: Workers) -> None:
     Raises:
         ConfigError: one of them is missing.
     """
-    workers.map(_look, [_Look(name) for name in sorted(set(names) - {CPU})])
+    workers.map(_require_device, [_DeviceLook(name) for name in sorted(set(names) - {CPU})])
 
 
 @dataclass(frozen=True)
-class _Look(DeviceTask):
-    """A task that finds out whether a device is there."""
-
+class _DeviceLook(DeviceTask):
     name: str
 
     @property
@@ -235,5 +264,5 @@ class _Look(DeviceTask):
         return self.name
 
 
-def _look(task: _Look) -> None:
+def _require_device(task: DeviceTask) -> None:
     usable_device(task.device)

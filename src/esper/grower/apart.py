@@ -19,9 +19,9 @@ from esper.control.controller import Controller
 from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.grower.fork import SeedlessFork, add_gradient, compute_gradients
-from esper.growth.aside import aside
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.side_pass import side_pass
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -182,7 +182,7 @@ class ApartLearner:
 
         for_forks: list[dict[nn.Parameter, Tensor]] = []
         for fork in forks.values():
-            with aside(self._model, ()), torch.enable_grad():
+            with side_pass(self._model, ()), torch.enable_grad():
                 for_forks.append(fork.gradients(compute_loss))
         for_seeds = self._compute_seed_gradients(isolated, compute_loss) if isolated else {}
         usual = self._scale(torch.ones_like(loss.detach()))
@@ -206,7 +206,7 @@ class ApartLearner:
         self, isolated: Mapping[str, Seed], compute_loss: Callable[[], Tensor]
     ) -> dict[nn.Parameter, Tensor]:
         learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
-        with aside(self._model, isolated.values()), torch.enable_grad():
+        with side_pass(self._model, isolated.values()), torch.enable_grad():
             gradients = compute_gradients(compute_loss(), learning)
         for name, seed in isolated.items():
             if gradients.keys().isdisjoint(seed.parameters()):

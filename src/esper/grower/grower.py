@@ -41,8 +41,8 @@ from esper.grower.scores import Scores
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.subject import ModelSubject, apply_table, apply_transitions
 from esper.grower.watch import OptimizerCheck, TrainingWatch
+from esper.growth.hooks import require_attached
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
-from esper.growth.seating import require_seated
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
@@ -181,7 +181,7 @@ class Grower:
         """Look after whatever learns from now on."""
         model, optimizer, evidence = self.model, self.optimizer, self.terms.evidence
         require_loss(self.rules, evidence, self.controller, loss, optimizer)
-        require_seated(model)
+        require_attached(model)
         model.link(optimizer)
         self._trained = OptimizerCheck(model.host, optimizer)
         watch = self.conduct.governor
@@ -236,7 +236,7 @@ class Grower:
         self._require_open()
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.subject.table)
-        require_seated(self.model)
+        require_attached(self.model)
         self._trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
@@ -299,7 +299,7 @@ class Grower:
         if self.subject.table.live.any():
             self._require_open()
         require_planted(self.model, self.subject.table)
-        require_seated(self.model)
+        require_attached(self.model)
         watch = self._watch
         if watch is not None and self.subject.table.live.any():
             self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.judge_broken(math.nan)))

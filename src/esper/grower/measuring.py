@@ -24,8 +24,8 @@ from esper.grower.gradients import Gradients
 from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.scores import LOSS, Figures, Scores, check_figures
 from esper.grower.subject import ModelSubject
-from esper.growth.aside import keep_modes
 from esper.growth.model import GrowingModel
+from esper.growth.side_pass import keep_modes
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation, update_evidence
 from esper.training.learning import TrainingReport

@@ -136,7 +136,7 @@ class Recording:
         for change in ending.changes:
             self._store.emit(self._describe_change(done, change, ending.contributions))
         if ending.changes:
-            self._store.scalars(done, {_ADDED: self._count_added()})
+            self._store.scalars(done, {_ADDED: self._model.added_parameters})
         self._store.flush()
 
     def keep_failure(self, done: int, error: Exception) -> None:
@@ -169,7 +169,7 @@ class Recording:
             **{name: value for name, value in measured.items() if value is not None and not math.isnan(value)},
             "train_loss": account.train_loss,
             "validation_loss": decision.loss,
-            _ADDED: self._count_added(),
+            _ADDED: self._model.added_parameters,
             **{f"contribution/{slot}": value for slot, value in account.decision.contributions.items()},
         }
 
@@ -201,7 +201,7 @@ class Recording:
     def _describe_step(self, account: Account) -> Event:
         decision, table = account.decision, account.after
         residents = cast("list[int]", table.blueprint[0].tolist())
-        added = self._count_added() / self._model.host_parameters
+        added = self._model.added_parameters / self._model.host_parameters
         return StepTaken(
             **_place(decision.number),
             op=decision.op.name.lower(),
@@ -241,10 +241,6 @@ class Recording:
             pruned=tuple(self._slots.index(name) for name in rollback.pruned),
             ended=False,
         )
-
-    def _count_added(self) -> int:
-        """Parameters of all seeds there are."""
-        return sum(parameter.numel() for seed in self._model.seeds.values() for parameter in seed.parameters())
 
 
 def _place(number: int) -> Place:

@@ -10,23 +10,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from esper.errors import SlotError
-
 if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
     from esper.growth.slot import Slot
-
-
-class HasSlots(Protocol):
-    """What copies are made of: a growing model."""
-
-    @property
-    def slots(self) -> Any: ...
 
 
 class Copies:
@@ -38,7 +30,7 @@ class Copies:
     def __init__(self) -> None:
         self.released = False
         """Whether the model to which this belongs has no slots any more, and so cannot grow."""
-        self._mirrors: WeakSet[Any] = WeakSet()
+        self._mirrors: WeakSet[GrowingModel] = WeakSet()
         self._unasked: WeakSet[Copies] = WeakSet()
         """What belongs to copies about which nobody said anything."""
         self._warned = False
@@ -52,10 +44,10 @@ class Copies:
     def __reduce__(self) -> tuple[Any, ...]:
         return Copies, ()
 
-    def add(self, mirror: HasSlots, own: Copies, slots: Iterable[Slot]) -> None:
-        """Let ``mirror``, which has ``own`` copies, be from now on what the ``slots`` of the model are."""
+    def add_mirror(self, mirror: GrowingModel, slots: Iterable[Slot]) -> None:
+        """Let ``mirror`` be from now on what the ``slots`` of the model are."""
         self._mirrors.add(mirror)
-        self._unasked.discard(own)
+        self._unasked.discard(mirror.copies)
         for slot in slots:
             self.align(slot)
 
@@ -65,7 +57,7 @@ class Copies:
             _align(slot, mirror.slots[slot.name])
 
     def follow_change(self, slot: Slot) -> None:
-        """As `align`, where a seed came or went; warns once of copies that are no mirrors."""
+        """`align` where a seed came or went; warns once of copies that are no mirrors."""
         self.align(slot)
         if self._warned or all(unasked.released for unasked in self._unasked):
             return
@@ -99,18 +91,3 @@ def _align(slot: Slot, other: Slot) -> None:
     with torch.no_grad():
         present.alpha.copy_(seed.alpha)
     present.fossilized, present.isolation, present.contribution = seed.fossilized, seed.isolation, seed.contribution
-
-
-def mirrors_in(module: nn.Module, kind: type[Any], original: Any) -> list[Any]:
-    """The growing models in ``module``, which are of type ``kind``, if they can be mirrors of ``original``.
-
-    Raises:
-        SlotError: there is none, or one has other slots or is the original itself.
-    """
-    found: list[Any] = [part for part in module.modules() if isinstance(part, kind)]
-    if not found or any(one is original or list(one.slots) != list(original.slots) for one in found):
-        raise SlotError(
-            f"the {type(module).__name__} holds no copy of this model: give copy.deepcopy(model), or what holds one, "
-            "such as torch.optim.swa_utils.AveragedModel(model)"
-        )
-    return found

@@ -16,8 +16,8 @@ from torch import fx, nn
 
 from esper.errors import SlotError
 from esper.growth.fossils import TracedFossil, relay_input, trace
+from esper.growth.hooks import require_attached
 from esper.growth.pretrained import refuse_saving
-from esper.growth.seating import require_seated
 from esper.growth.seed import Seed
 from esper.lifecycle.rules import Isolation
 
@@ -37,7 +37,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
         ExportError: `torch.export` cannot trace a seed's blueprint.
         SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is not called any more.
     """
-    require_seated(model)
+    require_attached(model)
     kept = choose_kept(model, unfinished)
     grown = copy.deepcopy(model)
     grown.release()
@@ -143,7 +143,7 @@ def choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
     """
     live = {name: seed for name, seed in model.seeds.items() if not seed.fossilized}
     keeps = unfinished is Unfinished.KEEP
-    kept = [name for name, seed in live.items() if keeps and counts(seed) and not _harms(seed)]
+    kept = [name for name, seed in live.items() if keeps and _takes_part(seed) and not _does_harm(seed)]
     if live and unfinished is Unfinished.RAISE:
         told = "; ".join(_describe(name, seed) for name, seed in live.items())
         raise SlotError(
@@ -162,12 +162,12 @@ def choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
     return [name for name, seed in model.seeds.items() if seed.fossilized or name in kept]
 
 
-def counts(seed: Seed) -> bool:
+def _takes_part(seed: Seed) -> bool:
     """Whether the seed takes part in what the model computes."""
     return seed.isolation is Isolation.NONE and float(seed.alpha) > 0
 
 
-def _harms(seed: Seed) -> bool:
+def _does_harm(seed: Seed) -> bool:
     """Whether the model was measured to do better without the seed; never, if nobody measured."""
     return seed.contribution is not None and seed.contribution < 0
 

@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
 
 from esper.errors import ExportError
-from esper.growth.probe import Arguments
 from esper.growth.seed import Seed
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 
@@ -144,14 +143,6 @@ INPUT = (
     "returned and not its parts, or let another blueprint grow"
 )
 """Key of the input, and what a KeyError says where it is not."""
-
-
-def find_input_place(arguments: Arguments) -> int | str:
-    """Where among a host's arguments its input is, which is the first tensor: an index, or the name of a keyword."""
-    if isinstance(arguments, Tensor):
-        return 0
-    named = arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments)
-    return next(place for place, argument in named if isinstance(argument, Tensor))
 
 
 def relay_input(host: nn.Module, submodule: str, attribute: str, place: int | str) -> None:

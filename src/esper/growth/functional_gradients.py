@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.arguments import describe
 from esper.errors import LookError
-from esper.growth.aside import aside, keep_modes
+from esper.growth.side_pass import keep_modes, side_pass
 
 
 @dataclass
@@ -171,7 +171,7 @@ def quietly(model: nn.Module) -> Generator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
-        stack.enter_context(aside(model, ()))
+        stack.enter_context(side_pass(model, ()))
         stack.enter_context(keep_modes(model))
         model.eval()
         yield

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from esper.arguments import callable_, check_arguments, instance, name_of, one_of, truth, whole
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.compilations import Compilations
-from esper.growth.copies import Copies, mirrors_in
+from esper.growth.copies import Copies
 from esper.growth.finalize import Unfinished, finalize
-from esper.growth.fossils import find_input_place
+from esper.growth.hooks import require_attachable, require_attached
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
-from esper.growth.positions import parameter_names
-from esper.growth.pretrained import guard
-from esper.growth.probe import MODULE, Arguments, probe
-from esper.growth.seating import require_free, require_seated
+from esper.growth.positions import list_argument_names
+from esper.growth.pretrained import guard_saving
+from esper.growth.probe import MODULE, Arguments, find_input_place, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
@@ -115,7 +114,7 @@ def _require_planted(_: nn.Module, found: Any) -> None:
 def _require_called(model: nn.Module, *_: Any) -> None:
     """As a hook before a state dict is made: refuse one with seeds that nobody calls any more."""
     assert isinstance(model, GrowingModel)
-    require_seated(model)
+    require_attached(model)
 
 
 class GrowingModel(nn.Module):
@@ -149,11 +148,11 @@ class GrowingModel(nn.Module):
         apart: bool | None = None,
     ) -> None:
         super().__init__()
-        require_free(host)
+        require_attachable(host)
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
-        self.tap = InputTap(find_input_place(example_input), parameter_names(host))
+        self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
         self.compilations = Compilations()
@@ -163,7 +162,7 @@ class GrowingModel(nn.Module):
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
         self.slots = Slots(made)
-        self._guards = guard(self)
+        self._guards = guard_saving(self)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
         self.outputs = probed.outputs
@@ -187,7 +186,7 @@ class GrowingModel(nn.Module):
                 raise error from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        require_seated(self)
+        require_attached(self)
         return make_empty, (type(self).__bases__[0], type(self.host)), self.__dict__
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
@@ -201,6 +200,11 @@ class GrowingModel(nn.Module):
     def seeds(self) -> dict[str, Seed]:
         """The seeds by slot, live and fossilized."""
         return {slot.name: slot.seed for slot in self.slots.values() if slot.seed is not None}
+
+    @property
+    def added_parameters(self) -> int:
+        """Parameters of all seeds, live and fossilized."""
+        return sum(parameter.numel() for seed in self.seeds.values() for parameter in seed.parameters())
 
     def parameter_groups(self, **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: the host's, and one per slot, empty where nothing has grown yet.
@@ -244,9 +248,15 @@ class GrowingModel(nn.Module):
         Raises:
             SlotError: there is no such copy in ``average``, or a slot is not called any more.
         """
-        require_seated(self)
-        for copied in mirrors_in(average, GrowingModel, self):
-            self.copies.add(copied, copied.copies, self.slots.values())
+        require_attached(self)
+        found = [part for part in average.modules() if isinstance(part, GrowingModel)]
+        if not found or any(one is self or list(one.slots) != list(self.slots) for one in found):
+            raise SlotError(
+                f"the {type(average).__name__} holds no copy of this model: give copy.deepcopy(model), or what holds "
+                "one, such as torch.optim.swa_utils.AveragedModel(model)"
+            )
+        for one in found:
+            self.copies.add_mirror(one, self.slots.values())
 
     def summary(self) -> GrowthSummary:
         """Every slot with what lives there: stage, parameters, FLOPs, weight and contribution. Print it."""
@@ -306,7 +316,7 @@ class GrowingModel(nn.Module):
             LookError: the loss is no tensor ``[B]`` nor a mean, or not finite; or there are fewer than two examples.
             SlotError: a slot is not called any more.
         """
-        require_seated(self)
+        require_attached(self)
         slots = dict(self.slots.items())
         return look(self, self.host, slots, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
 

@@ -43,7 +43,7 @@ class PositionHints(NamedTuple):
 NO_HINTS = PositionHints({}, ())
 
 
-def parameter_names(module: nn.Module) -> tuple[str, ...]:
+def list_argument_names(module: nn.Module) -> tuple[str, ...]:
     """Names of the arguments of a module's ``forward``, in order; none where they cannot be known."""
     try:
         return tuple(inspect.signature(module.forward).parameters)
@@ -82,7 +82,7 @@ class CallWitness:
         if torch.compiler.is_compiling():
             return
         self._packed |= any(isinstance(value, PackedSequence) for value in (*arguments, *keywords.values()))
-        found = find_hints(parameter_names(module), arguments, keywords)
+        found = find_hints(list_argument_names(module), arguments, keywords)
         if found is not NO_HINTS:
             self._seen.append(found)
 
@@ -115,7 +115,7 @@ def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: 
         keywords: Names of the arguments that it is called with.
         images: Whether it reads images: they are not padded, so a mask that it could take alone tells nothing.
     """
-    for name in keywords if images else (*keywords, *parameter_names(host)):
+    for name in keywords if images else (*keywords, *list_argument_names(host)):
         if _is_mask(name) or _is_cache(name) or _LENGTH_WORDS & _words(name):
             return f"the model takes {name!r}"
     for module in host.modules():
@@ -206,10 +206,10 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     """
     if inputs.dim() < 2 or inputs.shape[1] < 2:
         return False
-    before = output_tensor(network(inputs))
+    before = find_output_tensor(network(inputs))
     if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
         return False
-    after = output_tensor(network(_change_last(inputs)))
+    after = find_output_tensor(network(_change_last(inputs)))
     assert after is not None
     return torch.allclose(before[:, :-1], after[:, :-1])
 
@@ -227,7 +227,7 @@ def _change_last(inputs: Tensor) -> Tensor:
     return changed
 
 
-def output_tensor(returned: Any) -> Tensor | None:
+def find_output_tensor(returned: Any) -> Tensor | None:
     """What a network returned, if it is a tensor, or the first tensor of a tuple or mapping that has axes."""
     if isinstance(returned, Tensor):
         return returned
@@ -237,7 +237,7 @@ def output_tensor(returned: Any) -> Tensor | None:
     return next((part for part in parts if isinstance(part, Tensor) and part.dim() > 0), None)
 
 
-def pad(ragged: Tensor, tokens: int = 0) -> Tensor:
+def pad_nested(ragged: Tensor, tokens: int = 0) -> Tensor:
     """``[B, T, D]``, zeros after the end of each example; T is the longest one's length, at least ``tokens``."""
     lengths = [len(example) for example in ragged.unbind()]
     shape = (len(lengths), max(tokens, *lengths), ragged.size(-1))

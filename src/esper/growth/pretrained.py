@@ -70,7 +70,7 @@ class SaveGuard:
             vars(self._part)[self._method] = self._before
 
 
-def guard(model: GrowingModel) -> list[SaveGuard]:
+def guard_saving(model: GrowingModel) -> list[SaveGuard]:
     """Let no part of the host be saved, by methods of Hugging Face's, while something grows in it."""
     guards: list[SaveGuard] = []
     for part, method in _methods(model.host, model.slots):

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from esper.arguments import Kind, instance
 from esper.errors import SlotError, did_you_mean
-from esper.growth.aside import keep_modes
-from esper.growth.positions import CallWitness, find_declared_reason, is_causal, output_tensor, pad
+from esper.growth.positions import CallWitness, find_declared_reason, find_output_tensor, is_causal, pad_nested
+from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""
 
 
-def _inputs(value: Any) -> Any:
+def _read_arguments(value: Any) -> Any:
     """A tensor, a tuple, or a mapping from names."""
     if isinstance(value, Tensor | tuple):
         return cast(object, value)
@@ -36,7 +36,7 @@ MODULE = instance(
     advice="give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of",
 )
 INPUTS = Kind(
-    _inputs,
+    _read_arguments,
     "give what the model is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments",
 )
 FEWEST_EXAMPLES = 2
@@ -81,7 +81,7 @@ def probe(
     outputs: dict[str, list[Any]] = {}
     handles = [
         module.register_forward_hook(
-            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(_pad_nested(output))
+            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(_pad_if_nested(output))
         )
         for name, module in modules.items()
     ]
@@ -89,25 +89,25 @@ def probe(
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
-            returned = output_tensor(call(host, example_input))
+            returned = find_output_tensor(call(host, example_input))
             witness.release()
             kept = {name: list(found) for name, found in outputs.items()}
             if causal is None:
-                causal = is_causal(lambda changed: call(host, _with_first(example_input, changed)), inputs)
+                causal = is_causal(lambda changed: call(host, _replace_input(example_input, changed)), inputs)
     finally:
         witness.release()
         for handle in handles:
             handle.remove()
     for name in names:
         _check(name, kept.get(name, []), len(inputs))
-    sites = {name: _site(modules[name], found[0], inputs, causal) for name, found in kept.items()}
+    sites = {name: _describe_site(modules[name], found[0], inputs, causal) for name, found in kept.items()}
     if apart is not False:
-        reason = _reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
+        reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
     return ProbeResult(sites, None if returned is None else returned.shape[1 if returned.dim() == 4 else -1])
 
 
-def _reason(host: nn.Module, example_input: Arguments, witness: CallWitness, sites: Mapping[str, Site]) -> str:
+def _find_reason(host: nn.Module, example_input: Arguments, witness: CallWitness, sites: Mapping[str, Site]) -> str:
     """Why positions stay apart; empty if they do not."""
     inputs = first_tensor(example_input)
     keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
@@ -123,19 +123,28 @@ def call(host: nn.Module, arguments: Arguments) -> Any:
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
 
 
-def first_tensor(arguments: Arguments) -> Tensor:
-    """The network's input: the first tensor among the arguments.
+def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
+    """By index or keyword."""
+    if isinstance(arguments, Tensor):
+        return {0: arguments}
+    return dict(arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments))
+
+
+def find_input_place(arguments: Arguments) -> int | str:
+    """Where the network's input is, the first tensor among the arguments: an index, or the name of a keyword.
 
     Raises:
         SlotError: there is none.
     """
-    if isinstance(arguments, Tensor):
-        return arguments
-    parts = arguments.values() if isinstance(arguments, Mapping) else arguments
-    for part in parts:
-        if isinstance(part, Tensor):
-            return part
+    for place, argument in _arguments_by_place(arguments).items():
+        if isinstance(argument, Tensor):
+            return place
     raise SlotError("the example input holds no tensor: give what the model is called with")
+
+
+def first_tensor(arguments: Arguments) -> Tensor:
+    """The network's input."""
+    return _arguments_by_place(arguments)[find_input_place(arguments)]
 
 
 def _require_batch(arguments: Arguments) -> Tensor:
@@ -149,18 +158,17 @@ def _require_batch(arguments: Arguments) -> Tensor:
     return inputs
 
 
-def _pad_nested(output: Any) -> Any:
-    return pad(output) if isinstance(output, Tensor) and output.is_nested else output
+def _pad_if_nested(output: Any) -> Any:
+    return pad_nested(output) if isinstance(output, Tensor) and output.is_nested else output
 
 
-def _with_first(arguments: Arguments, tensor: Tensor) -> Arguments:
-    """The same arguments with another first tensor."""
-    first = first_tensor(arguments)
+def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
+    """The same arguments with another first tensor, wherever it is among them."""
     if isinstance(arguments, Tensor):
         return tensor
-    if isinstance(arguments, Mapping):
-        return {name: tensor if part is first else part for name, part in arguments.items()}
-    return tuple(tensor if part is first else part for part in arguments)
+    first = first_tensor(arguments)
+    replaced = {place: tensor if part is first else part for place, part in _arguments_by_place(arguments).items()}
+    return cast("Arguments", replaced) if isinstance(arguments, Mapping) else tuple(replaced.values())
 
 
 def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
@@ -218,7 +226,7 @@ def _check(name: str, outputs: Sequence[Any], batch: int) -> None:
         )
 
 
-def _site(module: nn.Module, output: Tensor, inputs: Tensor, causal: bool) -> Site:
+def _describe_site(module: nn.Module, output: Tensor, inputs: Tensor, causal: bool) -> Site:
     layout = _LAYOUT_BY_RANK[output.dim()]
     if layout is Layout.TOKENS and _is_channel_first(module):
         layout = Layout.SEQUENCE

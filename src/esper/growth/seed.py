@@ -76,11 +76,10 @@ class BlendedBlueprint(nn.Module):
         return self.blueprint.flops_at(site) + count_blend_flops(self.blend, site)
 
     def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """The change, shaped and typed as ``features``."""
         return self.change(features, inputs)
 
     def change(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """As `forward`, which seeds extend."""
+        """What a seed adds at full weight, shaped and typed as ``features``."""
         # Under autocast some blueprints compute in float32; the host is to see the type that it made.
         contribution: Tensor = self.blueprint(features, inputs).to(features.dtype)
         if self.gate is not None:

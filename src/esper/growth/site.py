@@ -55,6 +55,6 @@ class Site:
         """How many channel vectors one example has here: tokens, samples or pixels; 1 for plain features."""
         return math.prod(self.extent)
 
-    def narrowed(self, width: int) -> Site:
+    def with_width(self, width: int) -> Site:
         """The same site in a network that has ``width`` channels here."""
         return replace(self, width=width)

@@ -17,7 +17,7 @@ from esper.growth.blueprints.registry import for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.ownership import Ownership
-from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad, refuse_to_mix
+from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
@@ -49,7 +49,7 @@ def require_untraced() -> None:
 class InputTap(nn.Module):
     """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
 
-    It is held from one host forward to the next; `clear` lets go of it, and copies do not carry it.
+    It is held from one host forward to the next; copies do not carry it.
 
     Args:
         place: Of the input among the host's arguments: an index, or the name of a keyword. Where no tensor is there,
@@ -85,10 +85,6 @@ class InputTap(nn.Module):
                 "a seed reads the network's input, but the host has not been called yet: call it as a whole"
             )
         return self._inputs
-
-    def clear(self) -> None:
-        self._inputs = None
-        self.given = NO_HINTS
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
@@ -151,7 +147,7 @@ class Slot(nn.Module):
         inputs = self.tap.inputs if reads_inputs else output
         if output.is_nested:
             length = inputs.shape[1] if reads_inputs else self.site.positions
-            return cut_to_lengths(self.occupant(pad(output, length), inputs), output)
+            return cut_to_lengths(self.occupant(pad_nested(output, length), inputs), output)
         return self.occupant(output, inputs)
 
     @property

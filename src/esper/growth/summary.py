@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from esper.growth.blueprints.registry import get
-from esper.growth.seed import Seed
-from esper.growth.site import Layout, Site
+from esper.growth.site import Layout
 from esper.growth.slot import Slot
 
 NOTHING = "-"
 """In a table: there is no such figure."""
-_GAP = "  "
 
 
 class SlotState(StrEnum):
@@ -74,7 +72,7 @@ class GrowthSummary:
             (
                 one.slot,
                 one.layout,
-                _shape(one.shape),
+                " x ".join(map(str, one.shape)),
                 one.stage,
                 one.blueprint or NOTHING,
                 f"{one.parameters:,}",
@@ -120,55 +118,43 @@ class Preview:
 
 def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
     """What is in the slots."""
-    return GrowthSummary(tuple(_summary(slot, slot.seed) for slot in slots), host_parameters)
+    return GrowthSummary(tuple(map(_describe_slot, slots)), host_parameters)
 
 
 def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
     """What may germinate: the blueprints on offer in slots that are free and enabled."""
-    free = [slot for slot in slots if slot.enabled and slot.occupant is None]
-    offers = [_offer(slot.name, slot.site, blueprint) for slot in free for blueprint in slot.blueprints]
-    return Preview(tuple(offers), host_parameters)
+    offers = tuple(
+        Offer(slot.name, name, get(name).parameters_at(slot.site), get(name).flops_at(slot.site))
+        for slot in slots
+        if slot.enabled and slot.occupant is None
+        for name in slot.blueprints
+    )
+    return Preview(offers, host_parameters)
 
 
-def _summary(slot: Slot, seed: Seed | None) -> SlotSummary:
-    site = slot.site
+def _describe_slot(slot: Slot) -> SlotSummary:
+    where, seed = (slot.name, slot.site.layout, slot.site.shape), slot.seed
     if seed is None:
         stage = SlotState.DORMANT if slot.enabled else SlotState.DISABLED
-        return SlotSummary(slot.name, site.layout, site.shape, stage, None, 0, 0, None, None)
+        return SlotSummary(*where, stage, None, 0, 0, None, None)
     return SlotSummary(
-        slot.name,
-        site.layout,
-        site.shape,
+        *where,
         SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE,
         seed.blueprint.name,
         sum(parameter.numel() for parameter in seed.parameters()),
-        seed.flops_at(site),
+        seed.flops_at(slot.site),
         float(seed.alpha),
         seed.contribution,
     )
-
-
-def _offer(slot: str, site: Site, blueprint: str) -> Offer:
-    kind = get(blueprint)
-    return Offer(slot, blueprint, kind.parameters_at(site), kind.flops_at(site))
 
 
 def _share(parameters: int, whole: GrowthSummary | Preview) -> str:
     return f"{parameters / whole.host_parameters:.1%}" if whole.host_parameters else NOTHING
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
-
-
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Columns as wide as they must be; those from ``numbers_from`` on end at the same place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        _GAP.join(
-            cell.rjust(width) if place >= numbers_from else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    signs = ["<" if place < numbers_from else ">" for place in range(len(widths))]
+    template = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return "\n".join(template.format(*row).rstrip() for row in rows)

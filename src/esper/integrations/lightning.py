@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from functools import wraps
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any, cast
 
 import torch
@@ -19,17 +19,14 @@ from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.model import GrowingModel
 from esper.growth.ownership import SLOT_KEY
-from esper.integrations.reporting import MeanLoss, figures
+from esper.integrations.trainer_callback import MeanLoss, check_interval, decide, finish
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins import MixedPrecision
-
-    from esper.integrations.unheard import unheard
+    from torchmetrics import Metric, MetricCollection
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("lightning", "esper.integrations.lightning", error.name)) from error
-
-_log = logging.getLogger(__name__)
 
 
 class GrowerCallback(Callback):
@@ -77,11 +74,9 @@ class GrowerCallback(Callback):
 
     def __init__(self, evaluate: Evaluate, *, every_n_steps: int | None = None, **options: Any) -> None:
         super().__init__()
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ConfigError(f"every_n_steps is {every_n_steps}: give at least 1, or None for a decision per epoch")
         self.grower: Grower | None = None
         """From the beginning of training on."""
-        self._evaluate, self._every, self._options = evaluate, every_n_steps, options
+        self._evaluate, self._every, self._options = evaluate, check_interval(every_n_steps), options
         self._losses = MeanLoss()
         self._carriers: dict[GrowingModel, GrowthInStateDict] = {}
         self._step = 0
@@ -103,7 +98,7 @@ class GrowerCallback(Callback):
         training_step = pl_module.training_step
 
         def loss(*minibatch: Any) -> Tensor:
-            with unheard(pl_module):
+            with mute(pl_module):
                 return _loss(training_step(*minibatch))
 
         self.grower = Grower(
@@ -133,7 +128,7 @@ class GrowerCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
         if self.grower is not None:
-            _log.info("%s", self.grower.finish())
+            finish(self.grower)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module as it was."""
@@ -149,11 +144,7 @@ class GrowerCallback(Callback):
         due = trainer.is_last_batch if self._every is None else stepped and trainer.global_step % self._every == 0
         if not due or self.grower is None:
             return
-        decision = self.grower.step(train_loss=self._losses.take())
-        _log.info("%s", decision)
-        pl_module.log_dict(figures(decision, self.grower), rank_zero_only=True)
-        if decision.finished:
-            trainer.should_stop = True
+        trainer.should_stop |= decide(self.grower, self._losses, partial(pl_module.log_dict, rank_zero_only=True))
 
 
 def _growing(module: LightningModule) -> GrowingModel:
@@ -205,3 +196,38 @@ def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     plugin = trainer.precision_plugin
     scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
     return scaler if isinstance(scaler, torch.amp.GradScaler) else None
+
+
+@contextmanager
+def mute(module: LightningModule) -> Generator[None]:
+    """Within the block what ``module`` logs is dropped, and what its metrics take in is forgotten."""
+    metrics = list(_metrics(module))
+    for owner, name, metric in metrics:
+        setattr(owner, name, metric.clone())
+    logging = {name: method for name, method in vars(module).items() if name in _LOGGING}
+    for name in _LOGGING:
+        setattr(module, name, _dropped)
+    try:
+        yield
+    finally:
+        for name in _LOGGING:
+            delattr(module, name)
+        vars(module).update(logging)
+        for owner, name, metric in metrics:
+            setattr(owner, name, metric)
+
+
+_LOGGING = ("log", "log_dict")
+
+
+def _dropped(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _metrics(module: nn.Module) -> Iterator[tuple[nn.Module, str, Metric | MetricCollection]]:
+    """Every metric within ``module``, with its owner and its name there."""
+    for name, child in module.named_children():
+        if isinstance(child, Metric | MetricCollection):
+            yield module, name, child
+        else:
+            yield from _metrics(child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import wraps
 from typing import Any, cast
@@ -17,14 +16,12 @@ from esper.grower import Grower
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.model import GrowingModel
-from esper.integrations.reporting import MeanLoss, figures
+from esper.integrations.trainer_callback import MeanLoss, check_interval, decide, finish
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("hf", "esper.integrations.transformers", error.name)) from error
-
-_log = logging.getLogger(__name__)
 
 _LOSS = "loss"
 """What the Trainer calls the mean training loss since it last logged."""
@@ -64,8 +61,7 @@ class GrowerCallback(TrainerCallback):
     def __init__(
         self, trainer: Trainer, evaluate: Evaluate, *, every_n_steps: int | None = None, **options: Any
     ) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ConfigError(f"every_n_steps is {every_n_steps}: give at least 1, or None for a decision per epoch")
+        self._trainer, self._every = trainer, check_interval(every_n_steps)
         model = cast("nn.Module", trainer.model)
         optimizer = cast("Optimizer | None", trainer.optimizer)
         if not isinstance(model, GrowingModel):
@@ -75,7 +71,6 @@ class GrowerCallback(TrainerCallback):
                 "give the Trainer optimizers=(an optimizer made from model.parameter_groups(lr=...), None)"
             )
         self.grower = _grower(trainer, model, optimizer, evaluate=evaluate, **options)
-        self._trainer, self._every = trainer, every_n_steps
         self._losses = MeanLoss()
         self._logged = 0
         """Step until which the loss has been logged."""
@@ -122,7 +117,7 @@ class GrowerCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
-        _log.info("%s", self.grower.finish())
+        finish(self.grower)
 
     def _decide_soon(self, state: TrainerState, control: TrainerControl) -> None:
         if self._logged == state.global_step:
@@ -132,11 +127,7 @@ class GrowerCallback(TrainerCallback):
 
     def _decide(self, control: TrainerControl) -> None:
         self._due = False
-        decision = self.grower.step(train_loss=self._losses.take())
-        _log.info("%s", decision)
-        self._trainer.log(figures(decision, self.grower))
-        if decision.finished:
-            control.should_training_stop = True
+        control.should_training_stop |= decide(self.grower, self._losses, self._trainer.log)
 
 
 def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:

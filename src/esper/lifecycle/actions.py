@@ -71,34 +71,31 @@ ALPHA_SPEEDS = (0, 3, 5, 8)
 """Steps that a change of alpha takes; 0 is at once. The action column holds an index into this."""
 
 
-_SPOKEN: dict[Head, tuple[str, ...]] = {
+CHOICES: dict[Head, tuple[str, ...]] = {
     Head.BLEND: tuple(blend.name.lower() for blend in Blend),
     Head.TEMPO: tuple(map(str, TEMPOS)),
     Head.ALPHA_TARGET: tuple(map(str, ALPHA_TARGETS)),
     Head.ALPHA_SPEED: tuple(map(str, ALPHA_SPEEDS)),
     Head.ALPHA_CURVE: tuple(curve.name.lower() for curve in Curve),
 }
+"""What an action's columns choose besides operation, slot and blueprint, in words."""
 
 
 def describe_choices(action: Sequence[int]) -> dict[str, str]:
     """Say what an action of 8 columns chooses besides operation, slot and blueprint: values by relevant head."""
     relevant = RELEVANT[action[Head.OP]]
-    return {head.name.lower(): values[action[head]] for head, values in _SPOKEN.items() if relevant[head]}
+    return {head.name.lower(): values[action[head]] for head, values in CHOICES.items() if relevant[head]}
 
 
-def _relevant(op: Op) -> set[Head]:
-    heads: dict[Op, set[Head]] = {
-        Op.WAIT: set(),
-        Op.GERMINATE: {Head.SLOT, Head.BLUEPRINT, Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET},
-        Op.ADVANCE: {Head.SLOT},
-        Op.SET_ALPHA: {Head.SLOT, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
-        Op.FOSSILIZE: {Head.SLOT},
-        Op.PRUNE: {Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
-    }
-    return {Head.OP} | heads[op]
-
-
-RELEVANT: Bools = np.array([[head in _relevant(op) for head in Head] for op in Op])
+_READS: dict[Op, set[Head]] = {
+    Op.WAIT: set(),
+    Op.GERMINATE: {Head.SLOT, Head.BLUEPRINT, Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET},
+    Op.ADVANCE: {Head.SLOT},
+    Op.SET_ALPHA: {Head.SLOT, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
+    Op.FOSSILIZE: {Head.SLOT},
+    Op.PRUNE: {Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
+}
+RELEVANT: Bools = np.array([[head is Head.OP or head in _READS[op] for head in Head] for op in Op])
 """``bool [6, 8]``: whether an operation (row) reads a head (column). The others must be 0."""
 
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from esper.arrays import Bools, Int8s
 from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import Stage, membership
 from esper.lifecycle.table import Evidence, SeedTable
 
 GATES: dict[Stage, str] = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
 """The gate ahead of a slot, by its stage."""
+_GUARDED = membership(tuple(GATES))
 
 
 class Reason(IntEnum):
@@ -48,54 +49,21 @@ class Verdicts:
     """``[E, S]``, a `Reason`."""
 
 
-def g1_probed(table: SeedTable, evidence: Evidence) -> Verdicts:
-    """GERMINATED -> BLENDING or TRAINING: the new seed was probed."""
-    return _judge(table.stage == Stage.GERMINATED, (Reason.NOT_PROBED, evidence.probed))
-
-
-def g2_trained(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
-    """TRAINING -> BLENDING: the seed trained for long enough and its gradients are healthy."""
-    return _judge(
-        table.stage == Stage.TRAINING,
-        (Reason.TOO_YOUNG, table.stage_age >= rules.min_training_steps),
-        (Reason.GRADIENT_UNHEALTHY, evidence.gradient_healthy),
-    )
-
-
-def g3_arrived(table: SeedTable) -> Verdicts:
-    """BLENDING -> HOLDING, and a condition of FOSSILIZED: alpha is at its target."""
-    guarded = (table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)
-    return _judge(guarded, (Reason.ALPHA_MOVING, table.alpha_elapsed >= table.alpha_duration))
-
-
-def g5_harmless(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
-    """HOLDING -> FOSSILIZED: the seed's contribution is measured, fresh and not harmful."""
-    return _judge(
-        table.stage == Stage.HOLDING,
-        (Reason.NOT_MEASURED, ~np.isnan(evidence.contribution)),
-        (Reason.STALE, evidence.contribution_age <= rules.evidence_max_age),
-        (Reason.HARMFUL, evidence.contribution >= -rules.harm_tolerance),
-    )
-
-
 def gate_ahead(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
-    """The verdict of the gate ahead of each slot, as in `GATES`."""
-    ahead = (
-        g1_probed(table, evidence),
-        g2_trained(table, evidence, rules),
-        g3_arrived(table),
-        g5_harmless(table, evidence, rules),
+    """The verdict of the gate ahead of each slot, as in `GATES`: the first condition that does not hold is its reason.
+
+    Those of G1 stand before BLENDING or TRAINING, of G2 before BLENDING, of G3 before HOLDING, of G5 before FOSSILIZED.
+    """
+    conditions = (
+        (Stage.GERMINATED, evidence.probed, Reason.NOT_PROBED),
+        (Stage.TRAINING, table.stage_age >= rules.min_training_steps, Reason.TOO_YOUNG),
+        (Stage.TRAINING, evidence.gradient_healthy, Reason.GRADIENT_UNHEALTHY),
+        (Stage.BLENDING, table.arrived, Reason.ALPHA_MOVING),
+        (Stage.HOLDING, ~np.isnan(evidence.contribution), Reason.NOT_MEASURED),
+        (Stage.HOLDING, evidence.contribution_age <= rules.evidence_max_age, Reason.STALE),
+        (Stage.HOLDING, evidence.contribution >= -rules.harm_tolerance, Reason.HARMFUL),
     )
-    reason = np.zeros(table.stage.shape, dtype=np.int8)
-    for stage, verdicts in zip(GATES, ahead, strict=True):
-        reason = np.where(table.stage == stage, verdicts.reason, reason)
-    return Verdicts(passed=reason == Reason.PASSED, reason=reason)
-
-
-def _judge(guarded: Bools, *conditions: tuple[Reason, Bools]) -> Verdicts:
-    """The first condition that does not hold gives the reason."""
-    reason = np.full(guarded.shape, Reason.PASSED, dtype=np.int8)
-    for failure, holds in reversed(conditions):
-        reason = np.where(holds, reason, np.int8(failure))
-    reason = np.where(guarded, reason, np.int8(Reason.NO_GATE))
+    reason = np.where(_GUARDED[table.stage], np.int8(Reason.PASSED), np.int8(Reason.NO_GATE))
+    for stage, holds, failure in reversed(conditions):
+        reason[(table.stage == stage) & ~holds] = failure
     return Verdicts(passed=reason == Reason.PASSED, reason=reason)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from esper.arrays import Bools, Ints
+from esper.arrays import Bools, Ints, map_arrays
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
+    CHOICES,
     RELEVANT,
     TEMPOS,
     Blend,
@@ -21,7 +23,7 @@ from esper.lifecycle.actions import (
     clear_irrelevant_heads,
     head_sizes,
 )
-from esper.lifecycle.gates import Reason, Verdicts, g3_arrived, gate_ahead
+from esper.lifecycle.gates import Reason, Verdicts, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import LIVE, Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -74,12 +76,11 @@ class ActionMasks:
 
     def rows(self, index: slice) -> ActionMasks:
         """The masks of some of the environments."""
-        grounds = self.grounds
-        verdicts = Verdicts(grounds.verdicts.passed[index], grounds.verdicts.reason[index])
-        masks = {name: mask[index] for name, mask in vars(self).items() if name != "grounds"}
-        return ActionMasks(
-            **masks, grounds=Grounds(grounds.table.rows(index), verdicts, grounds.rules, grounds.affordable[index])
-        )
+
+        def select(part: Any) -> Any:  # rules are for all of them
+            return part if isinstance(part, Rules) else part[index]
+
+        return map_arrays(select, self)
 
     def waiting(self, rows: Bools) -> ActionMasks:
         """The same masks with nothing but WAIT in the environments ``rows [E]``."""
@@ -167,7 +168,7 @@ def legal_actions(
     slot[:, Op.GERMINATE] = dormant & on_offer.any(axis=2)
     slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & verdicts.passed
     slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
-    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & verdicts.passed & g3_arrived(table).passed
+    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & verdicts.passed & table.arrived
     slot[:, Op.PRUNE] = table.live & ~table.pruning
     slot &= _offered(list(Op), rules.operations)[:, None]
 
@@ -199,13 +200,6 @@ _STAGES_OF: dict[Op, tuple[Stage, ...]] = {
     Op.PRUNE: LIVE,
 }
 _GATED = {Op.ADVANCE: "G2", Op.FOSSILIZE: "G5"}
-_VALUES: dict[Head, tuple[object, ...]] = {
-    Head.BLEND: tuple(blend.name for blend in Blend),
-    Head.TEMPO: TEMPOS,
-    Head.ALPHA_TARGET: ALPHA_TARGETS,
-    Head.ALPHA_SPEED: ALPHA_SPEEDS,
-    Head.ALPHA_CURVE: tuple(curve.name for curve in Curve),
-}
 
 
 def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
@@ -309,7 +303,7 @@ def _broken_head_rule(head: Head, op: Op, value: int, masks: ActionMasks) -> str
         return f"it does not read {name}, which must be 0 and is {value}"
     if head is Head.BLUEPRINT:
         return f"blueprint {value} is not compatible with this slot"
-    shown = f"{name} {value} ({_VALUES[head][value]})"
+    shown = f"{name} {value} ({CHOICES[head][value]})"
     if head is Head.ALPHA_TARGET and ALPHA_TARGETS[value] in masks.grounds.rules.alpha_targets:
         return f"{shown} is the target that the seed already has"
     return f"the rules leave {shown} out"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from enum import IntEnum, StrEnum
-from typing import Annotated, Self, TypeAlias, TypeVar
+from typing import Annotated, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
 from esper.settings import Settings
@@ -47,9 +47,6 @@ OpName: TypeAlias = Annotated[Op, _by_name(Op), PlainSerializer(_name)]
 BlendName: TypeAlias = Annotated[Blend, _by_name(Blend), PlainSerializer(_name)]
 CurveName: TypeAlias = Annotated[Curve, _by_name(Curve), PlainSerializer(_name)]
 Steps: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
-
-
-_Number = TypeVar("_Number", int, float)
 
 
 class Rules(Settings):
@@ -100,20 +97,14 @@ class Rules(Settings):
             raise ValueError("operations must contain 'wait': a controller always needs one legal choice")
         return operations
 
-    @field_validator("tempos")
+    @field_validator("tempos", "alpha_targets", "alpha_speeds")
     @classmethod
-    def _tempos_are_offered(cls, tempos: tuple[int, ...]) -> tuple[int, ...]:
-        return _subset(tempos, TEMPOS)
-
-    @field_validator("alpha_targets")
-    @classmethod
-    def _targets_are_offered(cls, targets: tuple[float, ...]) -> tuple[float, ...]:
-        return _subset(targets, ALPHA_TARGETS)
-
-    @field_validator("alpha_speeds")
-    @classmethod
-    def _speeds_are_offered(cls, speeds: tuple[int, ...]) -> tuple[int, ...]:
-        return _subset(speeds, ALPHA_SPEEDS)
+    def _choices_are_offered(cls, chosen: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        offered = {"tempos": TEMPOS, "alpha_targets": ALPHA_TARGETS, "alpha_speeds": ALPHA_SPEEDS}[str(info.field_name)]
+        strangers = [value for value in chosen if value not in offered]
+        if strangers:
+            raise ValueError(f"{strangers[0]} is not one of {', '.join(map(str, offered))}")
+        return chosen
 
     @model_validator(mode="after")
     def _seeds_leave_isolation(self) -> Self:
@@ -132,10 +123,3 @@ class Rules(Settings):
                 "name another in alpha_targets, or leave set_alpha out of operations"
             )
         return self
-
-
-def _subset(chosen: tuple[_Number, ...], offered: tuple[_Number, ...]) -> tuple[_Number, ...]:
-    strangers = [value for value in chosen if value not in offered]
-    if strangers:
-        raise ValueError(f"{strangers[0]} is not one of {', '.join(map(str, offered))}")
-    return chosen

@@ -95,6 +95,11 @@ class SeedTable:
         """``[E, S]``: slots whose alpha counts in the forward pass."""
         return _BLENDED[self.stage]
 
+    @property
+    def arrived(self) -> Bools:
+        """``[E, S]``: slots whose alpha is at its target."""
+        return self.alpha_elapsed >= self.alpha_duration
+
     def copy(self) -> Self:
         """The same table in arrays of its own."""
         return map_arrays(np.copy, self)

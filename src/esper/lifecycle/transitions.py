@@ -1,7 +1,8 @@
-"""One step of the lifecycle: every environment's action, then time passes in the other slots."""
+"""One step of the lifecycle: every environment's action, then time passes in the other slots, and alpha moves."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,7 +10,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from esper.arrays import Bools, Float32s, Int8s, Int16s, Ints
+from esper.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
@@ -24,7 +25,6 @@ from esper.lifecycle.actions import (
 from esper.lifecycle.gates import Reason, Verdicts
 from esper.lifecycle.legality import legal_actions, require_legal
 from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.schedules import alpha_at
 from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 
@@ -89,7 +89,7 @@ class Transitions:
 
 def concatenate(parts: Sequence[Transitions]) -> Transitions:
     """Several changes of one population, one after the other, as one record."""
-    return Transitions(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
+    return merge_arrays(np.concatenate, parts)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     """
     draft = table.copy()
     _release(draft, np.nonzero(slots & table.owning))
-    causes = np.full(table.stage.shape, Cause.ROLLBACK, dtype=np.int8)
-    return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
+    return draft, _changes(table, draft, Cause.ROLLBACK, Reason.NO_GATE)
 
 
 def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Transitions]:
@@ -174,8 +173,7 @@ def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Tra
     draft.alpha_start[at] = draft.alpha_target[at] = table.alpha[at]
     draft.alpha_elapsed[at] = table.alpha_duration[at]
     _release(draft, np.nonzero(pruned))
-    causes = np.full(table.stage.shape, Cause.FINISH, dtype=np.int8)
-    return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
+    return draft, _changes(table, draft, Cause.FINISH, Reason.NO_GATE)
 
 
 def with_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bools) -> tuple[SeedTable, Transitions]:
@@ -203,8 +201,7 @@ def with_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: B
     draft.blend[at] = blends[at]
     for schedule in (draft.alpha, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration):
         schedule[at] = 1
-    causes = np.full(table.stage.shape, Cause.START, dtype=np.int8)
-    return draft, _changes(table, draft, causes, np.full(table.stage.shape, Reason.NO_GATE, dtype=np.int8))
+    return draft, _changes(table, draft, Cause.START, Reason.NO_GATE)
 
 
 def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
@@ -297,8 +294,8 @@ def _release(draft: SeedTable, at: Places) -> None:
         schedule[at] = 0
 
 
-def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, reasons: Int8s) -> Transitions:
-    at = np.nonzero(table.stage != draft.stage)
+def _changes(table: SeedTable, draft: SeedTable, causes: Int8s | Cause, reasons: Int8s | Reason) -> Transitions:
+    at, shape = np.nonzero(table.stage != draft.stage), table.stage.shape
     return Transitions(
         env=at[0],
         slot=at[1],
@@ -306,6 +303,55 @@ def _changes(table: SeedTable, draft: SeedTable, causes: Int8s, reasons: Int8s) 
         after=draft.stage[at],
         blueprint=np.maximum(table.blueprint, draft.blueprint)[at],
         blend=np.maximum(table.blend, draft.blend)[at],
-        cause=causes[at],
-        reason=reasons[at],
+        cause=np.broadcast_to(np.int8(causes), shape)[at],
+        reason=np.broadcast_to(np.int8(reasons), shape)[at],
     )
+
+
+# How alpha moves from one value to another
+
+SIGMOID_STEEPNESS = 10.0
+"""Slope of the logistic curve: at 10 its ends would miss 0 and 1 by .7%, which the rescaling removes."""
+LONGEST = max(*TEMPOS, *ALPHA_SPEEDS)
+
+
+def progress(curve: Curve, fraction: float) -> float:
+    """The part of the way that is behind at a ``fraction`` in [0, 1] of the time; it rises from exactly 0 to exactly 1.
+
+    linear x; cosine (1 - cos(pi x)) / 2; sigmoid (f(x) - f(0)) / (f(1) - f(0)), f(x) = 1 / (1 + exp(-k (x - 1/2))).
+    """
+    if fraction <= 0.0 or fraction >= 1.0:
+        return float(fraction >= 1.0)
+    if curve is Curve.LINEAR:
+        return fraction
+    if curve is Curve.COSINE:
+        return (1.0 - math.cos(math.pi * fraction)) / 2.0
+    first, last = _logistic(0.0), _logistic(1.0)
+    return (_logistic(fraction) - first) / (last - first)
+
+
+def _logistic(fraction: float) -> float:
+    return 1.0 / (1.0 + math.exp(-SIGMOID_STEEPNESS * (fraction - 0.5)))
+
+
+# [curve, duration, elapsed]. A lookup is not only fast: vectorised cos and exp may round by an element's place in the
+# array, and then one environment's alpha would depend on how many others there are.
+_PROGRESS: Float32s = np.array(
+    [
+        [
+            [progress(curve, elapsed / max(duration, 1)) for elapsed in range(LONGEST + 1)]
+            for duration in range(LONGEST + 1)
+        ]
+        for curve in Curve
+    ],
+    dtype=np.float32,
+)
+
+
+def alpha_at(start: Float32s, target: Float32s, elapsed: Int16s, duration: Int16s, curve: Int8s) -> Float32s:
+    """Alpha ``elapsed`` of ``duration`` steps after it left ``start`` for ``target``, which it reaches exactly.
+
+    All arrays have one shape; durations are 1 to `LONGEST` steps and elapsed is at most the duration.
+    """
+    moving = start + (target - start) * _PROGRESS[curve, duration, elapsed]
+    return np.where(elapsed >= duration, target, moving)

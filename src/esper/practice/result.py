@@ -77,7 +77,7 @@ _RESULT = TypeAdapter(GrowResult)
 
 def summarise_run(training: HostTraining, test: Score, store: RunStore) -> GrowResult:
     """What came out: ``test`` is the committed model's score."""
-    settings, host, added = training.settings, training.model.host_parameters, training.added_parameters
+    settings, host, added = training.settings, training.model.host_parameters, training.model.added_parameters
 
     def total(scalar: str) -> float:
         return sum(value for _, value in store.series(scalar))

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.control.rules.simple import Never
 from esper.devices import usable_device
-from esper.experiments.static_networks import TRAINING_PASSES
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
 from esper.growth.attach import attach
@@ -26,6 +25,7 @@ from esper.practice.settings import ALL_FROM_START, GrowSettings
 from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import get_host
+from esper.training.budget import TRAINING_PASSES
 
 HOST, SEEDS, ORDER = range(3)
 """Keys of a run's random streams."""
@@ -36,23 +36,12 @@ EVALUATION_BATCH = 512
 
 
 class Score(NamedTuple):
-    """How a classifier does on validation data."""
+    """How a classifier does: on data that it only reads, or in the minibatches that it learns from."""
 
     loss: float
     """Mean cross-entropy in nats."""
     accuracy: float
     """Fraction that is right, in [0, 1]."""
-
-
-class TrainingScore(NamedTuple):
-    """How an epoch of training went."""
-
-    loss: float
-    """Mean over its minibatches, in nats."""
-    accuracy: float
-    """Fraction that was right, in [0, 1], while learning."""
-    examples: int
-    """How many the model learned from."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class Epoch:
     number: int
     """From 1."""
     total: int
-    training: TrainingScore
+    training: Score
     validation: Score
     """Before the decision, and before a rollback if there was one."""
     decision: Decision
@@ -125,7 +114,7 @@ class HostTraining:
         # Each fork goes without the seed of the slot that it is named by.
         forks = sum(forward - count_seed_flops(slots[name]) for name in self.grower.apart.forks)
         # Of its own for every epoch, so that a resumed run need not know what was drawn before.
-        training = self._learn(child_generator(settings.seed, ORDER, number))
+        training, examples = self._learn(child_generator(settings.seed, ORDER, number))
         learning_seconds = time.perf_counter() - began
         validation = self._validate(self.model)
         decision = self.grower.step(
@@ -140,8 +129,8 @@ class HostTraining:
             training,
             validation,
             decision,
-            self.added_parameters,
-            TRAINING_PASSES * training.examples * (forward + forks),
+            self.model.added_parameters,
+            TRAINING_PASSES * examples * (forward + forks),
             learning_seconds,
             time.perf_counter() - began,
         )
@@ -150,13 +139,8 @@ class HostTraining:
         """On data that nothing else reads."""
         return measure(self.model, self.splits.test)
 
-    @property
-    def added_parameters(self) -> int:
-        """Of all seeds there are."""
-        return sum(parameter.numel() for seed in self.model.seeds.values() for parameter in seed.parameters())
-
-    def _learn(self, rng: np.random.Generator) -> TrainingScore:
-        """One pass over the training data in minibatches, in an order drawn from ``rng``."""
+    def _learn(self, rng: np.random.Generator) -> tuple[Score, int]:
+        """One pass over the training data in an order drawn from ``rng``: how it went, and examples learned from."""
         self.model.train()
         sums = _ScoreSums()
         for batch in self.splits.train.epoch(self.settings.batch_size, rng):
@@ -167,8 +151,7 @@ class HostTraining:
             loss.backward()
             self.optimizer.step()
             sums.add(logits.detach(), batch, loss.detach())
-        score = sums.score()
-        return TrainingScore(score.loss, score.accuracy, sums.examples)
+        return sums.score(), sums.examples
 
     def _loss(self, batch: Minibatch) -> Tensor:
         return cross_entropy(self.model(batch.inputs), batch)

@@ -43,8 +43,8 @@ from esper.training.evaluation import (
     start_evaluation,
 )
 from esper.training.forward import find_fastest_strategy
-from esper.training.governor import Trouble
-from esper.training.governor.population import Intervention, make_governor
+from esper.training.governor import PopulationGovernor, Trouble
+from esper.training.governor.population import Intervention
 from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
 from esper.training.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 
@@ -149,7 +149,7 @@ class Episodes:
             budget=conduct.budget,
         )
         self.population = Population(plan, networks)
-        self.governor = make_governor(self.population, conduct.governor, suite.classes)
+        self.governor = PopulationGovernor(self.population, conduct.governor, suite.classes)
         self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes

@@ -23,7 +23,7 @@ from esper.tasks.data import Floats, LabelledArrays
 from esper.tasks.suite import Source
 
 CLASSES = 10
-"""Of either data set."""
+"""Classes of either data set."""
 
 
 def _read_only(inputs: NDArray[np.float64], labels: NDArray[np.int64]) -> LabelledArrays:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from esper.config_errors import describe_first_error
+from esper.settings import describe_first_error
 
 LARGEST_COUNT = 2**53
 """Whole numbers above it are not whole as floats, nor in a browser."""

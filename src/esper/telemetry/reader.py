@@ -112,10 +112,21 @@ class RunReader:
         with self.named():
             return decode(record.type, record.version, record.payload)
 
-    def records_at(self, iteration: int, event_types: Sequence[str]) -> list[EventRecord]:
-        """Events of some types that belong to an iteration, in order."""
+    def records_within(
+        self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
+    ) -> list[EventRecord]:
+        """Events of some types from one iteration to another, in order; of one network only if it is given."""
+        condition = f"WHERE type IN ({', '.join('?' for _ in event_types)}) AND iteration BETWEEN ? AND ?"
+        if environment is None:
+            return self._records(f"{condition} ORDER BY id", *event_types, first, last)
+        only = "json_valid(payload) AND json_extract(payload, '$.environment') = ?"
+        return self._records(f"{condition} AND {only} ORDER BY id", *event_types, first, last, environment)
+
+    def records_between(self, after: int, last: int, event_types: Sequence[str]) -> list[EventRecord]:
+        """Events of some types with ids above `after` up to `last`, in order."""
+        # `+`: walking along the ids is quicker than gathering all events of the types.
         marks = ", ".join("?" for _ in event_types)
-        return self._records(f"WHERE type IN ({marks}) AND iteration = ? ORDER BY id", *event_types, iteration)
+        return self._records(f"WHERE id > ? AND id <= ? AND +type IN ({marks}) ORDER BY id", after, last, *event_types)
 
     def newest(self, event_type: str, limit: int = 1) -> list[EventRecord]:
         """The newest events of a type, of the newest iteration first."""
@@ -125,6 +136,11 @@ class RunReader:
         """Of the newest event; 0 if there are none."""
         ((last,),) = self._query("SELECT coalesce(max(id), 0) AS id FROM events")
         return last
+
+    def data_version(self) -> int:
+        """A number that changes when another process commits something to the store."""
+        ((version,),) = self._query("PRAGMA data_version")
+        return version
 
     def holds(self, record: EventRecord) -> bool:
         """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""

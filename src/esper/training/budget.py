@@ -14,6 +14,14 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 
+TRAINING_PASSES = 3
+"""FLOPs of a training step over those of its forward pass.
+
+A backward pass costs about two forward ones: for every product of weights and features, one for the gradient of either
+(Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Hobbhahn and Sevilla 2021, "What's the backward-forward FLOP ratio
+for neural networks?", Epoch AI).
+"""
+
 
 class Budget(Settings):
     """Caps on all seeds of one network together, fossils included; None: no cap. Masks enforce them.

@@ -146,53 +146,62 @@ class StackedParameters:
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """These rows and ``r`` new ones ``[r, P]`` that have zero moments and no steps taken."""
-        count = values.shape[0]
-        if values.shape != (count, self.layout.size) or learning_rates.shape != (count,) or owners.shape != (count,):
-            raise ValueError(
-                f"rows {tuple(values.shape)}, learning rates {tuple(learning_rates.shape)} and owners "
-                f"{tuple(owners.shape)} must be [r, {self.layout.size}], [r] and [r]"
-            )
-        fresh = self.values.new_zeros(count, self.layout.size)
-        return StackedParameters(
-            self.layout,
-            torch.cat([self.values, values.to(fresh, non_blocking=True)]),
-            {name: torch.cat([own, buffers[name].to(own, non_blocking=True)]) for name, own in self.buffers.items()},
-            {name: torch.cat([moment, fresh]) for name, moment in self.moments.items()},
-            torch.cat([self.steps, fresh.new_zeros(count)]),
-            torch.cat([self.learning_rates, learning_rates.to(fresh, non_blocking=True)]),
-            torch.cat([self.owners, owners]),
-        )
+        return self.join(self._untrained(values, buffers, learning_rates, owners))
 
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
         """The same with other parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``, that were never trained."""
         index = rows.to(self.values.device, non_blocking=True)
-        return StackedParameters(
-            self.layout,
-            self.values.index_copy(0, index, values.to(self.values, non_blocking=True)),
-            {
-                name: own.index_copy(0, index, buffers[name].to(own, non_blocking=True))
-                for name, own in self.buffers.items()
-            },
-            {name: moment.index_fill(0, index, 0) for name, moment in self.moments.items()},
-            self.steps.index_fill(0, index, 0),
-            self.learning_rates.index_copy(0, index, learning_rates.to(self.learning_rates, non_blocking=True)),
-            self.owners,
-        )
+        new = self._untrained(values, buffers, learning_rates, self.owners[rows])
+        return self._merge(lambda own, other: own.index_copy(0, index, other), new, self.owners)
+
+    def join(self, other: StackedParameters) -> StackedParameters:
+        """These rows, then the other ones."""
+        return self._merge(lambda own, new: torch.cat([own, new]), other, torch.cat([self.owners, other.owners]))
+
+    def select(self, rows: Tensor) -> StackedParameters:
+        """Copies of the rows at ``rows``, int64 ``[r]``."""
+        index = rows.to(self.values.device, non_blocking=True)
+        return self._merge(lambda own, _: own[index], self, self.owners[rows])
 
     def without(self, owners: Tensor) -> StackedParameters:
         """All but the rows of the networks in ``owners``, int64 ``[n]``."""
-        index = torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1)
-        on_device = index.to(self.values.device, non_blocking=True)
+        return self.select(torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1))
+
+    def _untrained(
+        self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
+    ) -> StackedParameters:
+        """Rows of this architecture, type and device, with zero moments and no steps taken."""
+        count = values.shape[0]
+        if values.shape != (count, self.layout.size) or learning_rates.shape != (count,) or owners.shape != (count,):
+            raise ValueError(
+                f"rows {tuple(values.shape)}, learning rates {tuple(learning_rates.shape)} and owners "
+                f"{tuple(owners.shape)} must be [r, {self.layout.size}], [r] and [r]"
+            )
+        zeros = self.values.new_zeros(count, self.layout.size)
         return StackedParameters(
             self.layout,
-            self.values[on_device],
-            {name: buffer[on_device] for name, buffer in self.buffers.items()},
-            {name: moment[on_device] for name, moment in self.moments.items()},
-            self.steps[on_device],
-            self.learning_rates[on_device],
-            self.owners[index],
+            values.to(zeros, non_blocking=True),
+            {name: buffers[name].to(own, non_blocking=True) for name, own in self.buffers.items()},
+            dict.fromkeys(self.moments, zeros),
+            zeros.new_zeros(count),
+            learning_rates.to(zeros, non_blocking=True),
+            owners,
+        )
+
+    def _merge(
+        self, merge: Callable[[Tensor, Tensor], Tensor], other: StackedParameters, owners: Tensor
+    ) -> StackedParameters:
+        """What ``merge`` makes of each of these tensors and the other's, and these ``owners``."""
+        return StackedParameters(
+            self.layout,
+            merge(self.values, other.values),
+            {name: merge(own, other.buffers[name]) for name, own in self.buffers.items()},
+            {name: merge(own, other.moments[name]) for name, own in self.moments.items()},
+            merge(self.steps, other.steps),
+            merge(self.learning_rates, other.learning_rates),
+            owners,
         )
 
 

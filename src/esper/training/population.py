@@ -108,7 +108,7 @@ class NetworkSpecs:
         # Slots of equal widths cost the same.
         distinct = sorted({place for own in places for place in own})
         number = {place: index for index, place in enumerate(distinct)}
-        known = [_price_slot(self.kinds, self.sites[slot].narrowed(width)) for slot, width in distinct]
+        known = [_price_slot(self.kinds, self.sites[slot].with_width(width)) for slot, width in distinct]
         chosen = np.array([[number[place] for place in own] for own in places])  # [E, S]
         parameters, flops, serves, blend_parameters, blend_flops = (
             np.stack(column)[chosen] for column in zip(*known, strict=True)
@@ -129,7 +129,7 @@ class NetworkSpecs:
         Whatever the blueprint's constructor raises passes through.
         """
         owner = self.networks[network]
-        site = self.sites[kind.slot].narrowed(owner.widths[kind.slot])
+        site = self.sites[kind.slot].with_width(owner.widths[kind.slot])
         blueprint = self.kinds[kind.blueprint](site, seed_generator(owner.seed, kind.slot, tries))
         return blend_blueprint(blueprint, site, kind.blend)
 

@@ -41,6 +41,21 @@ def percent(share: float) -> str:
     return "<1%" if share > 0 and text == "0%" else text
 
 
+def signed_percent(share: float) -> str:
+    """As `percent`, with a sign: ``+12%``."""
+    return percent(share) if share < 0 else f"+{percent(share)}"
+
+
+def count(value: float) -> str:
+    """A whole number, in groups of three digits."""
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits."""
+    return _true_minus(f"{value:.3g}")
+
+
 def mega(value: float) -> str:
     """In whole millions: ``1_234_000_000`` as ``1,234``."""
     return _true_minus(f"{value / MEGA:,.0f}")

@@ -74,7 +74,7 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     sites = Episodes(suite, [one], TERMS.rules).population.execution.sites
     forward = prices.host(one)
     for slot, blueprint, blend in SHAPE:
-        site = sites[slot].narrowed(one.widths[slot])
+        site = sites[slot].with_width(one.widths[slot])
         forward += get(suite.blueprints[blueprint]).flops_at(site) + count_blend_flops(blend, site)
     assert prices.network(one, SHAPE) == forward
     assert found.flops == 3 * forward * 5 * examples_per_decision(suite)

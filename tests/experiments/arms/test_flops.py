@@ -8,10 +8,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.episode_log import EpisodeLog, StageChange
-from esper.experiments.static_networks import TRAINING_PASSES, Prices, SlotHistory, track_occupancy, training_flops
+from esper.experiments.static_networks import Prices, SlotHistory, track_occupancy, training_flops
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
+from esper.training.budget import TRAINING_PASSES
 from esper.training.parameters import SeedKind
 from experiments.arms.planting import instances, planted
 

@@ -13,7 +13,7 @@ from esper.cli import main
 from esper.config import load_settings
 from esper.experiments.results import ArmResults, Result
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep import CAUTION, Ranked, Sweep, Told, _TrialTask, load_space, run_sweep
+from esper.experiments.sweep import CAUTION, RankedTrial, Sweep, TrialProgress, _TrialTask, load_space, run_sweep
 from esper.experiments.workers import LocalWorkers
 from esper.telemetry.run_directory import RunDirectory
 from experiments.launching import newest_tensors
@@ -53,14 +53,14 @@ def test_the_best_trial_comes_first_and_the_file_grows_with_every_trial(
 ):
     scores = (0.25, 0.75, 0.5, 0.75)
 
-    def played(task: _TrialTask) -> Generator[Told, None, ArmResults]:
+    def played(task: _TrialTask) -> Generator[TrialProgress, None, ArmResults]:
         yield from ()
         score = scores[task.number]
         changes = enumerate((-1, 1))
         outcomes = [Result("policy", f"{n}", "a", "", score + one, 0.9, 30, 100, flops=0) for n, one in changes]
         return ArmResults(0, outcomes)
 
-    def finished(number: int, ranked: Ranked) -> None:
+    def finished(number: int, ranked: RankedTrial) -> None:
         assert ranked.score == scores[number]
         counts.append(json.loads(plan.ranking.read_text())["finished"] if plan.ranking.exists() else 0)
 
@@ -79,7 +79,7 @@ def test_the_best_trial_comes_first_and_the_file_grows_with_every_trial(
     assert [one["trial"] for one in file_ranking] == [one.trial for one in ranking]
 
 
-def ignore_told(_: Told) -> None:
+def ignore_told(_: TrialProgress) -> None:
     pass
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiments.sweep import Ranked, Told
+from esper.experiments.sweep import RankedTrial, TrialProgress
 from esper.experiments.workers import Backend, LocalWorkers, Workers
 from esper.telemetry.lock import is_held
 from esper.telemetry.run_directory import RunDirectory
@@ -33,30 +33,30 @@ def two() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ranked]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RankedTrial]]:
     """A local sweep that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     with LocalWorkers(1) as workers:
         return folder, sweep_short(folder, workers, lambda _: None)
 
 
-def assert_same(folder: Path, ranking: list[Ranked], whole: tuple[Path, list[Ranked]]) -> None:
+def assert_same(folder: Path, ranking: list[RankedTrial], whole: tuple[Path, list[RankedTrial]]) -> None:
     assert ranking == whole[1]
     for trial in TRIALS:
         assert_same_end(folder / trial, whole[0] / trial)
 
 
-def test_a_sweep_is_the_local_one(two: Workers, whole: tuple[Path, list[Ranked]], tmp_path: Path):
-    told: list[Told] = []
+def test_a_sweep_is_the_local_one(two: Workers, whole: tuple[Path, list[RankedTrial]], tmp_path: Path):
+    told: list[TrialProgress] = []
     assert_same(tmp_path, sweep_short(tmp_path, two, told.append), whole)
     for number in range(len(TRIALS)):
         assert [one.done for one in told if one.number == number] == list(range(1, ITERATIONS + 1))
 
 
 def test_a_trial_whose_worker_is_killed_goes_on_to_the_same_end(
-    two: Workers, whole: tuple[Path, list[Ranked]], tmp_path: Path
+    two: Workers, whole: tuple[Path, list[RankedTrial]], tmp_path: Path
 ):
-    told: list[Told] = []
+    told: list[TrialProgress] = []
     mark = tmp_path / "mark"
     assert_same(tmp_path, sweep_short(tmp_path, two, told.append, str(mark)), whole)
     assert mark.exists()
@@ -72,7 +72,7 @@ def wait_until_free(folder: Path) -> None:
 
 
 def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_end(
-    two: Workers, whole: tuple[Path, list[Ranked]], tmp_path: Path
+    two: Workers, whole: tuple[Path, list[RankedTrial]], tmp_path: Path
 ):
     words = [sys.executable, short_sweep.__file__, str(tmp_path)]
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as driver:
@@ -80,7 +80,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_end(
         assert f"{DOOMED} 2\n" in driver.stdout
         driver.kill()
     wait_until_free(tmp_path)
-    told: list[Told] = []
+    told: list[TrialProgress] = []
     assert_same(tmp_path, sweep_short(tmp_path, two, told.append), whole)
     for number in range(len(TRIALS)):
         assert [one.done for one in told if one.number == number] == list(range(1, ITERATIONS + 1))

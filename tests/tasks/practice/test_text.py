@@ -1,4 +1,4 @@
-"""Texts as mapped files of tokens."""
+"""Texts as tokens."""
 
 from __future__ import annotations
 
@@ -21,53 +21,26 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(lam
 def test_a_text_comes_back(text: str, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(text.encode())
-    tokens, alphabet = tokenise(path, tmp_path / "cache")
+    tokens, alphabet = tokenise(path)
     assert "".join(alphabet[token] for token in tokens) == text
     assert alphabet == "".join(sorted(set(text)))
 
 
-def test_pieces_that_cut_characters_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text"
-    path.write_bytes("aé€😀b".encode())
-    whole = tokenise(path, tmp_path / "whole")
+    path.write_bytes("aé€😀\r\nb".encode())
+    whole = tokenise(path)
     monkeypatch.setattr(text_module, "CHUNK", 1)
-    cut = tokenise(path, tmp_path / "cut")
+    cut = tokenise(path)
     assert cut.alphabet == whole.alphabet
     assert np.array_equal(cut.tokens, whole.tokens)
 
 
 @pytest.mark.parametrize(("characters", "kind"), [(256, np.uint8), (257, np.uint16)])
-def test_tokens_are_as_small_as_the_alphabet_allows_and_mapped(
-    characters: int, kind: type[np.generic], tmp_path: Path
-) -> None:
+def test_tokens_are_as_small_as_the_alphabet_allows(characters: int, kind: type[np.generic], tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes("".join(map(chr, range(characters))).encode())
-    tokens = tokenise(path, tmp_path).tokens
-    assert tokens.dtype == kind
-    assert isinstance(tokens, np.memmap)
-
-
-def test_the_file_is_built_once_and_another_text_gets_another(tmp_path: Path) -> None:
-    path, folder = tmp_path / "text", tmp_path / "cache"
-    path.write_text("abc")
-    tokenise(path, folder)
-    (built,) = folder.iterdir()
-    before = built.stat().st_mtime_ns
-    tokenise(path, folder)
-    assert built.stat().st_mtime_ns == before
-    path.write_text("abd")
-    assert tokenise(path, folder).alphabet == "abd"
-    assert len(list(folder.iterdir())) == 2
-
-
-def test_a_damaged_token_file(tmp_path: Path) -> None:
-    path, folder = tmp_path / "text", tmp_path / "cache"
-    path.write_text("abc")
-    tokenise(path, folder)
-    (built,) = folder.iterdir()
-    built.write_bytes(built.read_bytes()[:-2])
-    with pytest.raises(TaskError, match="is damaged.*delete it"):
-        tokenise(path, folder)
+    assert tokenise(path).tokens.dtype == kind
 
 
 @pytest.mark.parametrize(
@@ -77,9 +50,9 @@ def test_texts_that_cannot_be_learned(content: bytes, sentence: str, tmp_path: P
     path = tmp_path / "text"
     path.write_bytes(content)
     with pytest.raises(TaskError, match=sentence):
-        tokenise(path, tmp_path / "cache")
+        tokenise(path)
 
 
 def test_a_text_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot read the text"):
-        tokenise(tmp_path / "nowhere", tmp_path)
+        tokenise(tmp_path / "nowhere")

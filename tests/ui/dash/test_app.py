@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from esper.telemetry.reader import RunReader
+from esper.ui.dash.answers import PAGE, late_level
 from esper.ui.dash.app import dashboard
-from esper.ui.dash.queries.comparison import late_level
-from esper.ui.dash.queries.log import PAGE
 from esper.ui.dash.runs import RunFinder
 from esper.ui.dash.security import Access
 from ui.dash.planted_run import BASELINES, FAMILIES, Plan, plant

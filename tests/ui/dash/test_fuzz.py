@@ -75,7 +75,7 @@ def test_whoever_does_not_read_is_cut_off_at_the_end_without_complaint(planted: 
         "from esper.ui.dash.runs import RunFinder; from starlette.responses import StreamingResponse; "
         "app.Views.answer = lambda self, request: StreamingResponse(iter(lambda: b'x' * 2**20, None)); "
         "say = lambda line: print(line, flush=True); "
-        "server.serve(RunFinder((Path(sys.argv[1]),)), server.admitted('127.0.0.1', None), 0, False, say)"
+        "server.serve(RunFinder((Path(sys.argv[1]),)), server.create_access('127.0.0.1', None), 0, False, say)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(planted)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -11,7 +11,7 @@ from esper.errors import ConfigError
 from esper.ui.dash.app import dashboard
 from esper.ui.dash.runs import RunFinder
 from esper.ui.dash.security import HEADERS, Access
-from esper.ui.dash.server import admitted
+from esper.ui.dash.server import create_access
 
 TOKEN = "a-secret-of-many-letters"
 PATHS = ["/", "/static/js/main.js", "/static/none.js", "/api/runs", "/api/none", "/api/events?run=none", "/none"]
@@ -30,7 +30,7 @@ def test_every_answer_has_all_headers(tmp_path: Path, path: str):
 
 
 def test_even_a_defect_is_answered_with_all_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("esper.ui.dash.app.overview", lambda _: {}[0])
+    monkeypatch.setattr("esper.ui.dash.app.list_runs", lambda _: {}[0])
     answer = client(tmp_path).get("/api/runs")
     assert answer.status_code == 500
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
@@ -78,18 +78,18 @@ def test_the_token_becomes_a_cookie_that_scripts_cannot_read(tmp_path: Path):
 
 
 def test_open_addresses_always_have_a_token():
-    assert admitted("127.0.0.1", None).token is None
-    assert admitted("::1", None).token is None
-    made = [admitted("0.0.0.0", None).token for _ in range(2)]
+    assert create_access("127.0.0.1", None).token is None
+    assert create_access("::1", None).token is None
+    made = [create_access("0.0.0.0", None).token for _ in range(2)]
     assert None not in made
     assert made[0] != made[1]
-    assert admitted("0.0.0.0", TOKEN).token == TOKEN
+    assert create_access("0.0.0.0", TOKEN).token == TOKEN
 
 
 @pytest.mark.parametrize("token", ["", "short", "with spaces in it, long", "a&b=c" * 9])
 def test_a_token_that_is_no_secret_is_refused(token: str):
     with pytest.raises(ConfigError, match="token"):
-        admitted("0.0.0.0", token)
+        create_access("0.0.0.0", token)
 
 
 @pytest.mark.parametrize("path", ["../app.py", "%2e%2e/app.py", "js/../../app.py", "..%2fapp.py", "//etc/passwd", "js"])

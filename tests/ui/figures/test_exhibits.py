@@ -9,18 +9,22 @@ import pytest
 
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
-from esper.ui.figures import growing, learning, tables
-from esper.ui.figures.exhibits import grown_exhibits, training_exhibits
+from esper.ui.figures.exhibit import Exhibit, Figure, Rows, run_queries
 from esper.ui.figures.export import Exported, export
-from esper.ui.figures.record import Figure
-from esper.ui.figures.rows import Rows
+from esper.ui.figures.growing import GROWING_EXHIBITS
+from esper.ui.figures.grown import grown_exhibits
+from esper.ui.figures.learning import LEARNING_EXHIBITS
 from ui.figures_cases import NETWORKS, grown, trained
 
-pytest.importorskip("matplotlib")
+SHOWN = (*LEARNING_EXHIBITS, *GROWING_EXHIBITS)
+
+
+def training_exhibits(store: Path) -> list[Exhibit]:
+    return run_queries(store, SHOWN)
 
 
 def numbers_of(store: Path, name: str) -> Rows:
-    return next(rows for what, rows in training_exhibits(store, {}) if what.name == name)
+    return next(rows for what, rows in training_exhibits(store) if what.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def exported(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exported]:
     """A folder with all that there is of the run, and what was written there."""
     folder = tmp_path_factory.mktemp("exported")
-    return folder, export(folder, training_exhibits(run.store, {}))
+    return folder, export(folder, training_exhibits(run.store))
 
 
 def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) -> None:
@@ -61,18 +65,19 @@ def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
 def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported]) -> None:
     folder, done = exported
     assert (done.figures, done.tables, done.absent) == (8, 3, ())
-    for figure in (*learning.FIGURES, *growing.FIGURES):
-        stem = folder / "figures" / figure.name
-        assert stem.with_suffix(".pdf").read_bytes().startswith(b"%PDF-")
-        assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    for table in tables.TABLES:
-        assert (folder / "tables" / f"{table.name}.tex").is_file()
+    for what in SHOWN:
+        stem = folder / what.folder / what.name
+        if isinstance(what, Figure):
+            assert stem.with_suffix(".pdf").read_bytes().startswith(b"%PDF-")
+            assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        else:
+            assert stem.with_suffix(".tex").is_file()
 
 
 def test_figures_are_the_same_bytes_every_time(
     run: RunDirectory, exported: tuple[Path, Exported], tmp_path: Path
 ) -> None:
-    export(tmp_path, [pair for pair in training_exhibits(run.store, {}) if pair[0].name == "learning"])
+    export(tmp_path, [pair for pair in training_exhibits(run.store) if pair[0].name == "learning"])
     again = list((tmp_path / "figures").iterdir())
     assert len(again) == 4
     for file in again:
@@ -81,7 +86,7 @@ def test_figures_are_the_same_bytes_every_time(
 
 def test_a_run_without_decisions_leaves_their_figure_out_and_says_why(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", steps=False)
-    without = training_exhibits(run.store, {})
+    without = training_exhibits(run.store)
     assert [what.name for what, rows in without if not rows] == ["rewards"]
     done = export(tmp_path / "out", [pair for pair in without if pair[0].name == "rewards"])
     assert (done.figures, done.tables) == (0, 0)
@@ -114,10 +119,10 @@ def test_families_count_what_was_kept(run: RunDirectory) -> None:
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", name=r"a_$x^{\bad", family="$$")
     named = {"learning", "seeds", "contributions", "growth"}
-    exhibits = [pair for pair in training_exhibits(run.store, {}) if pair[0].name in named]
+    exhibits = [pair for pair in training_exhibits(run.store) if pair[0].name in named]
     assert export(tmp_path / "out", exhibits).figures == len(named)
 
 
 def test_names_are_unique() -> None:
-    names = [(isinstance(what, Figure), what.name) for what in (*learning.FIGURES, *growing.FIGURES, *tables.TABLES)]
+    names = [(isinstance(what, Figure), what.name) for what in SHOWN]
     assert len(set(names)) == len(names)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from esper.ui.report.comparisons import arms_html, write_arms_report
+from esper.ui.report.comparisons import report_arms
 from ui.arms_cases import ARMS, STANDINGS
 
-PAGE = arms_html(ARMS)
+PAGE = report_arms(ARMS).html
 
 
 def test_every_arm_is_in_both_plots_and_explained() -> None:
@@ -31,17 +30,15 @@ def test_the_figures_say_what_the_standings_say() -> None:
     assert "the policy&#39;s own actions" not in PAGE, "only the arms that took part are explained"
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
-    write_arms_report(tmp_path / "arms.html", ARMS)
-    text = (tmp_path / "arms.html").read_text()
-    assert text == PAGE
-    assert "default-src 'none'" in text
-    assert not re.search(r"src=|href=\"(?!#)|url\((?!#)|@import", text)
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    assert report_arms(ARMS).html == PAGE
+    assert "default-src 'none'" in PAGE
+    assert not re.search(r"src=|href=\"(?!#)|url\((?!#)|@import", PAGE)
 
 
 @pytest.mark.parametrize("name", ["<script>", "a & b"])
 def test_no_name_becomes_markup(name: str) -> None:
     renamed = [one if one.against is None else type(one)(**{**vars(one), "name": name}) for one in STANDINGS]
-    page = arms_html(replace(ARMS, standings=renamed, family_scores={}))
+    page = report_arms(replace(ARMS, standings=renamed, family_scores={})).html
     assert "<script" not in page
     assert "a & b" not in page

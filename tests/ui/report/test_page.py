@@ -21,7 +21,7 @@ from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.ui.formats import EN_DASH, MINUS
-from esper.ui.report import write_report
+from esper.ui.report.training import write_report
 from experiments.results_cases import planted
 from ui import planted as training
 
@@ -255,9 +255,9 @@ def test_what_kept_seeds_earned(evaluated: RunDirectory):
     )
     page = page_of(evaluated)
     assert "What the kept seeds earned" in page.text
-    assert re.search(r"token_mix8 in 89%\+0\.235 \+0\.2\d\d to \+0\.2\d\d0%", page.text)
-    assert "norm8 in 89%-0.050 -0.050 to -0.050100%" in page.text.replace(MINUS, "-")
-    assert "layer0, layer18+0.010 +0.010 to +0.010" in page.text
+    assert re.search(r"token_mix8 in 89%\+0\.235 \[\+0\.2\d\d to \+0\.2\d\d\]0%", page.text)
+    assert "norm8 in 89%-0.050 [-0.050 to -0.050]100%" in page.text.replace(MINUS, "-")
+    assert "layer0, layer18+0.010 [+0.010 to +0.010]" in page.text
     assert page.classed("b", "below") == 1
 
 

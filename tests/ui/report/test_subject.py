@@ -41,7 +41,7 @@ def comparison(tmp_path: Path) -> Path:
 
 
 def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> None:
-    page = report_on(trained(tmp_path / "run").path).html
+    page = report_on([trained(tmp_path / "run").path]).html
     assert "What it tried" in page
     names = ("learning", "operations", "seeds", "rewards", "health")
     assert all(f'<figure id="figure-{name}"' in page for name in names)
@@ -51,7 +51,7 @@ def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> 
 
 
 def test_a_training_run_without_decisions_says_so(tmp_path: Path) -> None:
-    page = report_on(trained(tmp_path / "run", steps=False).path).html
+    page = report_on([trained(tmp_path / "run", steps=False).path]).html
     assert "Not shown, rewards: the run keeps no single decisions (telemetry.steps_every" in page
 
 
@@ -73,7 +73,7 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
                 ended=False,
             )
         )
-    page = report_on(run.path).html
+    page = report_on([run.path]).html
     assert "How mlp grew on digits" in page
     assert "Not finished yet" in page
     assert all(f">{words}</text>" in page for words in ("train", "validation", "seeds", "loss", "b: blending in"))
@@ -83,10 +83,10 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
 def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
     loop = Loop("heuristic", run=run)
-    assert "No decision yet" in report_on(run).html
+    assert "No decision yet" in report_on([run]).html
     for number in range(1, 11):
         decision = loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
-    report = report_on(run)
+    report = report_on([run])
     page = report.html
     assert "<h1>How Sequential grew</h1>" in page
     assert "controller heuristic, seed 0, 20 decisions planned" in page
@@ -98,13 +98,13 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "blending to holding" in page
     assert "horizon: 20" in page
     assert "esper grow --" not in page
-    assert {what.name for what, rows in report.exhibits() if rows} == {
+    assert {what.name for what, rows in report.exhibits if rows} == {
         *("curves", "stages", "contributions", "seeds", "decisions", "rollbacks")
     }
 
 
 def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
-    page = report_on(comparison).html
+    page = report_on([comparison]).html
     assert "zeta against alpha: zeta better." in page
     assert "Who is better" not in page
 
@@ -112,26 +112,26 @@ def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path
 def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Path) -> None:
     add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
     add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
-    report = report_on(comparison)
+    report = report_on([comparison])
     assert "Who is better" in report.html
-    names = {what.name: rows for what, rows in report.exhibits()}
+    names = {what.name: rows for what, rows in report.exhibits}
     assert names["arms"].texts("name") == ["policy", "none"]
 
 
 def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:
     (comparison / "alpha" / "seed-4" / "arms" / "policy.json").unlink()
-    assert "4 training seeds each" in report_on(comparison).html
+    assert "4 training seeds each" in report_on([comparison]).html
     for seed in range(4):
         (comparison / "alpha" / f"seed-{seed}" / "arms" / "policy.json").rename(comparison / f"{seed}.json")
     (comparison / "zeta" / "seed-0" / "arms" / "policy.json").write_text("[")
     with pytest.raises(RunError, match="seed-0/arms/policy.json is damaged"):
-        report_on(comparison)
+        report_on([comparison])
 
 
 def test_nothing_else_has_a_report(tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "neither a run nor a comparison"), (tmp_path / "missing", "no run at")):
         with pytest.raises(RunError, match=reason):
-            report_on(path)
+            report_on([path])
 
 
 @given(st.text("<>&\"'/ab\\;=", min_size=1, max_size=12))
@@ -139,6 +139,6 @@ def test_nothing_else_has_a_report(tmp_path: Path) -> None:
 def test_no_name_in_a_run_becomes_markup(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     evil = f"<script>{name}</script><img src=x>"
     for plant in (trained, grown):
-        page = report_on(plant(tmp_path_factory.mktemp("run") / "run", name=evil).path).html
+        page = report_on([plant(tmp_path_factory.mktemp("run") / "run", name=evil).path]).html
         assert "<script" not in page
         assert "<img" not in page

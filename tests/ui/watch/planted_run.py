@@ -11,10 +11,10 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from esper.telemetry.events import EpisodeEnded, EpisodeStarted, LifecycleTransition, RunStarted, StepTaken
+from esper.telemetry.follower import StoreFollower
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 from esper.ui.watch.app import Watch
-from esper.ui.watch.feed import Feed
 
 METADATA = {
     "command": "train",
@@ -111,8 +111,8 @@ def watch(run: RunDirectory, scenario: Scenario, size: tuple[int, int] = (80, 24
     """Play a scenario with the run on screen."""
 
     async def played() -> None:
-        with closing(Feed(run)) as feed:
-            async with Watch(run, feed).run_test(size=size) as pilot:
+        with closing(StoreFollower(run.store)) as follower:
+            async with Watch(run, follower).run_test(size=size) as pilot:
                 await scenario(pilot)
 
     asyncio.run(played())

@@ -128,7 +128,7 @@ class LowRank(Blueprint, Stackable):
 
 
 RANK = 8
-"""Of `Lora`."""
+"""The rank of `Lora`, or the width if that is less."""
 
 
 @register
@@ -140,7 +140,6 @@ class Lora(LowRank):
 
     @staticmethod
     def rank_at(site: Site) -> int:
-        """`RANK`, or the width if that is less."""
         return min(RANK, site.width)
 
 

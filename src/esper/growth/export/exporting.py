@@ -18,11 +18,11 @@ from esper.arguments import check_arguments, file_path, instance, one_of, truth
 from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
 from esper.growth.export import reloading
-from esper.growth.export.formats import WRITERS, Format, ProgramWriter, WeightsWriter
+from esper.growth.export.formats import WRITERS, Format, check_onnx
 from esper.growth.export.reloading import collect_tensors
 from esper.growth.export.tracing import Inputs, return_plain, trace_model
+from esper.growth.hooks import find_attached
 from esper.growth.probe import INPUTS, Arguments
-from esper.growth.seating import find_slotted
 from esper.growth.slot import Slot
 
 _TRACED_BATCH = 3
@@ -69,54 +69,52 @@ def export(
             the same; or the second file's place is taken by one of another origin.
         RunError: the file cannot be written, for instance because its folder is missing.
     """
-    if find_slotted(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
+    if find_attached(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
         raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
     kind, path = Format(format), Path(path)
-    writer = WRITERS[kind]
-    _check_place(kind, writer, path)
-    if isinstance(writer, ProgramWriter):
-        writer.check(model, Inputs.of(example_input))
-    elif fixed_batch:
+    _check_place(kind, path)
+    inputs = None if kind is Format.SAFETENSORS else Inputs.of(example_input)
+    if inputs is None and fixed_batch:
         raise ConfigError(
             f"the {kind} format holds weights alone, which fit batches of any size: leave out fixed_batch"
         )
+    if inputs is not None and kind is Format.ONNX:
+        check_onnx(model, inputs)
     plain = copy.deepcopy(model).cpu().eval()
     try:
         with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as name:
             written = Path(name) / path.name
-            if isinstance(writer, WeightsWriter):
-                writer.write(plain, written)
+            if inputs is None:
+                WRITERS[kind](plain, None, written)
                 verify_weights(written, model)
             else:
-                _write_program(plain, Inputs.of(example_input), kind, writer, written, fixed_batch=fixed_batch)
-            if writer.companion is not None:
-                move_durably(written.with_suffix(writer.companion), path.with_suffix(writer.companion))
+                _write_program(plain, inputs, kind, written, fixed_batch=fixed_batch)
+            if kind.companion is not None:
+                move_durably(written.with_suffix(kind.companion), path.with_suffix(kind.companion))
             move_durably(written, path)
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror or error}): choose a writable folder") from error
 
 
-def _check_place(kind: Format, writer: ProgramWriter | WeightsWriter, path: Path) -> None:
+def _check_place(kind: Format, path: Path) -> None:
     """Whether the files of a format can be written, as far as that can be said before any work."""
-    if not path.name.endswith(writer.suffix) or path.name == writer.suffix:
-        raise ExportError(f"the {kind} format needs a file name that ends in {writer.suffix}, not {path.name!r}")
+    if not path.name.endswith(kind.suffix) or path.name == kind.suffix:
+        raise ExportError(f"the {kind} format needs a file name that ends in {kind.suffix}, not {path.name!r}")
     if not path.parent.is_dir():
         raise RunError(f"cannot write {path} (there is no folder {path.parent}): make it, or choose another one")
-    for other, theirs in WRITERS.items():
-        if theirs.companion is not None and path.name.endswith(theirs.companion):
+    for other in Format:
+        if other.companion is not None and path.name.endswith(other.companion):
             raise ExportError(
-                f"a name that ends in {theirs.companion} is that of a {other} export's second file: choose another"
+                f"a name that ends in {other.companion} is that of a {other} export's second file: choose another"
             )
-    beside = None if writer.companion is None else path.with_suffix(writer.companion)
+    beside = None if kind.companion is None else path.with_suffix(kind.companion)
     if beside is not None and beside.exists() and not path.exists():
         raise ExportError(
             f"{beside} is there already without {path.name}, whose second file it would be: choose another name"
         )
 
 
-def _write_program(
-    plain: nn.Module, inputs: Inputs, kind: Format, writer: ProgramWriter, written: Path, *, fixed_batch: bool
-) -> None:
+def _write_program(plain: nn.Module, inputs: Inputs, kind: Format, written: Path, *, fixed_batch: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     return_plain(plain)
     program = trace_model(
@@ -125,7 +123,7 @@ def _write_program(
     fresh = inputs.draw(inputs.batch if fixed_batch else _VERIFIED_BATCH, generator)
     with torch.no_grad():
         expected = collect_tensors(plain(*fresh.positional, **fresh.keywords))
-    writer.write(plain, program, written)
+    WRITERS[kind](plain, program, written)
     work = written.parent / "work"
     work.mkdir()
     verify(kind, written, fresh, expected, work, choose_tolerance(plain))

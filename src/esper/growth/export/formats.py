@@ -9,7 +9,6 @@ import operator
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +25,6 @@ from esper.growth.fossils import is_assertion
 
 WEIGHTS_SUFFIX = ".weights.safetensors"
 """Suffix of the file that the module reads; weights alone are a file of another name."""
-
-
 STRUCTURE_SUFFIX = ".structure.json"
 """Suffix of the file that says which classes weights alone belong to; `esper.save` writes a model.json."""
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -47,29 +44,15 @@ class Format(StrEnum):
     PYTHON = "python"
     """A Python file with the network as plain torch code, and its weights in a file NAME.weights.safetensors."""
 
+    @property
+    def suffix(self) -> str:
+        """That the file's own name must have, so that no two formats write one file."""
+        return ".py" if self is Format.PYTHON else f".{self}"
 
-@dataclass(frozen=True)
-class ProgramWriter:
-    """How to write a format that holds what the model computes."""
-
-    write: Callable[[nn.Module, ExportedProgram, Path], None]
-    """Writes the file at the path, and its companion beside it."""
-    suffix: str
-    """That the file's own name must have, so that no two formats write one file."""
-    companion: str | None = None
-    """Suffix of a second file that belongs to it; no other format writes one of that name."""
-    check: Callable[[nn.Module, Inputs], None] = lambda _model, _inputs: None
-    """Raises ExportError, before any work, for a model and inputs that it cannot express."""
-
-
-@dataclass(frozen=True)
-class WeightsWriter:
-    """How to write a format that holds the model's tensors alone."""
-
-    write: Callable[[nn.Module, Path], None]
-    """As that of `ProgramWriter`."""
-    suffix: str
-    companion: str | None = None
+    @property
+    def companion(self) -> str | None:
+        """Suffix of a second file that belongs to it; no other format writes one of that name."""
+        return {Format.SAFETENSORS: STRUCTURE_SUFFIX, Format.PYTHON: WEIGHTS_SUFFIX}.get(self)
 
 
 def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
@@ -78,7 +61,12 @@ def _write_pt2(_: nn.Module, program: ExportedProgram, path: Path) -> None:
         torch.export.save(program, file)
 
 
-def _check_onnx(model: nn.Module, inputs: Inputs) -> None:
+def check_onnx(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse, before any work, what ONNX or this installation cannot express.
+
+    Raises:
+        ExportError: a package is missing, or the model computes in other numbers than onnxruntime does.
+    """
     require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
     for tensor in (*model.parameters(), *inputs.tensors):
         if tensor.dtype in _NOT_FOR_ONNX:
@@ -111,7 +99,7 @@ def _silence_torch() -> Generator[None]:
         logger.setLevel(level)
 
 
-def _write_safetensors(model: nn.Module, path: Path) -> None:
+def _write_safetensors(model: nn.Module, _: ExportedProgram | None, path: Path) -> None:
     state: Mapping[str, object] = model.state_dict()
     strange = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if strange:
@@ -127,12 +115,13 @@ def _write_python(model: nn.Module, program: ExportedProgram, path: Path) -> Non
     path.with_suffix(WEIGHTS_SUFFIX).write_bytes(encode(_copy_apart(collect_weights(program))))
 
 
-WRITERS: Mapping[Format, ProgramWriter | WeightsWriter] = {
-    Format.PT2: ProgramWriter(_write_pt2, ".pt2"),
-    Format.ONNX: ProgramWriter(_write_onnx, ".onnx", check=_check_onnx),
-    Format.SAFETENSORS: WeightsWriter(_write_safetensors, ".safetensors", companion=STRUCTURE_SUFFIX),
-    Format.PYTHON: ProgramWriter(_write_python, ".py", companion=WEIGHTS_SUFFIX),
+WRITERS: dict[Format, Callable[[nn.Module, Any, Path], None]] = {
+    Format.PT2: _write_pt2,
+    Format.ONNX: _write_onnx,
+    Format.SAFETENSORS: _write_safetensors,
+    Format.PYTHON: _write_python,
 }
+"""How to write a model, given its program, to a path, with the format's second file beside it."""
 
 
 def _copy_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

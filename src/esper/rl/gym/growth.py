@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from esper.arrays import Bools, Floats, Ints
-from esper.config_errors import describe_first_error
 from esper.control.observation import (
     BLUEPRINT_FEATURES,
     GLOBAL_FEATURES,
@@ -30,7 +29,7 @@ from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
-from esper.settings import Settings
+from esper.settings import Settings, describe_first_error
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
 from esper.training.population import StrategyChoice

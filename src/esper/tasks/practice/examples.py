@@ -15,8 +15,8 @@ from esper.errors import TaskError
 from esper.random_streams import child_generator
 from esper.tasks.data import Labels, Scale
 
-Tokens = NDArray[np.uint8] | NDArray[np.uint16]
-"""Indices into a vocabulary; usually mapped from a file."""
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""Indices into a vocabulary."""
 
 
 class Minibatch(NamedTuple):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import CheckpointError, DivergedError
-from esper.growth.aside import global_generators
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.side_pass import global_generators
 from esper.state import from_plain, to_plain
 from esper.training.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 

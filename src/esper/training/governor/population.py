@@ -20,53 +20,35 @@ from esper.training.parameters import PopulationParameters, SeedBank, SeedKind, 
 from esper.training.population import Population, PopulationState, drop_pruned, forget_changed
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """Copies of R rows: of hosts, or of the seeds of one bank."""
+def _rows_of(block: StackedParameters, networks: Tensor) -> Tensor:
+    """The rows, int64 ``[r]``, of the networks that are True in ``networks``, bool ``[E]``."""
+    return networks[block.owners].nonzero().squeeze(1)
 
-    owners: Tensor
-    """int64 ``[R]``, on the CPU."""
-    values: Tensor
-    """``[R, P]``."""
-    buffers: Mapping[str, Tensor]
 
-    @classmethod
-    def of(cls, block: StackedParameters, networks: Tensor) -> _Copies:
-        """Copies of the rows of the networks that are True in ``networks``, bool ``[E]``."""
-        return cls(block.owners, block.values.detach(), block.buffers).select(networks)
+def _copy_rows(block: StackedParameters, networks: Tensor) -> StackedParameters:
+    """Copies of the rows of the networks that are True in ``networks``, bool ``[E]``, without optimizer state."""
+    return replace(block, values=block.values.detach(), moments={}).select(_rows_of(block, networks))
 
-    def select(self, networks: Tensor) -> _Copies:
-        """The rows of the networks that are True in ``networks``, bool ``[E]``."""
-        index = networks[self.owners].nonzero().squeeze(1)
-        on_device = index.to(self.values.device, non_blocking=True)
-        buffers = {name: buffer.index_select(0, on_device) for name, buffer in self.buffers.items()}
-        return _Copies(self.owners[index], self.values.index_select(0, on_device), buffers)
 
-    def join(self, other: _Copies) -> _Copies:
-        """These rows, then the others."""
-        buffers = {name: torch.cat([buffer, other.buffers[name]]) for name, buffer in self.buffers.items()}
-        return _Copies(torch.cat([self.owners, other.owners]), torch.cat([self.values, other.values]), buffers)
-
-    def write_to(self, block: StackedParameters, networks: Tensor) -> StackedParameters:
-        """The block with the rows of these networks, bool ``[E]``, as copied and with a fresh optimizer."""
-        places = networks[block.owners].nonzero().squeeze(1)
-        if not len(places):
-            return block
-        # A block has one row per network at most.
-        position = self.owners.new_full((len(networks),), -1)
-        position[self.owners] = torch.arange(len(self.owners))
-        source = position[block.owners[places]].to(self.values.device, non_blocking=True)
-        buffers = {name: buffer.index_select(0, source) for name, buffer in self.buffers.items()}
-        rates = block.learning_rates.index_select(0, places.to(source.device, non_blocking=True))
-        return block.reset_rows(places, self.values.index_select(0, source), buffers, rates)
+def _restore_rows(block: StackedParameters, copies: StackedParameters | None, networks: Tensor) -> StackedParameters:
+    """The block with the rows of these networks, bool ``[E]``, as in ``copies`` and with a fresh optimizer."""
+    places = _rows_of(block, networks)
+    if copies is None or not len(places):
+        return block
+    # A block has one row per network at most.
+    position = copies.owners.new_full((len(networks),), -1)
+    position[copies.owners] = torch.arange(len(copies))
+    source = copies.select(position[block.owners[places]])
+    rates = block.learning_rates[places.to(block.values.device, non_blocking=True)]
+    return block.reset_rows(places, source.values, source.buffers, rates)
 
 
 @dataclass(frozen=True)
 class Snapshots:
     """The last good state of each of E networks: host, buffers and every seed that it had. Never written into."""
 
-    host: _Copies
-    seeds: Mapping[SeedKind, _Copies]
+    host: StackedParameters
+    seeds: Mapping[SeedKind, StackedParameters]
     births: Ints
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
 
@@ -74,8 +56,8 @@ class Snapshots:
     def of(cls, state: PopulationState) -> Snapshots:
         """Copies of all networks as they are."""
         everyone = torch.ones(len(state.germinations), dtype=torch.bool)
-        seeds = {kind: _Copies.of(bank.block, everyone) for kind, bank in state.parameters.banks.items()}
-        return cls(_Copies.of(state.parameters.host, everyone), seeds, state.germinations * state.table.owning)
+        seeds = {kind: _copy_rows(bank.block, everyone) for kind, bank in state.parameters.banks.items()}
+        return cls(_copy_rows(state.parameters.host, everyone), seeds, state.germinations * state.table.owning)
 
     def retake(self, rows: Bools, state: PopulationState) -> Snapshots:
         """These snapshots, taken again for the networks ``rows``, bool ``[E]``."""
@@ -84,12 +66,12 @@ class Snapshots:
         if not rows.any():
             return self
         chosen, parameters = torch.from_numpy(rows), state.parameters
-        kept = {kind: copies.select(~chosen) for kind, copies in self.seeds.items()}
-        new = {kind: _Copies.of(bank.block, chosen) for kind, bank in parameters.banks.items()}
+        kept = {kind: _copy_rows(copies, ~chosen) for kind, copies in self.seeds.items()}
+        new = {kind: _copy_rows(bank.block, chosen) for kind, bank in parameters.banks.items()}
         joined = {kind: kept[kind].join(copies) if kind in kept else copies for kind, copies in new.items()}
         return Snapshots(
-            self.host.select(~chosen).join(_Copies.of(parameters.host, chosen)),
-            {kind: copies for kind, copies in (kept | joined).items() if len(copies.owners)},
+            _copy_rows(self.host, ~chosen).join(_copy_rows(parameters.host, chosen)),
+            {kind: copies for kind, copies in (kept | joined).items() if len(copies)},
             np.where(rows[:, None], state.germinations * state.table.owning, self.births),
         )
 
@@ -104,10 +86,12 @@ class Snapshots:
         """
         chosen = torch.from_numpy(rows)
         restored = {
-            kind: replace(bank, block=self.seeds[kind].write_to(bank.block, chosen)) if kind in self.seeds else bank
+            kind: replace(bank, block=_restore_rows(bank.block, self.seeds[kind], chosen))
+            if kind in self.seeds
+            else bank
             for kind, bank in banks.items()
         }
-        return PopulationParameters.build(self.host.write_to(host, chosen), restored)
+        return PopulationParameters.build(_restore_rows(host, self.host, chosen), restored)
 
 
 def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Transitions:
@@ -142,61 +126,46 @@ class Intervention:
         return self.trouble != Trouble.NONE
 
 
-class NoGovernor:
-    """The governor of networks that nobody watches over."""
+class PopulationGovernor:
+    """Keeps a snapshot of every network of a population, and restores those in trouble from it.
 
-    def __init__(self, size: int) -> None:
-        self.penalty = 0.0
+    Without settings it watches over nobody.
+    """
+
+    def __init__(self, population: Population, settings: GovernorSettings | None, classes: int) -> None:
+        size = population.size
+        self.penalty = 0.0 if settings is None else settings.penalty
         self.rollbacks: Ints = np.zeros(size, np.int64)
         """``[E]``."""
+        self._most = 0 if settings is None else settings.max_rollbacks
+        self._population = population
+        self._classes = classes
         self._idle = Intervention(np.zeros(size, np.int8), np.zeros(size, np.bool_), Transitions.none())
+        self._monitor = None if settings is None else Monitor(settings, size)
+        if self._monitor is not None:
+            self._snapshots = Snapshots.of(population.state)
 
     @property
     def rollbacks_used(self) -> Floats:
         """``[E]``: the share of the allowed rollbacks that an episode has had, in [0, 1]."""
-        return np.zeros(len(self.rollbacks))
-
-    def restart(self, rows: Bools) -> None:
-        """Other networks have come into ``rows``, bool ``[E]``."""
-
-    def expect_change(self, rows: Bools) -> None:
-        """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
-
-    def finite(self) -> Deferred[Bools]:
-        """``[E]``: whether all parameters and moments of a network are finite now, as far as anybody looks."""
-        known = np.ones(len(self.rollbacks), np.bool_)
-        return Deferred((), lambda: known)
-
-    def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
-        """Look at the networks ``running``, bool ``[E]``, and restore those in trouble; ``finite`` as found above."""
-        return self._idle
-
-
-class PopulationGovernor(NoGovernor):
-    """Keeps a snapshot of every network of a population, and restores those in trouble from it."""
-
-    def __init__(self, population: Population, settings: GovernorSettings, classes: int) -> None:
-        super().__init__(population.size)
-        self.penalty = settings.penalty
-        self._most = settings.max_rollbacks
-        self._population = population
-        self._classes = classes
-        self._monitor = Monitor(settings, population.size)
-        self._snapshots = Snapshots.of(population.state)
-
-    @property
-    def rollbacks_used(self) -> Floats:
         return np.minimum(self.rollbacks / max(self._most, 1), 1.0)
 
     def restart(self, rows: Bools) -> None:
+        """Other networks have come into ``rows``, bool ``[E]``."""
         self.rollbacks = np.where(rows, 0, self.rollbacks)
-        self._monitor.restart(rows)
-        self._keep(rows)
+        if self._monitor is not None:
+            self._monitor.restart(rows)
+            self._keep(rows)
 
     def expect_change(self, rows: Bools) -> None:
-        self._monitor.restart(rows)
+        """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
+        if self._monitor is not None:
+            self._monitor.restart(rows)
 
     def finite(self) -> Deferred[Bools]:
+        """``[E]``: whether all parameters and moments of a network are finite now, as far as anybody looks."""
+        if self._monitor is None:
+            return Deferred((), lambda: np.ones(self._population.size, np.bool_))
         flat = self._population.flat
         broken = ~flat.values.isfinite()
         for moment in flat.moments.values():
@@ -206,6 +175,9 @@ class PopulationGovernor(NoGovernor):
         return Deferred((counts,), _all_finite)
 
     def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
+        """Look at the networks ``running``, bool ``[E]``, and restore those in trouble; ``finite`` as found above."""
+        if self._monitor is None:
+            return self._idle
         judgement = self._monitor.judge(self._vitals(training, evaluation, finite))
         self._keep(judgement.good & running)
         trouble = np.where(running, judgement.trouble, np.int8(Trouble.NONE))
@@ -227,8 +199,3 @@ class PopulationGovernor(NoGovernor):
 
 def _all_finite(broken_values: Floats) -> Bools:
     return broken_values == 0
-
-
-def make_governor(population: Population, settings: GovernorSettings | None, classes: int) -> NoGovernor:
-    """The governor of a population that these settings ask for."""
-    return NoGovernor(population.size) if settings is None else PopulationGovernor(population, settings, classes)

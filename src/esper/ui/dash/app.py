@@ -17,21 +17,26 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from esper.errors import ConfigError, EsperError
+from esper.telemetry.follower import StoreFollower
 from esper.telemetry.reader import RunReader
-from esper.ui.dash.parameters import number, optional_number, whole
-from esper.ui.dash.queries.comparison import comparison
-from esper.ui.dash.queries.learning import learning
-from esper.ui.dash.queries.log import log
-from esper.ui.dash.queries.model import model
-from esper.ui.dash.queries.network import look, network
-from esper.ui.dash.queries.overview import overview
-from esper.ui.dash.queries.population import population
+from esper.ui.dash.answers import (
+    describe_comparison,
+    describe_learning,
+    describe_look,
+    describe_model,
+    describe_network,
+    describe_population,
+    list_events,
+    list_runs,
+)
 from esper.ui.dash.runs import RunFinder
 from esper.ui.dash.security import Access, SecuredApp
-from esper.ui.dash.stream import Follower, follow
+from esper.ui.dash.stream import stream_news
 
 STATIC = Path(__file__).parent / "static"
 LAST_EVENT_ID = "Last-Event-ID"
+LARGEST = 2**53
+"""Numbers above it are not whole in a browser."""
 
 
 def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
@@ -56,31 +61,31 @@ class Views:
         self._finder = finder
         self._stopping = stopping
         self._of_run: dict[str, Callable[[RunReader, Request], Any]] = {
-            "population": lambda reader, ask: population(reader, optional_number(ask.query_params, "episode")),
-            "network": lambda reader, ask: network(
-                reader, optional_number(ask.query_params, "episode"), number(ask.query_params, "environment")
+            "population": lambda reader, ask: describe_population(reader, _optional_number(ask, "episode")),
+            "network": lambda reader, ask: describe_network(
+                reader, _optional_number(ask, "episode"), _number(ask, "environment")
             ),
-            "look": lambda reader, ask: look(
-                reader, *(number(ask.query_params, name) for name in ("episode", "environment", "step"))
+            "look": lambda reader, ask: describe_look(
+                reader, *(_number(ask, name) for name in ("episode", "environment", "step"))
             ),
-            "learning": lambda reader, _: learning(reader),
-            "model": lambda reader, _: model(reader),
-            "events": lambda reader, ask: log(
+            "learning": lambda reader, _: describe_learning(reader),
+            "model": lambda reader, _: describe_model(reader),
+            "events": lambda reader, ask: list_events(
                 reader,
                 ask.query_params.getlist("type"),
                 ask.query_params.get("text", ""),
-                optional_number(ask.query_params, "before"),
+                _optional_number(ask, "before"),
             ),
         }
 
     def answer(self, request: Request) -> Response:
         view = request.path_params["view"]
         if view == "runs":
-            return _json({"runs": overview(self._finder.find()), "places": [str(one) for one in self._finder.places]})
+            return _json({"runs": list_runs(self._finder.find()), "places": [str(one) for one in self._finder.places]})
         if view == "compare":
             stores = self._finder.find()
             asked = dict.fromkeys(request.query_params.getlist("run"))
-            return _json({"runs": comparison({name: stores.get(name) for name in asked})})
+            return _json({"runs": describe_comparison({name: stores.get(name) for name in asked})})
         if view == "stream":
             return self._stream(request)
         if view not in self._of_run:
@@ -92,11 +97,33 @@ class Views:
         return self._finder.store(request.query_params.get("run", ""))
 
     def _stream(self, request: Request) -> Response:
-        known = whole(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
+        known = _read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
         if known is None:
-            known = optional_number(request.query_params, "after")
-        follower = Follower(self._store(request), request.query_params.getlist("type"), known or 0)
-        return StreamingResponse(follow(follower, self._stopping), media_type="text/event-stream")
+            known = _optional_number(request, "after")
+        types = request.query_params.getlist("type")
+        news = stream_news(StoreFollower(self._store(request), known or 0), types, self._stopping)
+        return StreamingResponse(news, media_type="text/event-stream")
+
+
+def _number(request: Request, name: str) -> int:
+    """A whole number that must be given; ConfigError if it is not one."""
+    found = _optional_number(request, name)
+    if found is None:
+        raise ConfigError(f"`{name}` is missing: give a whole number from 0")
+    return found
+
+
+def _optional_number(request: Request, name: str) -> int | None:
+    return _read_number(request.query_params.get(name, ""), name)
+
+
+def _read_number(text: str, name: str) -> int | None:
+    """What a text that is called ``name`` says, or None if it is empty; ConfigError if that is no whole number."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST)) and int(text) <= LARGEST):
+        raise ConfigError(f"`{name}` is {text[:40]!r}: give a whole number from 0")
+    return int(text)
 
 
 def _page(_: Request) -> Response:

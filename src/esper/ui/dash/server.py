@@ -21,7 +21,7 @@ GOODBYE_SECONDS = 2
 """That open connections get to end in."""
 
 
-def admitted(host: str, token: str | None) -> Access:
+def create_access(host: str, token: str | None) -> Access:
     """Who may ask: an address that others can reach gets a token if it has none.
 
     Raises:
@@ -40,7 +40,7 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, say: Call
     Raises:
         ConfigError: the address or port cannot be had.
     """
-    with _listening(access.host, port) as listener:
+    with _open_socket(access.host, port) as listener:
         config = uvicorn.Config(
             dashboard(finder, access, lambda: server.should_exit),
             log_level="error",
@@ -51,7 +51,7 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, say: Call
         server = uvicorn.Server(config)
         # Whoever does not read what was sent is cut off at the end, on purpose: no error, and no traceback.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        address = _address(access, listener.getsockname()[1])
+        address = _format_address(access, listener.getsockname()[1])
         say(f"dashboard: {address}")
         say("Ctrl-C stops it.")
         if browser:
@@ -60,7 +60,7 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, say: Call
             server.run(sockets=[listener])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -72,6 +72,6 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _address(access: Access, port: int) -> str:
+def _format_address(access: Access, port: int) -> str:
     host = f"[{access.host}]" if ":" in access.host else access.host
     return f"http://{host}:{port}/" + ("" if access.token is None else f"?token={access.token}")

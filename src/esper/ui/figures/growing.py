@@ -1,44 +1,95 @@
-"""What grew in training: seeds and their fates, what kept ones contribute, what networks became, what was paid."""
+"""Figures and tables of what grew in training: seeds and their fates, what they contribute, what networks became."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from matplotlib.figure import Figure as Canvas
 
-from esper.ui.figures.marks import (
+from esper.ui.figures.drawing import (
     BLUE,
     GREY,
+    MARKERS,
     ORANGE,
     PAPER,
-    colour,
-    count_iterations,
-    dashes,
+    ROW_HEIGHT,
+    draw_dots,
     legend_above,
-    marker,
     name_rows,
 )
-from esper.ui.figures.record import Figure, Query
-from esper.ui.figures.rows import Rows
+from esper.ui.figures.exhibit import Column, Figure, Query, Rows, Table
+from esper.ui.formats import count, percent, score, signed
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-_ROW_HEIGHT, _MARGIN = 0.19, 0.75
-"""Inches of a figure of rows: of each, and of what are no rows."""
+_MARGIN = 0.75
+"""Inches of a figure of rows that are not rows."""
 OUTCOMES = {"fossilized": BLUE, "pruned": ORANGE, "unfinished": GREY}
 SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
 """Of the slot that has a number, in SQL."""
-LATE = "iteration > (SELECT MAX(iteration) FROM events WHERE type = 'episode_ended') * 3 / 4"
+_LATE = "iteration > (SELECT MAX(iteration) FROM events WHERE type = 'episode_ended') * 3 / 4"
 """The last quarter of the iterations, when the policy knows most."""
 
-SEEDS = Query("""\
+
+def _draw_seeds(canvas: Canvas, rows: Rows) -> None:
+    blueprints = list(rows.by("blueprint"))
+    canvas.set_figheight(_MARGIN + ROW_HEIGHT * len(blueprints))
+    axes = canvas.subplots()
+    ends = [0.0] * len(blueprints)
+    parts = rows.by("outcome")
+    for outcome, shade in OUTCOMES.items():
+        if part := parts.get(outcome):
+            places = [blueprints.index(name) for name in part.texts("blueprint")]
+            counts = part.numbers("seeds")
+            starts = [ends[place] for place in places]
+            axes.barh(places, counts, left=starts, color=shade, edgecolor=PAPER, linewidth=0.5, label=outcome)
+            for place, size in zip(places, counts, strict=True):
+                ends[place] += size
+    name_rows(axes, blueprints)
+    axes.set_xlabel("seeds")
+    legend_above(canvas)
+
+
+def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
+    axes = canvas.subplots()
+    blueprints, slots = list(rows.by("blueprint")), sorted(rows.by("slot_name").items())
+    axes.axvline(0, color=GREY, linewidth=0.6)
+    for index, (slot, part) in enumerate(slots):
+        shift = 0.7 * ((index + 0.5) / len(slots) - 0.5)
+        places = [blueprints.index(name) + shift for name in part.texts("blueprint")]
+        shade, marker = f"C{index}", MARKERS[index % len(MARKERS)]
+        axes.hlines(places, part.numbers("tenth"), part.numbers("nine_tenths"), color=shade, linewidth=0.6)
+        axes.hlines(places, part.numbers("quarter"), part.numbers("three_quarters"), color=shade, linewidth=2)
+        dots = axes.scatter(part.numbers("median"), places, s=14, color=shade, marker=marker, label=slot, zorder=3)
+        dots.set(edgecolor=PAPER, linewidth=0.4)
+    name_rows(axes, blueprints)
+    axes.set_xlabel("contribution to validation accuracy")
+    legend_above(canvas)
+
+
+def _draw_growth(canvas: Canvas, rows: Rows) -> None:
+    axes = canvas.subplots()
+    draw_dots(axes, rows.by("family"), "added", "accuracy", s=9, alpha=0.75, linewidth=0)
+    axes.set_xlabel("added parameters / host's")
+    axes.set_ylabel("validation accuracy")
+    legend_above(canvas, 5)
+
+
+# SQLite has no quantiles: those of contributions are by nearest rank.
+GROWING_EXHIBITS: tuple[Figure | Table, ...] = (
+    Figure(
+        "seeds",
+        "All seeds of the run, by blueprint and outcome.",
+        Query("""\
 SELECT blueprint, outcome, COUNT(*) AS seeds,
     SUM(COUNT(*)) OVER (PARTITION BY blueprint) AS seeds_of_blueprint
 FROM seeds GROUP BY blueprint, outcome
 ORDER BY seeds_of_blueprint DESC, blueprint, outcome
-""")
-
-# SQLite has no quantiles: these are by nearest rank.
-CONTRIBUTIONS = Query(f"""\
+"""),
+        _draw_seeds,
+        "no seed has germinated",
+    ),
+    Figure(
+        "contributions",
+        "Counterfactual contribution of kept seeds when they were fossilized, by blueprint and slot: accuracy with the "
+        "seed less accuracy without it. Median, middle half (thick) and middle four fifths (thin).",
+        Query(f"""\
 WITH ranked AS (
     SELECT blueprint, slot, contribution,
         ROW_NUMBER() OVER (PARTITION BY blueprint, slot ORDER BY contribution) AS place,
@@ -55,100 +106,7 @@ SELECT blueprint,
     MAX(CASE WHEN place = (9 * count + 9) / 10 THEN contribution END) AS nine_tenths
 FROM ranked GROUP BY blueprint, slot
 ORDER BY SUM(count) OVER (PARTITION BY blueprint) DESC, blueprint, slot
-""")
-
-GROWTH = Query(f"""\
-SELECT family, added, accuracy FROM episodes
-WHERE {LATE}
-ORDER BY family, iteration, environment
-""")
-
-REWARDS = Query("""\
-WITH networks AS (
-    SELECT iteration, COUNT(DISTINCT environment) AS count FROM decisions GROUP BY iteration
-), paid AS (
-    SELECT iteration, term, SUM(value) AS paid FROM rewards GROUP BY iteration, term
-)
-SELECT terms.term, networks.iteration, COALESCE(paid.paid, 0) / networks.count AS paid_per_episode
-FROM networks CROSS JOIN (SELECT DISTINCT term FROM paid WHERE paid != 0) AS terms
-    LEFT JOIN paid ON paid.iteration = networks.iteration AND paid.term = terms.term
-ORDER BY terms.term, networks.iteration
-""")
-
-
-def _draw_seeds(canvas: Canvas, rows: Rows) -> None:
-    blueprints = list(rows.by("blueprint"))
-    canvas.set_figheight(_MARGIN + _ROW_HEIGHT * len(blueprints))
-    axes = canvas.subplots()
-    ends = [0.0] * len(blueprints)
-    parts = rows.by("outcome")
-    for outcome, shade in OUTCOMES.items():
-        if part := parts.get(outcome):
-            places = [blueprints.index(name) for name in part.texts("blueprint")]
-            counts = part.numbers("seeds")
-            starts = [ends[place] for place in places]
-            axes.barh(places, counts, left=starts, color=shade, edgecolor=PAPER, linewidth=0.5, label=outcome)
-            for place, count in zip(places, counts, strict=True):
-                ends[place] += count
-    name_rows(axes, blueprints)
-    axes.set_xlabel("seeds")
-    legend_above(canvas, axes)
-
-
-def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    blueprints = list(rows.by("blueprint"))
-    slots = sorted(rows.by("slot_name"))
-    axes.axvline(0, color=GREY, linewidth=0.6)
-    for index, slot in enumerate(slots):
-        part = rows.by("slot_name")[slot]
-        shift = 0.7 * ((index + 0.5) / len(slots) - 0.5)
-        places = [blueprints.index(name) + shift for name in part.texts("blueprint")]
-        shade = colour(index)
-        axes.hlines(places, part.numbers("tenth"), part.numbers("nine_tenths"), color=shade, linewidth=0.6)
-        axes.hlines(places, part.numbers("quarter"), part.numbers("three_quarters"), color=shade, linewidth=2)
-        style: dict[str, Any] = {
-            "marker": marker(index),
-            "color": shade,
-            "edgecolor": PAPER,
-            "linewidth": 0.4,
-            "s": 14,
-            "zorder": 3,
-        }
-        axes.scatter(part.numbers("median"), places, label=slot, **style)
-    name_rows(axes, blueprints)
-    axes.set_xlabel("contribution to validation accuracy")
-    legend_above(canvas, axes)
-
-
-def _draw_growth(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    for index, (family, part) in enumerate(rows.by("family").items()):
-        style: dict[str, Any] = {"marker": marker(index), "color": colour(index), "s": 9, "alpha": 0.75, "linewidth": 0}
-        axes.scatter(part.numbers("added"), part.numbers("accuracy"), label=family, **style)
-    axes.set_xlabel("added parameters / host's")
-    axes.set_ylabel("validation accuracy")
-    legend_above(canvas, axes, 5)
-
-
-def _draw_rewards(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    for index, (term, part) in enumerate(rows.by("term").items()):
-        style: dict[str, Any] = {"color": colour(index), "linestyle": dashes(index), "label": term.replace("_", " ")}
-        axes.plot(part.numbers("iteration"), part.numbers("paid_per_episode"), **style)
-    axes.set_ylabel("paid per episode")
-    count_iterations(axes)
-    legend_above(canvas, axes)
-
-
-FIGURES = (
-    Figure("seeds", "All seeds of the run, by blueprint and outcome.", SEEDS, _draw_seeds, "no seed has germinated"),
-    Figure(
-        "contributions",
-        "Counterfactual contribution of kept seeds when they were fossilized, by blueprint and slot: accuracy with the "
-        "seed less accuracy without it. Median, middle half (thick) and middle four fifths (thin).",
-        CONTRIBUTIONS,
+"""),
         _draw_contributions,
         "no kept seed was measured",
         height=3.0,
@@ -156,15 +114,57 @@ FIGURES = (
     Figure(
         "growth",
         "What networks became in the last quarter of the iterations: validation accuracy against committed parameters.",
-        GROWTH,
+        Query(f"""\
+SELECT family, added, accuracy FROM episodes
+WHERE {_LATE}
+ORDER BY family, iteration, environment
+"""),
         _draw_growth,
         "no episode has ended",
     ),
-    Figure(
-        "rewards",
-        "What a network's episode paid, by term of the reward, the mean over networks.",
-        REWARDS,
-        _draw_rewards,
-        "the run keeps no single decisions (telemetry.steps_every in its config.yaml)",
+    Table(
+        "families",
+        "Episodes of the training run by family of problems: means over episodes. J is the score on validation data "
+        "while the policy explores (late: in the last quarter of the iterations), added are committed parameters over "
+        "the host's, kept are fossils per network.",
+        Query(f"""\
+SELECT family, COUNT(*) AS episodes,
+    AVG(objective) AS objective,
+    AVG(CASE WHEN {_LATE} THEN objective END) AS late_objective,
+    AVG(accuracy) AS accuracy,
+    AVG(added) AS added,
+    AVG((SELECT COUNT(*) FROM json_each(kept) WHERE type != 'null')) AS kept
+FROM episodes GROUP BY family ORDER BY family
+"""),
+        (
+            Column("family"),
+            Column("episodes", count),
+            Column("objective", score, "J"),
+            Column("late_objective", score, "J, late"),
+            Column("accuracy", percent),
+            Column("added", percent),
+            Column("kept", score),
+        ),
+        "no episode has ended",
+    ),
+    Table(
+        "blueprints",
+        "Seeds of the training run by blueprint: what became of them, and the mean contribution to validation accuracy "
+        "of fossilized ones when they were fossilized.",
+        Query("""\
+SELECT blueprint, COUNT(*) AS seeds,
+    AVG(outcome = 'fossilized') AS fossilized,
+    AVG(outcome = 'pruned') AS pruned,
+    AVG(CASE WHEN outcome = 'fossilized' THEN contribution END) AS contribution
+FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
+"""),
+        (
+            Column("blueprint"),
+            Column("seeds", count),
+            Column("fossilized", percent),
+            Column("pruned", percent),
+            Column("contribution", signed),
+        ),
+        "no seed has germinated",
     ),
 )

@@ -1,33 +1,53 @@
-"""Figures of one model that grew: its learning, its slots' stages, what its seeds contribute."""
+"""Figures and tables of one model that grew: its learning, its slots, its seeds' lives, decisions, what came out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from esper.telemetry.metric import METRIC_NAME
+from matplotlib.figure import Figure as Canvas
+
+from esper.practice.result import GrowResult
+from esper.telemetry.metric import LOSS, METRIC_NAME, Metric, contributions
+from esper.telemetry.run_directory import GROWER, maker_of
+from esper.ui.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count_along, draw_lines, legend_above
+from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Query, Rows, Table, run_queries
 from esper.ui.figures.growing import SLOT_NAME
-from esper.ui.figures.marks import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    colour,
-    count_iterations,
-    dashes,
-    few_ticks,
-    legend_above,
-)
-from esper.ui.figures.record import Figure, Query
-from esper.ui.figures.rows import Rows
-from esper.ui.figures.stages import LANE_HEIGHT, draw_lanes, explain_stages
+from esper.ui.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
+from esper.ui.formats import count, difference
+from esper.ui.formats import figure as of_any_size
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+ADDED = "added_parameters"
+"""The measure of all seeds' parameters."""
+_NO_DECISION = "no decision was made"
+_UNFINISHED = "the run has not ended"
+_PANELS = {LOSS: "loss", ADDED: "added\nparameters"}
+_ROLLBACK = "rollback"
+_DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
+_LANES_MARGIN = 0.95
+"""Inches of the figure of stages that are not slots."""
 
-NO_DECISION = "no decision was made"
 
-CURVES = Query(f"""\
+def grown_exhibits(store: Path, metadata: Mapping[str, Any], result: GrowResult | None) -> list[Exhibit]:
+    """All of a run of `esper grow`, whose result is None before it ends, or of a `Grower`, where Esper tests nothing.
+
+    Raises:
+        RunError: its store is missing, damaged or not ours.
+    """
+    found = run_queries(store, [*grown_figures(metadata), *_grown_tables(metadata)])
+    return found if maker_of(metadata) == GROWER else [*found, *_exhibit_result(result)]
+
+
+def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
+    """Named after the run's own metric."""
+    return [
+        Figure(
+            "curves",
+            f"How the model learned: {_measured(Metric.of(metadata))} on training and validation data, and the "
+            "parameters of all seeds. Vertical lines are rollbacks.",
+            Query(f"""\
 SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
 FROM scalars, (SELECT {METRIC_NAME} AS metric) AS about
 WHERE name IN ('train_' || about.metric, 'validation_' || about.metric) AND about.metric != 'loss'
@@ -39,98 +59,172 @@ SELECT 'added_parameters', 'seeds', iteration, value FROM scalars WHERE name = '
 UNION ALL
 SELECT 'rollback', trouble, iteration, NULL FROM rollbacks
 ORDER BY measure, data, decision
-""")
-
-STAGES = Query(f"""\
+"""),
+            _draw_curves,
+            _NO_DECISION,
+            height=3.2,
+        ),
+        Figure(
+            "stages",
+            "What each slot went through, one lane per slot over the decisions; a label names the blueprint that "
+            "germinated there.",
+            Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, stage, blueprint, alpha
 FROM slots ORDER BY slot, step
-""")
-
-CONTRIBUTIONS = Query(f"""\
+"""),
+            _draw_stages,
+            _NO_DECISION,
+        ),
+        Figure(
+            "contributions",
+            contributions(metadata),
+            Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, contribution
 FROM slots
 WHERE slot IN (SELECT slot FROM slots WHERE contribution IS NOT NULL)
 ORDER BY slot, step
-""")
+"""),
+            _draw_contributions,
+            "no contribution was measured",
+        ),
+    ]
 
-ADDED = "added_parameters"
-"""The measure of all seeds' parameters."""
-_PANELS = {"loss": "loss", ADDED: "added\nparameters"}
-_EVENTS = "rollback"
-_DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
-_MARGIN = 0.95
-"""Inches of the figure of stages that are not slots."""
+
+def _grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
+    about = Metric.of(metadata)
+    metric = [] if about.is_loss else [Column("metric", of_any_size, about.metric)]
+    return [
+        Table(
+            "seeds",
+            f"The life of each seed, by the decisions with which it entered a stage. {contributions(metadata)}",
+            Query(f"""\
+SELECT {SLOT_NAME} AS slot_name, blueprint,
+    germinated + 1 AS germinated, trained + 1 AS trained, blended + 1 AS blended, held + 1 AS held,
+    COALESCE(fossilized, pruned) + 1 AS ended, outcome, cause, contribution
+FROM seeds ORDER BY germinated, slot
+"""),
+            (
+                Column("slot_name", title="slot"),
+                Column("blueprint"),
+                *(Column(name, count) for name in ("germinated", "blended", "held", "ended")),
+                Column("outcome"),
+                Column("contribution", difference),
+            ),
+            "no seed has germinated",
+        ),
+        Table(
+            "decisions",
+            "Every decision with which something happened: what was decided, which slots changed their stage, what "
+            f"the gates ahead of seeds said anew, and the {_measured(about)} on validation data that it was made on.",
+            Query(f"""\
+WITH changed AS (
+    SELECT iteration, group_concat({SLOT_NAME} || ' ' || before || ' to ' || after, '; ') AS changes
+    FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
+), judged AS (
+    SELECT iteration,
+        group_concat({SLOT_NAME} || ' ' || gate || ' ' || CASE WHEN passed THEN 'passed'
+            ELSE 'held back: ' || replace(reason, '_', ' ') END, '; ') AS verdicts
+    FROM (SELECT * FROM gates ORDER BY id) GROUP BY iteration
+)
+SELECT iteration AS decision, op, {SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, metric
+FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN judged USING (iteration)
+WHERE op != 'wait' OR changes IS NOT NULL OR verdicts IS NOT NULL
+ORDER BY iteration
+"""),
+            (
+                Column("decision", count),
+                Column("op", title="operation"),
+                Column("slot_name", title="slot"),
+                Column("blueprint"),
+                Column("changes", long=True),
+                Column("verdicts", title="gates", long=True),
+                Column("loss", of_any_size),
+                *metric,
+            ),
+            "all decisions were to wait",
+        ),
+        Table(
+            "rollbacks",
+            "Every return to the last good state, with the validation loss before and after.",
+            Query("""\
+SELECT iteration AS decision, trouble, loss_before, loss_after, json_array_length(pruned) AS seeds_lost
+FROM rollbacks ORDER BY id
+"""),
+            (
+                Column("decision", count),
+                Column("trouble"),
+                Column("loss_before", of_any_size),
+                Column("loss_after", of_any_size),
+                Column("seeds_lost", count),
+            ),
+            "training never blew up",
+        ),
+    ]
+
+
+def _measured(about: Metric) -> str:
+    direction = f" ({about.direction})" if about.direction else ""
+    return LOSS if about.is_loss else f"{about.metric}{direction} and {LOSS}"
+
+
+def _exhibit_result(result: GrowResult | None) -> list[Exhibit]:
+    """What came out; without rows while the run goes on."""
+    fields = {} if result is None else asdict(result)
+    plain = tuple((name, value) for name, value in fields.items() if isinstance(value, str | int | float))
+    kept = () if result is None else tuple((one.slot, one.blueprint, one.parameters) for one in result.kept)
+    result_table = Table(
+        "result",
+        "What came out; loss (in nats), accuracy and score, the accuracy less rent, are on test data.",
+        Files("result.json in the run's directory, its fields as they are.\n"),
+        (Column("field"), Column("value", str)),
+        _UNFINISHED,
+    )
+    kept_table = Table(
+        "kept",
+        "The seeds that are part of the model.",
+        Files("result.json in the run's directory, the list kept.\n"),
+        (Column("slot"), Column("blueprint"), Column("parameters", count)),
+        "no seed was kept",
+    )
+    return [
+        Exhibit(result_table, Rows(("field", "value"), plain)),
+        Exhibit(kept_table, Rows(("slot", "blueprint", "parameters"), kept)),
+    ]
 
 
 def _draw_curves(canvas: Canvas, rows: Rows) -> None:
     measures = rows.by("measure")
-    known = [name for name in _PANELS if name in measures]
-    panels = [*(name for name in measures if name not in (*_PANELS, _EVENTS)), *known]
+    panels = [
+        *(name for name in measures if name not in (*_PANELS, _ROLLBACK)),
+        *(name for name in _PANELS if name in measures),
+    ]
     column = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(column, panels, strict=True):
         for data, part in measures[name].by("data").items():
             axes.plot(part.numbers("decision"), part.numbers("value"), color=_DATA[data], label=data)
-        for decision in measures[_EVENTS].numbers("decision") if _EVENTS in measures else []:
-            axes.axvline(decision, color=VERMILION, linewidth=0.8, linestyle=":", label="rollback")
+        for decision in measures[_ROLLBACK].numbers("decision") if _ROLLBACK in measures else []:
+            axes.axvline(decision, color=VERMILION, linewidth=0.8, linestyle=":", label=_ROLLBACK)
         axes.set_ylabel(_PANELS.get(name, name))
         if name == ADDED:
             axes.set_ylim(bottom=0)
-        few_ticks(axes, 4)
-    count_iterations(column[-1], "decision")
-    found = {name: mark for axes in column for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    canvas.legend(found.values(), found.keys(), loc="outside upper center", ncols=4)
+        axes.locator_params(axis="y", nbins=4)
+    count_along(column[-1], "decision")
+    legend_above(canvas)
     canvas.align_ylabels()
 
 
 def _draw_stages(canvas: Canvas, rows: Rows) -> None:
-    canvas.set_figheight(_MARGIN + LANE_HEIGHT * len(rows.by("slot_name")))
+    canvas.set_figheight(_LANES_MARGIN + LANE_HEIGHT * len(rows.by("slot_name")))
     axes = canvas.subplots()
     seen = draw_lanes(axes, rows)
-    count_iterations(axes, "decision")
+    count_along(axes, "decision")
     explain_stages(canvas, axes, seen)
 
 
 def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
     axes = canvas.subplots()
     axes.axhline(0, color=GREY, linewidth=0.6)
-    for index, (slot, part) in enumerate(rows.by("slot_name").items()):
-        style: dict[str, Any] = {
-            "color": colour(index),
-            "linestyle": dashes(index),
-            "label": slot,
-            "marker": ".",
-            "markersize": 2.5,
-        }
-        axes.plot(part.numbers("decision"), part.numbers("contribution"), **style)
+    draw_lines(axes, rows.by("slot_name"), "decision", "contribution", marker=".", markersize=2.5)
     axes.set_ylabel("contribution")
-    count_iterations(axes, "decision")
-    legend_above(canvas, axes)
-
-
-# Captions and headings say in braces where the words of `esper.ui.figures.about` go.
-FIGURES = (
-    Figure(
-        "curves",
-        "How the model learned: {measured} on training and validation data, and the parameters of all seeds. "
-        "Vertical lines are rollbacks.",
-        CURVES,
-        _draw_curves,
-        NO_DECISION,
-        height=3.2,
-    ),
-    Figure(
-        "stages",
-        "What each slot went through, one lane per slot over the decisions; a label names the blueprint that "
-        "germinated there.",
-        STAGES,
-        _draw_stages,
-        NO_DECISION,
-    ),
-    Figure(
-        "contributions",
-        "{contributions}",
-        CONTRIBUTIONS,
-        _draw_contributions,
-        "no contribution was measured",
-    ),
-)
+    count_along(axes, "decision")
+    legend_above(canvas)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from esper.ui.figures.canvas import draw_svg
-from esper.ui.figures.record import Exhibit, Figure
-from esper.ui.figures.rows import Rows
-
-_TEMPLATE = "page.html"
+from esper.experiments.comparison import Comparison
+from esper.ui.figures.drawing import draw_svg
+from esper.ui.figures.exhibit import Exhibit, Figure, Rows
 
 
 @dataclass(frozen=True)
-class Answer:
+class Headline:
     """What comes first: in a word or two, in sentences, and what has to be known with it."""
 
     short: str
@@ -40,7 +38,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Again:
+class Recipe:
     """How to do it again, or what was told."""
 
     title: str
@@ -56,13 +54,22 @@ class Page:
     title: str
     heading: str
     facts: str
-    answers: Sequence[Answer] = ()
+    headlines: Sequence[Headline] = ()
     sections: Sequence[Section] = field(default_factory=list[Section])
-    again: Again | None = None
+    recipe: Recipe | None = None
 
     def html(self) -> str:
         """The whole file."""
-        return _ENVIRONMENT.get_template(_TEMPLATE).render(page=self, svg=_svg)
+        return _ENVIRONMENT.get_template("page.html").render(page=self, svg=_svg)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page, all figures and tables that belong to it, and what it judges by title."""
+
+    html: str
+    exhibits: Sequence[Exhibit]
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
 
 
 def _svg(what: Figure, rows: Rows) -> Markup:

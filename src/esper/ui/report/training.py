@@ -1,11 +1,10 @@
-"""The page of a training run."""
+"""The report of a training run."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from esper.config import load_settings, settings_text
@@ -20,67 +19,15 @@ from esper.telemetry.events import RolledBack, RunStarted
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.figures.behaviour import exhibit_behaviour
-from esper.ui.figures.growing import FIGURES as GROWING
-from esper.ui.figures.health import HEALTH, exhibit_health
-from esper.ui.figures.learning import FIGURES as LEARNING
-from esper.ui.figures.record import Exhibit, measured
-from esper.ui.figures.rows import fetch
-from esper.ui.figures.standings import evaluation_source, exhibit_evaluation
+from esper.ui.figures.comparison import exhibit_evaluation
+from esper.ui.figures.exhibit import Exhibit, run_queries
+from esper.ui.figures.growing import GROWING_EXHIBITS
+from esper.ui.figures.learning import LEARNING_EXHIBITS, exhibit_health
 from esper.ui.formats import duration, score
-from esper.ui.report.page import Again, Answer, Page, Section
-from esper.ui.standings import basis
-from esper.ui.verdict import PLACES, answer
+from esper.ui.report.page import Headline, Page, Recipe, Report, Section
+from esper.ui.standings import SPLIT_TITLES, describe_basis, did_it_help
 
-_TITLES = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
-_LEARNED, _TRIED = ("learning",), ("operations", "seeds", "rewards")
-"""Figures on the page, by name: those of how the policy learned, and those of what it tried."""
-
-
-@dataclass(frozen=True)
-class ReportData:
-    """A run as its page needs it."""
-
-    run: str
-    """The directory, as the reader would name it."""
-    version: str
-    """Of the Esper that began the run."""
-    settings: TrainSettings
-    settings_text: str
-    summary: TrainingSummary
-    comparisons: Mapping[Split, Comparison]
-    """Empty before the run is evaluated."""
-    behaviour: Behaviour | None
-    """None before the run is evaluated."""
-    figures: Mapping[str, Exhibit]
-    """Of the training, by name."""
-    health: Exhibit
-
-
-def load_report_data(run: RunDirectory) -> ReportData:
-    """Read a run, evaluated or not.
-
-    Raises:
-        RunError, ConfigError: a file of the run is damaged.
-    """
-    settings = load_settings(TrainSettings, run.config)
-    results = read_evaluation(run.evaluation) if run.evaluation.exists() else []
-    with RunReader.open(run.store) as reader:
-        started = reader.events(RunStarted)
-        summary = summarise(reader)
-        rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
-    shown = [figure for figure in (*LEARNING, *GROWING) if figure.name in (*_LEARNED, *_TRIED)]
-    (health,) = fetch(run.store, [HEALTH.text])
-    return ReportData(
-        str(run.path),
-        started[0].esper_version if started else "unknown",
-        settings,
-        settings_text(settings),
-        summary,
-        compare_splits(results),
-        read_behaviour(run.behaviour) if run.behaviour.exists() else None,
-        {what.name: (what, rows) for what, rows in measured(run.store, shown)},
-        exhibit_health(health, settings.ppo.target_kl, rollbacks),
-    )
+_QUESTIONS = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -89,48 +36,79 @@ def write_report(run: RunDirectory) -> Path:
     Raises:
         RunError, ConfigError: a file of the run is damaged, or the report cannot be written.
     """
-    write_atomically(run.report, report_html(load_report_data(run)))
+    write_atomically(run.report, report_training(run).html)
     return run.report
 
 
-def report_html(data: ReportData) -> str:
-    """The whole page."""
-    return Page(
-        f"Esper: {Path(data.run).name}",
-        "Did learning to grow networks help?",
-        _facts(data),
-        [_answer(data)],
-        [*_training(data), *_evaluation(data), *_health(data)],
-        _again(data),
-    ).html()
+def report_training(run: RunDirectory) -> Report:
+    """The report of a run, evaluated or not, also while it goes on.
 
-
-def _facts(data: ReportData) -> str:
-    summary, settings = data.summary, data.settings
-    return (
-        f"Run {data.run}: suite {settings.suite}, seed {settings.seed}, {summary.iterations} of {settings.iterations} "
+    Raises:
+        RunError, ConfigError: a file of the run is damaged.
+    """
+    settings = load_settings(TrainSettings, run.config)
+    comparisons = compare_splits(read_evaluation(run.evaluation) if run.evaluation.exists() else [])
+    behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
+    with RunReader.open(run.store) as reader:
+        started = reader.events(RunStarted)
+        summary = summarise(reader)
+        rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
+    trained = {one.what.name: one for one in run_queries(run.store, (*LEARNING_EXHIBITS, *GROWING_EXHIBITS))}
+    health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
+    evaluated = exhibit_evaluation(comparisons)
+    acted = {} if behaviour is None else exhibit_behaviour(behaviour)
+    facts = (
+        f"Run {run.path}: suite {settings.suite}, seed {settings.seed}, {summary.iterations} of {settings.iterations} "
         f"iterations, {summary.environment_steps:,} environment steps in {duration(summary.seconds)} "
-        f"({summary.environment_steps_per_second:.0f} a second), Esper {data.version}."
+        f"({summary.environment_steps_per_second:.0f} a second), Esper "
+        f"{started[0].esper_version if started else 'unknown'}."
+    )
+    sections = [
+        *_show_training(trained),
+        *_show_evaluation(evaluated),
+        *([] if behaviour is None else _show_behaviour(behaviour, acted)),
+        *([Section("Was training healthy?", [health])] if health.rows else []),
+    ]
+    recipe = Recipe(
+        "How to reproduce this",
+        settings_text(settings),
+        "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
+        "All randomness follows from the seed in the settings.",
+        f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
+        "esper evaluate runs/again",
+    )
+    heldout = comparisons.get("heldout")
+    headline = (
+        _say_unmeasured(run, summary)
+        if heldout is None
+        else _say_answer(heldout, comparisons.get("transfer"), behaviour, summary)
+    )
+    title = "Did learning to grow networks help?"
+    page = Page(f"Esper: {run.path.name}", title, facts, [headline], sections, recipe)
+    compared = [one for exhibits in evaluated.values() for one in exhibits.values()]
+    return Report(
+        page.html(),
+        [*trained.values(), *compared, *acted.values(), health],
+        {SPLIT_TITLES[split]: found for split, found in comparisons.items()},
     )
 
 
-def _answer(data: ReportData) -> Answer:
-    heldout = data.comparisons.get("heldout")
-    if heldout is None:
-        return _unmeasured(data)
-    found = answer(heldout)
-    sentences, notes = [found.sentence], [basis(heldout)]
-    if transfer := data.comparisons.get("transfer"):
-        new = answer(transfer, PLACES["transfer"])
+def _say_answer(
+    heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
+) -> Headline:
+    answer = did_it_help(heldout)
+    sentences, notes = [answer.sentence], [describe_basis(heldout)]
+    if transfer is not None:
+        new = did_it_help(transfer, "transfer")
         sentences.append(f"Families never trained on: {new.short.lower()}. {new.sentence}")
-    if data.behaviour is not None and data.behaviour.iteration != data.summary.iterations:
-        notes.append(f"The policy of iteration {data.behaviour.iteration} was evaluated.")
-    return Answer(found.short, sentences, notes=notes)
+    if behaviour is not None and behaviour.iteration != summary.iterations:
+        notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
+    return Headline(answer.short, sentences, notes=notes)
 
 
-def _unmeasured(data: ReportData) -> Answer:
+def _say_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
     """What training alone tells, and how to learn the rest."""
-    summary, sentences = data.summary, list[str]()
+    sentences = list[str]()
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
         sentences.append(
@@ -138,52 +116,27 @@ def _unmeasured(data: ReportData) -> Answer:
             f"best baseline there, {best}, {score(summary.baselines[best])}; that is no answer yet."
         )
     sentences.append("To compare the policy with all baselines on instances that nobody trained on, run")
-    return Answer("Not measured yet", sentences, f"esper evaluate {shlex.quote(data.run)}")
+    return Headline("Not measured yet", sentences, f"esper evaluate {shlex.quote(str(run.path))}")
 
 
-def _training(data: ReportData) -> list[Section]:
+def _show_training(exhibits: Mapping[str, Exhibit]) -> list[Section]:
     title = "How the policy learned"
-    if "J" not in data.figures["learning"][1].by("kind"):
+    if "J" not in exhibits["learning"].rows.by("kind"):
         return [Section(title, note="The run has no finished iteration yet.")]
-    tried = Section("What it tried", [data.figures[name] for name in _TRIED])
-    learned = Section(title, [data.figures[name] for name in _LEARNED])
-    return [learned, tried] if data.figures["operations"][1] else [learned]
+    tried = [exhibits[name] for name in ("operations", "seeds", "rewards")]
+    learned = Section(title, [exhibits["learning"]])
+    return [learned, Section("What it tried", tried)] if exhibits["operations"].rows else [learned]
 
 
-def _evaluation(data: ReportData) -> list[Section]:
-    """How the policy compares with the others, and what it does."""
-    evaluated = exhibit_evaluation(data.comparisons, evaluation_source)
-    compared = [
-        Section(_TITLES[split], [one.scores, one.differences, one.standings, one.growth, one.families])
-        for split, one in evaluated.items()
-    ]
-    if data.behaviour is None:
-        return compared
-    did = exhibit_behaviour(data.behaviour)
-    gradients = [did.gradients] if data.behaviour.gradients else []
-    earned = [did.earnings, did.pairs] if did.earnings[1] else []
-    return [
-        *compared,
-        Section("What it uses where", [did.operations, did.blueprints, did.places, *gradients]),
-        *(
-            []
-            if data.behaviour.earnings is None
-            else [Section("What the kept seeds earned", earned, "" if earned else "The policy kept no seed.")]
-        ),
-        Section("What the policy does", [did.episodes]),
-    ]
+def _show_evaluation(evaluated: Mapping[Split, Mapping[str, Exhibit]]) -> list[Section]:
+    shown = ("scores", "differences", "standings", "growth", "families")
+    return [Section(_QUESTIONS[split], [exhibits[name] for name in shown]) for split, exhibits in evaluated.items()]
 
 
-def _health(data: ReportData) -> list[Section]:
-    return [Section("Was training healthy?", [data.health])] if data.health[1] else []
-
-
-def _again(data: ReportData) -> Again:
-    config = shlex.quote(f"{data.run}/config.yaml")
-    return Again(
-        "How to reproduce this",
-        data.settings_text,
-        "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
-        "All randomness follows from the seed in the settings.",
-        f"esper train --config {config} --run-dir runs/again\nesper evaluate runs/again",
-    )
+def _show_behaviour(behaviour: Behaviour, exhibits: Mapping[str, Exhibit]) -> list[Section]:
+    used = ["operations", "blueprints", "places", *(["gradients"] if behaviour.gradients else [])]
+    sections = [Section("What it uses where", [exhibits[name] for name in used])]
+    if behaviour.earnings is not None:
+        kept = [exhibits["earnings"], exhibits["interactions"]] if exhibits["earnings"].rows else []
+        sections.append(Section("What the kept seeds earned", kept, "" if kept else "The policy kept no seed."))
+    return [*sections, Section("What the policy does", [exhibits["episodes"]])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import ClassVar
 
 from rich.text import Text
@@ -11,20 +12,25 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from esper.telemetry.run_directory import RunDirectory, RunProgress
-from esper.ui.listing import printable
-from esper.ui.watch.events import Events
-from esper.ui.watch.feed import Feed
-from esper.ui.watch.known import Known
-from esper.ui.watch.learning import Learning
+from esper.errors import RunError
+from esper.telemetry.follower import StoreFollower
+from esper.telemetry.reader import RunReader
+from esper.telemetry.run_directory import RunDirectory, RunProgress, read_progress
+from esper.ui.run_view import RunView
+from esper.ui.terminal import printable
+from esper.ui.watch.events import EventsPane
+from esper.ui.watch.learning import LearningPane
 from esper.ui.watch.lines import Lines
 from esper.ui.watch.network import NetworkPane
-from esper.ui.watch.population import Population
-from esper.ui.watch.words import figure
+from esper.ui.watch.population import PopulationPane
+from esper.ui.watch.text import measure
 
+Pane = PopulationPane | NetworkPane | LearningPane | EventsPane
 REFRESH_SECONDS = 0.5
 """Between polls; nothing is drawn more often, but for keys."""
-TABS = {"population": Population, "network": NetworkPane, "learning": Learning, "events": Events}
+SHARE_OF_READING = 0.2
+"""Share of the time that reading a large run takes at most."""
+TABS = {"population": PopulationPane, "network": NetworkPane, "learning": LearningPane, "events": EventsPane}
 """What they show, in the order of their keys, which are 1, 2, 3 and 4."""
 
 
@@ -47,12 +53,19 @@ class Watch(App[None]):
         Binding("q", "quit", "Quit"),
     ]
 
-    def __init__(self, run: RunDirectory, feed: Feed) -> None:
+    def __init__(self, run: RunDirectory, follower: StoreFollower) -> None:
         super().__init__()
         self.animation_level = "none"
-        self.known = Known()
+        self.view: RunView | None = None
+        """The run when it was last read; None before that."""
+        self.trouble: str | None = None
+        """Why it cannot be read now."""
         self._run_directory = run
-        self._feed = feed
+        self._follower = follower
+        self._state: object = None
+        """Equal as long as there is nothing new."""
+        self._reading_seconds = 0.0
+        """CPU time of the last look."""
 
     def compose(self) -> ComposeResult:
         """The status, the tabs, the keys."""
@@ -86,30 +99,47 @@ class Watch(App[None]):
     def on_lines_chosen(self, message: Lines.Chosen) -> None:
         """A network was chosen."""
         population = self._pane()
-        if isinstance(population, Population):
-            self.query_one(NetworkPane).number = population.network(message.index)
+        if isinstance(population, PopulationPane):
+            self.query_one(NetworkPane).number = population.number_at(message.index)
             self.action_tab("network")
 
     async def _follow(self) -> None:
         while True:
-            if self.known.take(await asyncio.to_thread(self._feed.poll)):
+            if await asyncio.to_thread(self._look):
                 self._draw()
-            await asyncio.sleep(REFRESH_SECONDS)
+            await asyncio.sleep(max(REFRESH_SECONDS, self._reading_seconds / SHARE_OF_READING))
 
-    def _pane(self) -> Population | NetworkPane | Learning | Events:
+    def _look(self) -> bool:
+        """Read the run if it has changed; what was known stays while it cannot be read. Returns whether to draw."""
+        before, began = (self.view, self.trouble), time.thread_time()
+        try:
+            self.view, self.trouble = self._follower.read(self._read), None
+        except RunError as error:
+            waiting = f"{self._run_directory.path} has no run store now: waiting for it"
+            self.trouble = str(error) if self._run_directory.store.is_file() else waiting
+            self._state = None
+        self._reading_seconds = time.thread_time() - began
+        return self.view is not before[0] or self.trouble != before[1]
+
+    def _read(self, reader: RunReader) -> RunView:
+        state = reader, reader.data_version(), read_progress(self._run_directory, reader)
+        if self.view is None or state != self._state:
+            self.view, self._state = RunView.read(self._run_directory, reader), state
+        return self.view
+
+    def _pane(self) -> Pane:
         found: Widget = self.query_one(f"#{self.query_one(TabbedContent).active} > *")
-        assert isinstance(found, Population | NetworkPane | Learning | Events)
+        assert isinstance(found, Pane)
         return found
 
     def _draw(self) -> None:
         if not self.is_running:  # it is closing, and its parts are gone
             return
-        known = self.known
-        self.query_one("#status", Static).update(_status(self._run_directory, known.progress))
+        self.query_one("#status", Static).update(_status(self._run_directory, self.view and self.view.progress))
         trouble = self.query_one("#trouble", Static)
-        trouble.display = known.trouble is not None
-        trouble.update(Text(printable(known.trouble or "")))
-        self._pane().show(known)
+        trouble.display = self.trouble is not None
+        trouble.update(Text(printable(self.trouble or "")))
+        self._pane().show(self.view)
 
 
 def _status(run: RunDirectory, progress: RunProgress | None) -> Text:
@@ -120,7 +150,7 @@ def _status(run: RunDirectory, progress: RunProgress | None) -> Text:
     total = "" if progress.total is None else f"/{progress.total}"
     parts = [f"{unit} {progress.done}{total}"]
     if progress.value is not None:
-        parts.append(f"{printable(progress.metric.metric)} {figure(progress.value)}")
+        parts.append(f"{printable(progress.metric.metric)} {measure(progress.value)}")
     if progress.probe_score is not None:
-        parts.append(f"probe {figure(progress.probe_score)}")
+        parts.append(f"probe {measure(progress.probe_score)}")
     return Text.assemble((name, "bold"), f"  {progress.state}  ", ", ".join(parts), no_wrap=True)

@@ -1,4 +1,4 @@
-"""What happened last."""
+"""The tab of what happened last."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from textual.widgets import Static
 
 from esper.telemetry.events import PolicyLooked, StepTaken
 from esper.telemetry.reader import EventRecord
-from esper.ui.listing import printable
-from esper.ui.watch.known import Known
+from esper.ui.run_view import RunView
+from esper.ui.terminal import printable
 from esper.ui.watch.lines import Lines
-from esper.ui.watch.words import EVENT_HEAD, event_line
+from esper.ui.watch.text import EVENT_HEAD, event_line
 
 NOTABLE, ALL = "all but decisions", "all"
 _DECISIONS = (StepTaken.name, PolicyLooked.name)
 _STYLES = {"anomaly_raised": "yellow", "rolled_back": "red", "run_failed": "red", "run_interrupted": "yellow"}
 
 
-class Events(Vertical):
+class EventsPane(Vertical):
     """Recent events, the newest first; the arrow keys choose which types."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -33,7 +33,7 @@ class Events(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self.filter = NOTABLE
-        self._known = Known()
+        self._view: RunView | None = None
         self._records: list[EventRecord] = []
 
     def compose(self) -> ComposeResult:
@@ -41,9 +41,10 @@ class Events(Vertical):
         yield Static(id="events-head")
         yield Lines(id="events-lines")
 
-    def show(self, known: Known) -> None:
-        """Draw what is known now."""
-        self._known, self._records = known, known.events(self._types(known))
+    def show(self, view: RunView | None) -> None:
+        """Draw a run; None before it is known."""
+        self._view = view
+        self._records = view.events(self._types()) if view else []
         head = Text.assemble(("showing: ", "bold"), printable(self.filter), "\n", (EVENT_HEAD, "bold"))
         head.no_wrap = True
         self.query_one("#events-head", Static).update(head)
@@ -51,18 +52,18 @@ class Events(Vertical):
 
     def action_filter(self, by: int) -> None:
         """Show other types."""
-        choices = [NOTABLE, ALL, *self._known.event_types]
+        choices = [NOTABLE, ALL, *(self._view.recent if self._view else ())]
         place = choices.index(self.filter) if self.filter in choices else 0
         self.filter = choices[(place + by) % len(choices)]
-        self.show(self._known)
+        self.show(self._view)
 
-    def _types(self, known: Known) -> list[str]:
+    def _types(self) -> list[str]:
+        known = list(self._view.recent) if self._view else []
         if self.filter == ALL:
-            return known.event_types
-        if self.filter == NOTABLE:
-            return [name for name in known.event_types if name not in _DECISIONS]
-        return [self.filter]
+            return known
+        return [name for name in known if name not in _DECISIONS] if self.filter == NOTABLE else [self.filter]
 
     def _line(self, index: int, width: int) -> Text:
         record = self._records[index]
-        return Text(event_line(record, self._known.slot)[:width], _STYLES.get(record.type, ""), no_wrap=True)
+        line = event_line(record, self._view)[:width] if self._view else ""
+        return Text(line, _STYLES.get(record.type, ""), no_wrap=True)

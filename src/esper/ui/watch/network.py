@@ -1,4 +1,4 @@
-"""One network of the newest episode in detail."""
+"""The tab of one network of the newest episode in detail."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from esper.telemetry.events import StepTaken
-from esper.ui.listing import listing, printable
-from esper.ui.watch.known import Known
-from esper.ui.watch.networks import Life, Network
-from esper.ui.watch.stages import GLYPHS, lane
-from esper.ui.watch.words import decision, difference, figure
+from esper.telemetry.metric import Metric
+from esper.ui.run_view import Fields, NetworkView, RunView
+from esper.ui.terminal import plain_table, printable
+from esper.ui.watch.text import as_float, decision_text, difference, measure, stage_lane, stage_text, stages_of
 
 DECISIONS = 30
 """Decisions that are listed."""
@@ -39,113 +37,107 @@ class NetworkPane(VerticalScroll, can_focus=True):
         super().__init__()
         self.number: int | None = None
         """Of the network that is shown; None: the first."""
-        self._known = Known()
+        self._view: RunView | None = None
 
     def compose(self) -> ComposeResult:
         """One drawing."""
         yield Static(id="network-body")
 
-    def show(self, known: Known) -> None:
-        """Draw what is known now."""
-        self._known = known
-        self.query_one("#network-body", Static).update(self._body())
+    def show(self, view: RunView | None) -> None:
+        """Draw a run; None before it is known."""
+        self._view = view
+        self.query_one("#network-body", Static).update(self._body(view))
 
     def action_go(self, by: int) -> None:
         """Show the network that is so many further."""
-        numbers = [network.number for network in self._known.networks]
+        numbers = [network.number for network in self._view.networks] if self._view else []
         if numbers:
             place = numbers.index(self.number) if self.number in numbers else 0
             self.number = numbers[(place + by) % len(numbers)]
-            self.show(self._known)
+            self.show(self._view)
 
-    def _body(self) -> RenderableType:
-        networks = self._known.networks
-        if not networks:
+    def _body(self, view: RunView | None) -> RenderableType:
+        if view is None or not view.networks:
             return Text("no network has made a decision yet", "italic")
-        network = next((one for one in networks if one.number == self.number), networks[0])
+        network = next((one for one in view.networks if one.number == self.number), view.networks[0])
         self.number = network.number
         return Group(
-            self._title(network, len(networks)),
+            _title(view, network),
             Text(),
-            self._slots(network),
+            _slots(view, network, max(self.size.width - _BESIDE_LANE, 8)),
             Text(),
             Text("seeds' lives, by step", "bold"),
-            self._lives(network),
+            _seeds(view, network),
             Text(),
             Text("last decisions, the newest first", "bold"),
-            self._decisions(network),
+            _decisions(view, network),
         )
 
-    def _title(self, network: Network, count: int) -> Text:
-        lines = [f"network {network.number} of {count}, episode {self._known.episode}"]
-        if network.started:
-            start = network.started
-            lines[0] += f": {start.instance}, rent {start.rent:g}, {start.host_parameters} parameters"
-        if network.ended:
-            end = network.ended
-            kept = ", ".join(name for name in end.kept if name) or "nothing"
-            lines.append(
-                f"ended: accuracy {figure(end.accuracy)}, J {figure(end.objective)}, added {end.added:.0%}, kept {kept}"
-            )
-        lines += [
-            f"step {one.step}: rolled back, {one.trouble}{'; that was the end' if one.ended else ''}"
-            for one in network.rollbacks
-        ]
-        return Text("\n".join(map(printable, lines)), "bold")
 
-    def _slots(self, network: Network) -> RenderableType:
-        table = listing("slot", "stage", "blueprint", "alpha", "contrib.", "steps")
-        if not network.steps:
-            return table
-        last = network.steps[-1]
-        width = max(self.size.width - _BESIDE_LANE, 8)
-        for index, stage in enumerate(last.stages):
-            stages = [step.stages[index] for step in network.steps if index < len(step.stages)]
-            table.add_row(
-                Text(self._known.slot(index)),
-                _stage(stage),
-                Text(printable(last.blueprints[index] or "")),
-                f"{last.alphas[index]:.2f}" if last.blueprints[index] else "",
-                difference(last.contributions[index]),
-                lane(stages, self._known.steps, width),
-            )
+def _title(view: RunView, network: NetworkView) -> Text:
+    lines = [f"network {network.number} of {len(view.networks)}, episode {view.episode}"]
+    if start := network.started:
+        lines[0] += f": {start['instance']}, rent {as_float(start['rent']):g}, {start['host_parameters']} parameters"
+    if end := network.ended:
+        kept = ", ".join(filter(None, end["kept"])) or "nothing"
+        figures = f"accuracy {measure(end['accuracy'])}, J {measure(end['objective'])}"
+        lines.append(f"ended: {figures}, added {as_float(end['added']):.0%}, kept {kept}")
+    lines += [
+        f"step {one['step']}: rolled back, {one['trouble']}{'; that was the end' if one['ended'] else ''}"
+        for one in network.rollbacks
+    ]
+    return Text("\n".join(map(printable, lines)), "bold")
+
+
+def _slots(view: RunView, network: NetworkView, width: int) -> RenderableType:
+    table = plain_table("slot", "stage", "blueprint", "alpha", "contrib.", "steps")
+    if not network.decisions:
         return table
+    last = network.decisions[-1]
+    for index, stage in enumerate(last["stages"]):
+        blueprint, alpha = last["blueprints"][index], last["alphas"][index]
+        table.add_row(
+            Text(printable(view.slot(index))),
+            stage_text(stage),
+            Text(printable(blueprint or "")),
+            f"{as_float(alpha):.2f}" if blueprint else "",
+            difference(last["contributions"][index]),
+            stage_lane(stages_of(network, index), view.steps, width),
+        )
+    return table
 
-    def _lives(self, network: Network) -> RenderableType:
-        if not network.lives:
-            return Text("none yet", "italic")
-        table = listing("slot", "blueprint", "outcome", "contrib.", "born", "blends", "holds", "ends")
-        for life in network.lives:
-            table.add_row(*self._life(life))
-        return table
 
-    def _life(self, life: Life) -> list[RenderableType]:
-        steps = [life.began, *(life.reached.get(stage) for stage in ("blending", "holding", life.outcome))]
-        return [
-            Text(self._known.slot(life.slot)),
-            Text(printable(life.blueprint or "")),
-            _stage(life.outcome) + ("" if life.cause in ("", *_USUAL) else f" by {printable(life.cause)}"),
-            difference(life.contribution),
+def _seeds(view: RunView, network: NetworkView) -> RenderableType:
+    seeds = network.seeds()
+    if not seeds:
+        return Text("none yet", "italic")
+    table = plain_table("slot", "blueprint", "outcome", "contrib.", "born", "blends", "holds", "ends")
+    for seed in seeds:
+        cause = "" if seed.get("cause") in (None, *_USUAL) else f" by {printable(seed['cause'])}"
+        steps = (seed.get(name) for name in ("germinated", "blended", "held", seed["outcome"]))
+        table.add_row(
+            Text(printable(view.slot(seed["slot"]))),
+            Text(printable(seed["blueprint"] or "")),
+            stage_text(seed["outcome"]) + cause,
+            difference(seed.get("contribution")),
             *("" if step is None else str(step) for step in steps),
-        ]
-
-    def _decisions(self, network: Network) -> RenderableType:
-        table = listing("step", "decision", escape(self._known.metric), "J", "reward", "value")
-        for step in reversed(network.steps[-DECISIONS:]):
-            table.add_row(*self._decision(step))
-        return table
-
-    def _decision(self, step: StepTaken) -> list[RenderableType]:
-        done = Text(decision(step, self._known.slot), "dim" if step.op == "wait" else "")
-        return [
-            str(step.step),
-            done,
-            figure(step.metric),
-            figure(step.objective),
-            difference(step.reward),
-            difference(step.value),
-        ]
+        )
+    return table
 
 
-def _stage(name: str) -> Text:
-    return Text(printable(name), GLYPHS[name][1] if name in GLYPHS else "")
+def _decisions(view: RunView, network: NetworkView) -> RenderableType:
+    table = plain_table("step", "decision", escape(printable(Metric.of(view.metadata).metric)), "J", "reward", "value")
+    for step in reversed(network.decisions[-DECISIONS:]):
+        table.add_row(*_decision(step, view))
+    return table
+
+
+def _decision(step: Fields, view: RunView) -> list[RenderableType]:
+    return [
+        str(step["step"]),
+        Text(decision_text(step, view), "dim" if step["op"] == "wait" else ""),
+        measure(step["metric"]),
+        measure(step["objective"]),
+        difference(step.get("reward")),
+        difference(step.get("value")),
+    ]

@@ -1,0 +1,104 @@
+"""`esper bench suite` and `esper bench train`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from esper.commands.options import require_seed
+from esper.config import Overrides, load_settings
+from esper.devices import CPU
+from esper.errors import ConfigError
+from esper.experiments.bench_suite import Choice, SuiteReport, bench_suite
+from esper.experiments.bench_train import bench_train
+from esper.experiments.settings import TrainSettings
+from esper.experiments.workers import LocalWorkers
+from esper.ui.output import console_beside, print_json, say
+
+WORKERS = 2
+ITERATIONS = 3
+
+
+def measure_suite(
+    suite: Annotated[str, tyro.conf.Positional] = "tokens",
+    search: int = 6,
+    score: int = 16,
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Measure how much control a suite rewards: its context-oracle gap, with the best fixed schedules.
+
+    Args:
+        suite: Name of the suite.
+        search: Instances per variant on which schedules are chosen.
+        score: Fresh instances per variant on which the chosen ones are scored.
+        seed: Draws the instances.
+        json: Print a machine-readable last line.
+    """
+    require_seed(seed)
+    began = time.perf_counter()
+    rules = TrainSettings(suite=suite).rules
+    with LocalWorkers(WORKERS) as workers:
+        report = bench_suite(suite, rules, search, score, seed, workers)
+    _print_gap(console_beside(json), report, time.perf_counter() - began)
+    if json:
+        print_json(asdict(report))
+
+
+def _print_gap(console: Console, report: SuiteReport, seconds: float) -> None:
+    for title, choices in (("family", report.families), ("variant", report.variants)):
+        console.print(_table(title, choices, report.overall))
+    console.print(f"nothing {report.nothing_score:.3f}; best fixed schedule overall {report.overall_score:.3f}")
+    console.print(
+        f"context-oracle gap by family {report.context_oracle_gap:.3f} (standard error {report.standard_error:.3f}), "
+        f"by variant {report.variant_gap:.3f} ({report.variant_standard_error:.3f}); "
+        f"{report.schedules} schedules, {report.episodes} episodes, {seconds:.0f} s"
+    )
+
+
+def _table(title: str, choices: list[Choice], overall: str) -> Table:
+    table = Table(title=f"best fixed schedule per {title}")
+    for column in (title, "best schedule", "score", f"overall best ({overall})", "nothing"):
+        table.add_column(column)
+    for one in choices:
+        numbers = (one.score, one.score_of_overall, one.score_of_nothing)
+        table.add_row(one.context, one.schedule, *(f"{number:.3f}" for number in numbers))
+    return table
+
+
+def measure_training(
+    config: Path | None = None,
+    iterations: int = ITERATIONS,
+    overrides: Overrides = (),
+    json: bool = False,
+) -> None:
+    """Measure how many environment steps a second one core trains on, and where the time goes.
+
+    Args:
+        config: YAML file with the settings of a training; the defaults where it says nothing.
+        iterations: Measured one by one; one more is profiled.
+        json: Print a machine-readable last line.
+    """
+    console = console_beside(json)
+    chosen = ("shards=1", f"iterations={iterations}")
+    settings = load_settings(TrainSettings, config, (*chosen, *overrides))
+    if settings.devices != (CPU,):
+        raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
+
+    def show(number: int, speed: float) -> None:
+        say(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
+
+    found = bench_train(settings, show)
+    table = Table("part", "share of the time", box=None)
+    for name, share in sorted(found.share.items(), key=lambda part: -part[1]):
+        table.add_row(name, f"{share:.1%}")
+    console.print(table)
+    say(console, f"{found.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread")
+    if json:
+        print_json(asdict(found))

@@ -1,0 +1,106 @@
+"""Whether slots can sit on a host, and still do: what would let them grow in vain is refused.
+
+A module's hooks show by the one public way to them: a hook of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import distributed, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from esper.errors import SlotError
+from esper.growth.slot import Slot
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
+
+
+def require_attachable(host: nn.Module) -> None:
+    """Refuse a host that cannot be given slots.
+
+    Raises:
+        SlotError: it has slots already, or its parameters are sharded.
+    """
+    require_whole(host.named_parameters())
+    name = find_attached(host)
+    if name is not None:
+        raise SlotError(
+            f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
+            "or take them off by its release() first"
+        )
+
+
+def find_attached(model: nn.Module) -> str | None:
+    """The name of a submodule behind which there is a slot; None if there is none."""
+    named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _hooks(part))), None)
+
+
+def require_attached(model: GrowingModel) -> None:
+    """Refuse a model whose host does not call its slots any more.
+
+    Raises:
+        SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded.
+    """
+    require_whole(model.host.named_parameters())
+    modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
+    for name, slot in model.slots.items():
+        if name not in modules or slot not in _hooks(modules[name]):
+            raise SlotError(
+                f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
+                "or lost its hooks since esper.attach; rebuild the host first and attach then"
+            )
+
+
+def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters of which this process has a part.
+
+    Raises:
+        SlotError: they are sharded, as by `torch.distributed.fsdp.fully_shard`.
+    """
+    if not distributed.is_available():
+        return
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 (there is none in builds without torch.distributed)
+
+    sharded = next((name for name, parameter in parameters if isinstance(parameter, DTensor)), None)
+    if sharded is not None:
+        raise SlotError(
+            f"parameter {sharded!r} is a DTensor: models that fully_shard (FSDP2) or tensor parallelism has sharded "
+            "cannot grow; use DistributedDataParallel, which keeps them whole"
+        )
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [hook for table in find_hook_tables(module) for hook in table.values()]
+
+
+Tables = list[Mapping[int, Any]]
+
+
+def find_hook_tables(module: nn.Module) -> Tables:
+    """The tables of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
+
+
+def find_global_hook_tables() -> Tables:
+    """The tables of hooks that are called for every module."""
+    return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
+
+
+def _tables(handles: Sequence[RemovableHandle]) -> Tables:
+    """The tables that hooks were put in, which are taken out again."""
+    tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return tables
+
+
+def _do_nothing(*_: Any) -> None:
+    """As a hook."""

@@ -1,1 +1,0 @@
-"""What each view of the dashboard needs of a run, as plain JSON values."""

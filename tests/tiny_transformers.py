@@ -1,0 +1,38 @@
+"""Hugging Face's models, tiny, from their configurations; tests that ask for them are skipped without the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+
+def bert(**settings: Any) -> nn.Module:
+    """A classifier of one layer."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**{**layers, **settings}))
+
+
+def gpt2(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**layers, **settings}))
+
+
+def vit(**settings: Any) -> nn.Module:
+    """A classifier of images of 8 x 8 pixels, of one layer."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**{**layers, "image_size": 8, "patch_size": 4, **settings})
+    )
+
+
+def t5(**settings: Any) -> nn.Module:
+    """An encoder and a decoder of one layer each."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**{**layers, **settings}))
