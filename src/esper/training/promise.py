@@ -115,7 +115,7 @@ class PromiseMeter:
         seed, draw = self._key
 
         def newborn(width: int) -> Blueprint:
-            return kind(site.narrowed(width), seed_generator(seed, slot, draw)).to(config.device, config.dtype)
+            return kind(site.with_width(width), seed_generator(seed, slot, draw)).to(config.device, config.dtype)
 
         template = newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)
