@@ -6,7 +6,6 @@ also change the kind of a discriminated union. Every mistake ends in a ConfigErr
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -101,41 +100,41 @@ def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, sou
     parts = key.strip().split(".")
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
-    place = _Place([model], values)
+    models: Sequence[type[BaseModel]] = [model]
     for depth, part in enumerate(parts[:-1], start=1):
-        above = ".".join(parts[:depth])
-        place = place.below(part, f"{source}: `{above}` is a value, it has no keys below it; give it whole")
-    place.put(parts[-1], value)
+        known, inner = any(part in one.model_fields for one in models), _models_below(models, part)
+        if not isinstance(_at(values, part), dict) or (known and not inner):
+            above = ".".join(parts[:depth])
+            raise ConfigError(f"{source}: `{above}` is a value, it has no keys below it; give it whole")
+        models, values = inner, _enter(values, part)
+    _put(models, values, parts[-1], value)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Keys and values, and the classes of settings that may say what they mean; none where nobody knows the key."""
+def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any) -> None:
+    """Put the value at a key of ``values``, whose meaning ``models`` say; none where nobody knows it."""
+    inner = _models_below(models, key)
+    if inner and isinstance(value, dict) and isinstance(values.get(key), dict):
+        below = _enter(values, key)
+        for name, part in cast("dict[str, Any]", value).items():
+            _put(inner, below, name, part)
+    else:
+        values[key] = value
 
-    models: Sequence[type[BaseModel]]
-    values: dict[str, Any]
 
-    def below(self, key: str, refusal: str) -> "_Place":
-        """What lies below a key; a ConfigError with the refusal if that is a value without keys."""
-        fields = [model.model_fields[key] for model in self.models if key in model.model_fields]
-        models = [inner for field in fields for inner in models_in(field.annotation)]
-        # None: absent, or a key without a value in the file.
-        inner: Any = {} if self.values.get(key) is None else self.values[key]
-        if not isinstance(inner, dict) or (fields and not models):
-            raise ConfigError(refusal)
-        # A copy: YAML aliases share one mapping between several keys.
-        self.values[key] = dict(cast("dict[str, Any]", inner))
-        return _Place(models, self.values[key])
+def _models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:
+    fields = [model.model_fields[key] for model in models if key in model.model_fields]
+    return [inner for field in fields for inner in models_in(field.annotation)]
 
-    def put(self, key: str, value: Any) -> None:
-        fields = [model.model_fields[key] for model in self.models if key in model.model_fields]
-        has_keys = any(models_in(field.annotation) for field in fields)
-        if has_keys and isinstance(value, dict) and isinstance(self.values.get(key), dict):
-            place = self.below(key, "")
-            for inner, part in cast("dict[str, Any]", value).items():
-                place.put(inner, part)
-        else:
-            self.values[key] = value
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    """What is at a key; no keys where it is absent, or a key without a value in the file."""
+    return {} if values.get(key) is None else values[key]
+
+
+def _enter(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """The mapping at a key, as a copy of its own: YAML aliases share one mapping between several keys."""
+    values[key] = dict(_at(values, key))
+    return values[key]
 
 
 def override_of(key: str, overrides: Sequence[str]) -> str | None:

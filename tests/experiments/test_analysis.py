@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from esper.arrays import Floats
 from esper.experiments.analysis import (
     FEWEST_SEEDS,
     LEVEL,
@@ -20,7 +21,6 @@ from esper.experiments.analysis import (
     Claim,
     Contrast,
     Difference,
-    Floats,
     Verdict,
     judge,
     mean_interval,

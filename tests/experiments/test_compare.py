@@ -129,7 +129,9 @@ def test_one_configuration_can_be_held_against_all_arms(tmp_path: Path, capsys: 
     assert {one["p"] for one in others} == {None}
     assert "none: too few seeds to say" in record["verdict"]
     assert "none: too few seeds to say, policy less none" in captured.err
-    assert (runs / "arms.html").read_text().startswith("<!doctype html>")
+    page = (runs / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "Who is better" in page
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from esper.experiments import tuning
 from esper.experiments.baselines import baseline_settings, baselines
 from esper.experiments.evaluation import EvaluationConfig, EvaluationResult
 from esper.experiments.results import Result
-from esper.experiments.tuning import FIRST_ROUND, Tuned, tune
+from esper.experiments.tuning import FIRST_ROUND, TuningResult, tune
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
@@ -23,7 +23,7 @@ from esper.tasks.registry import get_suite, suite_names
 SUITE = get_suite("tokens")
 
 
-def search(kind: str, candidates: int, seed: int = 3) -> Tuned:
+def search(kind: str, candidates: int, seed: int = 3) -> TuningResult:
     with LocalWorkers(1) as workers:
         return tune(kind, SUITE, Rules(), candidates * FIRST_ROUND * SUITE.steps, seed, workers)
 

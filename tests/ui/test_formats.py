@@ -22,7 +22,7 @@ def test_durations(seconds: float, words: str):
     ("value", "words"), [(0.0214, "+0.021"), (-0.0214, "\u22120.021"), (0.0004, "0.000"), (-0.0004, "0.000")]
 )
 def test_signs_are_never_put_before_nothing(value: float, words: str):
-    assert formats.signed(value) == words
+    assert formats.signed_score(value) == words
 
 
 @pytest.mark.parametrize(("share", "words"), [(0, "0%"), (0.001, "<1%"), (0.005, "<1%"), (0.126, "13%"), (1.3, "130%")])
@@ -39,7 +39,7 @@ def test_p_values_are_never_zero(p: float, words: str):
     ("words", "sentence"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
 )
 def test_lists(words: list[str], sentence: str):
-    assert formats.listed(words) == sentence
+    assert formats.join_words(words) == sentence
 
 
 def test_intervals():

@@ -27,7 +27,7 @@ from esper.telemetry.store import RunStore
 from esper.ui.dash.app import dashboard
 from esper.ui.dash.runs import RunFinder
 from esper.ui.dash.security import Access
-from esper.ui.formats import p_value, signed
+from esper.ui.formats import p_value, signed_score
 from esper.ui.standings import RULE
 from experiments.results_cases import planted
 from ui.figures_cases import BEHAVIOUR, evaluated
@@ -66,13 +66,13 @@ def expected(seeds: int, claim: Claim, *, paired: bool, own_instances: bool = Fa
 
 
 def _written(found: Difference) -> tuple[str, str, str]:
-    return WORDS[found.verdict], signed(found.estimate), "" if found.p is None else p_value(found.p)
+    return WORDS[found.verdict], signed_score(found.estimate), "" if found.p is None else p_value(found.p)
 
 
 def of_record(record: dict[str, Any]) -> Said:
     """As machines read it."""
     said = {
-        one["name"]: (one["verdict"], signed(one["difference"]), "" if one["p"] is None else p_value(one["p"]))
+        one["name"]: (one["verdict"], signed_score(one["difference"]), "" if one["p"] is None else p_value(one["p"]))
         for one in record["standings"]
         if one["name"] != record["reference"]
     }

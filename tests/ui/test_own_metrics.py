@@ -42,7 +42,7 @@ class Run:
 
     @property
     def newest(self) -> str:
-        return formats.figure(self.values[-1])
+        return formats.measure(self.values[-1])
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_the_report_names_it_with_its_numbers(run: Run):
     assert newest.get(name, f"{name} {run.newest}") + " on validation data" in page
     assert "how much the model depends on a slot's seed, " + name in page
     assert f"{name} on validation data with" in page
-    assert formats.figure(run.decisions[-1].loss) in page
+    assert formats.measure(run.decisions[-1].loss) in page
 
 
 def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path):

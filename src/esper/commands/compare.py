@@ -15,7 +15,7 @@ from esper.errors import ConfigError
 from esper.experiments.analysis import FEWEST_SEEDS
 from esper.experiments.arms import run_arms
 from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
-from esper.experiments.contest import Contest, Trial, run_contest
+from esper.experiments.contest import Contest, FinishedContest, Trial, run_contest
 from esper.experiments.iteration import Iteration
 from esper.experiments.results import Arm
 from esper.experiments.settings import TrainSettings
@@ -24,7 +24,8 @@ from esper.files import write_atomically
 from esper.settings import compare_settings
 from esper.ui.formats import score
 from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report.comparisons import report_arms
+from esper.ui.report.comparisons import report_configurations
+from esper.ui.report.subject import PAGE
 from esper.ui.standings import comparison_record, show_comparison, verdict_words
 
 INSTANCES = 256
@@ -74,9 +75,8 @@ def command(
         say(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
     if played is not None:
         show_comparison(console, played)
-        report = contest.folder / "arms.html"
-        write_atomically(report, report_arms(played).html)
-        say(console, f"report: {report}")
+    write_atomically(folder / PAGE, report_configurations(folder, FinishedContest(configurations, played)).html)
+    say(console, f"report: {folder / PAGE}")
     say(console, f"runs: {folder}")
     if json:
         print_json(_json(folder, configurations, played))

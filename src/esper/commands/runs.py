@@ -13,7 +13,7 @@ from rich.text import Text
 
 from esper.commands.options import RUNS
 from esper.telemetry.run_directory import ListedRun, RunProgress, State, list_runs
-from esper.ui.formats import figure
+from esper.ui.formats import measure
 from esper.ui.output import print_json, say
 from esper.ui.terminal import plain_table, printable
 
@@ -66,11 +66,11 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
 
 
 def _told(progress: RunProgress) -> Text:
-    return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {figure(progress.value)}"))
+    return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {measure(progress.value)}"))
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else figure(value)
+    return "" if value is None else measure(value)
 
 
 def _moment(seconds: float | None) -> str:

@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-Floats = NDArray[np.float64]
+from esper.arrays import Floats
+
 TRIM = 0.25
 
 
@@ -200,7 +200,7 @@ class _Spread:
 
     @classmethod
     def of(cls, tables: Sequence[Floats], families: Families) -> _Spread:
-        """Of the sum of the tables' means; their seeds are independent, their instances the same."""
+        """The spread of the sum of the tables' means; their seeds are independent, their instances the same."""
         parts = [(float(one.mean(1).var(ddof=1)) / len(one), len(one) - 1) for one in tables if len(one) > 1]
         parts.append(_of_instances(tables, families))
         variance = sum(part for part, _ in parts)

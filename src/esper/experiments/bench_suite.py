@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from esper.arrays import Floats
 from esper.control.rules.schedule import Planting, Schedule
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.workers import Workers
@@ -22,7 +22,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 
-Scores = dict[str, NDArray[np.float64]]
+Scores = dict[str, Floats]
 """Schedule name to scores, one per instance."""
 
 CONTENDERS = 2
@@ -164,13 +164,13 @@ def _variants(instances: Sequence[Instance]) -> list[str]:
     return [f"{instance.family}/{instance.variant}" for instance in instances]
 
 
-def family_weights(instances: Sequence[Instance]) -> NDArray[np.float64]:
+def family_weights(instances: Sequence[Instance]) -> Floats:
     """Weights of the instances, ``[N]``, that sum to 1 and give every family the same share."""
     names, index, counts = np.unique(_families(instances), return_inverse=True, return_counts=True)
     return 1.0 / (len(names) * counts[index])
 
 
-def _best(scores: Scores, weights: NDArray[np.float64]) -> str:
+def _best(scores: Scores, weights: Floats) -> str:
     return max(scores, key=lambda name: float(scores[name] @ weights))
 
 
@@ -180,7 +180,7 @@ def _best_per(scores: Scores, labels: Sequence[str]) -> dict[str, str]:
 
 
 def _compare(
-    fresh: Scores, overall: str, chosen: dict[str, str], labels: Sequence[str], weights: NDArray[np.float64]
+    fresh: Scores, overall: str, chosen: dict[str, str], labels: Sequence[str], weights: Floats
 ) -> tuple[list[Choice], float, float]:
     """Choices, the weighted mean gap and its standard error from the paired differences within contexts."""
     array = np.array(labels)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from esper.arrays import Floats
 from esper.control.learned import LearnedController
 from esper.experiments.analysis import (
     Claim,
     Contrast,
     Difference,
-    Floats,
     Interval,
     interquartile_mean,
     judge,

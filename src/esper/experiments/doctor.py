@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -31,7 +31,6 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.tasks.data import Data
-from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Source, Suite
 from esper.telemetry.file_system import file_system_of, wal_safe
@@ -76,18 +75,18 @@ def examine(runs: Path) -> Diagnosis:
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             failures.append(f"torch cannot compute on {device.name} ({reason}): use another device, or mend its driver")
-    problems = (
+    problems = [
         *_package_problems(packages),
         *failures,
-        *_disagreements(tests),
+        *(one.problem for one in tests),
         *(
-            f"suite {name} finds no {source.path}: reinstall what it is {source.words}"
+            None if source.found else f"suite {name} finds no {source.path}: reinstall what it is {source.words}"
             for name, source in data.items()
-            if not source.found
         ),
-        *_folder_problems(folder),
-    )
-    return Diagnosis(packages, extras, devices, tuple(tests), data, memory, folder, problems)
+        *folder.problems,
+    ]
+    found = tuple(problem for problem in problems if problem is not None)
+    return Diagnosis(packages, extras, devices, tuple(tests), data, memory, folder, found)
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,14 @@ class Package:
     """As in ``>=2.9,<2.14``; empty where any will do."""
     installed: str | None
     fits: bool
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with it."""
+        if self.fits:
+            return None
+        state = "is not installed" if self.installed is None else f"{self.installed} does not suit Esper"
+        return f"{self.name} {state}: `pip install '{self.name}{self.required}'`"
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def installed_packages() -> tuple[tuple[Package, ...], tuple[Extra, ...]]:
 
 
 def _requirements(esper: Distribution, extra: str) -> Iterator[Requirement]:
-    """Of the core, or those that an extra adds to it; an extra may name others of Esper's extras."""
+    """What the core needs, or what an extra adds to it; an extra may name others of Esper's extras."""
     for requirement in map(Requirement, esper.requires or []):
         marker = requirement.marker
         in_core = marker is None or marker.evaluate({"extra": ""})
@@ -151,13 +158,10 @@ def _extra(esper: Distribution, name: str) -> Extra:
     return Extra(name, tuple(lacking), command_for(esper, name))
 
 
-def _package_problems(packages: Sequence[Package]) -> Iterator[str]:
+def _package_problems(packages: Sequence[Package]) -> list[str | None]:
     if not packages:
-        yield "Esper is not installed, so its requirements are unknown: `pip install -e .` in its folder"
-    for package in packages:
-        if not package.fits:
-            state = "is not installed" if package.installed is None else f"{package.installed} does not suit Esper"
-            yield f"{package.name} {state}: `pip install '{package.name}{package.required}'`"
+        return ["Esper is not installed, so its requirements are unknown: `pip install -e .` in its folder"]
+    return [package.problem for package in packages]
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ DECISIONS = 8
 WARM_UP = 3
 """Decisions before anything is timed."""
 TOLERANCE = 1e-6
-"""Of every parameter, in double precision: there rounding stays far below it, so it hides no mistake."""
+"""The largest difference of a parameter in double precision: rounding stays far below it, so it hides no mistake."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,17 @@ class SelfTest:
     """Of the same decisions in single precision, as training computes."""
     looped_seconds: float
     faster: Strategy
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the device, or with Esper on it."""
+        if self.agrees:
+            return None
+        difference = "not finite" if self.difference is None else f"{self.difference:.1e}"
+        return (
+            f"on {self.device} stacked and looped networks differ by {difference}, more than {TOLERANCE:.0e}: "
+            "set strategy=looped and report this with the output of `esper doctor --json`"
+        )
 
 
 def self_test(device: torch.device) -> SelfTest:
@@ -250,8 +265,9 @@ def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[P
     """The episodes' networks after some decisions of a random controller, and the seconds that the last ones took."""
     plan = replace(episodes.population.config, strategy=strategy, dtype=dtype)
     population = Population(plan, episodes.population.specs.networks)
-    minibatches = [_cast(_minibatch(episodes), dtype)] * episodes.suite.batches_per_step
-    validation = _cast(episodes.validation, dtype)
+    minibatch, validation = (
+        batch._replace(inputs=batch.inputs.to(dtype)) for batch in (_minibatch(episodes), episodes.validation)
+    )
     controller, observation = Uniform(), episodes.observe()
     streams = controller.start(range(NETWORKS))
     # Gates are told that all is well, so that what is legal, and so each action, does not hang on rounding.
@@ -266,39 +282,22 @@ def _grow(episodes: Episodes, strategy: Strategy, dtype: torch.dtype) -> tuple[P
         masks = legal_actions(population.table, evidence, plan.rules, population.specs.compatible)
         actions, streams = controller.act(observation, masks, streams)
         population.decide(actions)
-        train(population, minibatches)
+        train(population, [minibatch] * episodes.suite.batches_per_step)
         evaluate(population, validation)
     return population, _now(plan.device) - began
 
 
 def _minibatch(episodes: Episodes) -> Batch:
     """The first examples of every network's training data."""
-    return stack_data([_first_examples(episodes.suite, one) for one in episodes.instances], episodes.device)
-
-
-def _first_examples(suite: Suite, instance: Instance) -> Data:
-    data = suite.data(instance, "train")
-    return Data(data.inputs[: suite.batch_size], data.labels[: suite.batch_size])
-
-
-def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    return batch._replace(inputs=batch.inputs.to(dtype))
+    suite, count = episodes.suite, episodes.suite.batch_size
+    data = [suite.data(instance, "train") for instance in episodes.instances]
+    return stack_data([Data(one.inputs[:count], one.labels[:count]) for one in data], episodes.device)
 
 
 def _now(device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
-
-
-def _disagreements(tests: Sequence[SelfTest]) -> Iterator[str]:
-    for test in tests:
-        if not test.agrees:
-            difference = "not finite" if test.difference is None else f"{test.difference:.1e}"
-            yield (
-                f"on {test.device} stacked and looped networks differ by {difference}, more than {TOLERANCE:.0e}: "
-                "set strategy=looped and report this with the output of `esper doctor --json`"
-            )
 
 
 VALIDATION_TENSORS = 4
@@ -365,21 +364,20 @@ def population_memory(suite: Suite, networks: int) -> Memory:
     order = suite.steps * suite.batches_per_step * suite.batch_size * torch.int64.itemsize
     values = pool.values.nbytes
     # With gradients, whose needs tell how large the tensors of validation are, though it keeps none of them.
-    training, validation = _KeptForBackward(), _KeptForBackward()
-    with training.listening():
-        train(population, [_minibatch(episodes)])
+    training = _saved_tensors(lambda: train(population, [_minibatch(episodes)]))
     population.execution.train(False)
-    variants = toggle_slots(population, range(population.table.slots))
-    with validation.listening():
-        forward_variants(population, variants, episodes.validation.inputs, shared=population.shares_prefixes)
+    variants, inputs = toggle_slots(population, range(population.table.slots)), episodes.validation.inputs
+    validation = _saved_tensors(
+        lambda: forward_variants(population, variants, inputs, shared=population.shares_prefixes)
+    )
     return Memory(
         data=networks * (_bytes(data.inputs, data.labels) + order) + _bytes(*episodes.validation),
         values=values,
         gradients=values,
         optimizer=_bytes(*pool.moments.values(), pool.row_of_value),
         snapshot=values,
-        activations=sum(size for place, size in training.sizes.items() if place != _place(pool.values)),
-        validation=VALIDATION_TENSORS * max(validation.sizes.values()),
+        activations=sum(size for place, size in training.items() if place != _address(pool.values)),
+        validation=VALIDATION_TENSORS * max(validation.values()),
     )
 
 
@@ -390,22 +388,20 @@ def _largest_seeds(population: Population) -> Fossils:
     return tuple(SeedKind(slot, int(of_slot.argmax())) for slot, of_slot in enumerate(parameters))
 
 
-class _KeptForBackward:
-    """The memory that a graph keeps: many tensors may share one piece of it."""
+def _saved_tensors(forward: Callable[[], object]) -> dict[int, int]:
+    """Bytes by address that the graph keeps for the backward pass: many tensors may share one piece of memory."""
+    sizes: dict[int, int] = {}
 
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
-        """Bytes by address."""
-
-    def listening(self) -> torch.autograd.graph.saved_tensors_hooks:
-        return torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-
-    def _keep(self, tensor: Tensor) -> Tensor:
-        self.sizes[_place(tensor)] = tensor.untyped_storage().nbytes()
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[_address(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sizes
 
-def _place(tensor: Tensor) -> int:
+
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -427,6 +423,17 @@ class RunsFolder:
     wal_safe: bool | None
     """Whether SQLite's write-ahead log can be relied on there."""
 
+    @property
+    def problems(self) -> Iterator[str]:
+        """What is wrong with it."""
+        if self.obstacle is not None:
+            yield f"no run can be written to {self.path} ({self.obstacle}): choose another folder with --run-dir"
+        if self.wal_safe is False:
+            yield (
+                f"{self.path} lies on {self.file_system}, where SQLite may lose what a run records: "
+                "choose a folder on a local disk with --run-dir"
+            )
+
 
 def examine_folder(path: Path) -> RunsFolder:
     """Try it out, leaving no trace."""
@@ -439,13 +446,3 @@ def examine_folder(path: Path) -> RunsFolder:
         obstacle = error.strerror or str(error)
     kind = file_system_of(nearest)
     return RunsFolder(str(folder), obstacle, shutil.disk_usage(nearest).free, kind, wal_safe(kind))
-
-
-def _folder_problems(folder: RunsFolder) -> Iterator[str]:
-    if folder.obstacle is not None:
-        yield f"no run can be written to {folder.path} ({folder.obstacle}): choose another folder with --run-dir"
-    if folder.wal_safe is False:
-        yield (
-            f"{folder.path} lies on {folder.file_system}, where SQLite may lose what a run records: "
-            "choose a folder on a local disk with --run-dir"
-        )

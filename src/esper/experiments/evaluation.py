@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from esper.control.controller import Actions, Controller
@@ -169,28 +168,30 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     tally.finish(episodes)
     final = episodes.final_score()
     earned = attribute_kept_seeds(episodes) if task.attributed else []
-    return [
-        EvaluationResult(
-            _records(part, final, episodes.population.host_parameters, place), [tally.part(place)], earned[place]
-        )
+    hosts: list[int] = episodes.population.host_parameters.tolist()
+    records = [
+        make_result(part.controller.name, instance, final, row, hosts[row])
         for part, place in zip(task.parts, places, strict=True)
-    ]
-
-
-def _records(part: Part, final: FinalScore, hosts: NDArray[np.int64], place: slice) -> list[Result]:
-    return [
-        Result(
-            part.controller.name,
-            instance.name,
-            instance.family,
-            instance.variant,
-            float(final.score[row]),
-            float(final.accuracy[row]),
-            int(final.added_parameters[row]),
-            int(hosts[row]),
-        )
         for row, instance in enumerate(part.instances, start=place.start)
     ]
+    return [EvaluationResult(records[place], [tally.part(place)], earned[place]) for place in places]
+
+
+def make_result(
+    controller: str, instance: Instance, final: FinalScore, row: int, host_parameters: int, flops: int | None = None
+) -> Result:
+    """What a controller or another arm came to on an instance, whose network is row ``row`` of ``final``."""
+    return Result(
+        controller,
+        instance.name,
+        instance.family,
+        instance.variant,
+        float(final.score[row]),
+        float(final.accuracy[row]),
+        int(final.added_parameters[row]),
+        host_parameters,
+        flops=flops,
+    )
 
 
 def split_into_cohorts(

@@ -53,7 +53,10 @@ class SeedShapley:
 
 
 def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
-    """Of finished episodes, each on the validation data of its last phase: what is only reported needs no test data."""
+    """What the kept seeds of finished episodes earned on the validation data of their last phase.
+
+    What is only reported needs no test data.
+    """
     population = episodes.population
     rng = np.random.default_rng(_ORDERS)
     found = attribute_networks(population, episodes.validation, rng, select_committed(population))
@@ -114,39 +117,33 @@ class PairInteraction:
 
 def summarise_blueprints(found: Sequence[SeedShapley]) -> list[BlueprintShapley]:
     """By blueprint, those kept most often first."""
-    by_blueprint: dict[str, list[list[float]]] = defaultdict(list)
-    families: dict[str, list[str]] = defaultdict(list)
+    episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
     for one in found:
-        for blueprint in dict.fromkeys(seed.blueprint for seed in one.seeds):
-            by_blueprint[blueprint].append([seed.value for seed in one.seeds if seed.blueprint == blueprint])
-            families[blueprint].append(one.family)
-    summed = [_earner(blueprint, values, families[blueprint]) for blueprint, values in by_blueprint.items()]
+        for blueprint in {seed.blueprint for seed in one.seeds}:
+            values = [seed.value for seed in one.seeds if seed.blueprint == blueprint]
+            episodes[blueprint].append((one.family, values))
+    summed: list[BlueprintShapley] = []
+    for blueprint, own in episodes.items():
+        seeds = np.concatenate([values for _, values in own])
+        # Episode by episode: the seeds of one network are not independent.
+        mean, interval = _average([(family, float(np.mean(values))) for family, values in own])
+        negative = float((seeds < 0).mean())
+        summed.append(BlueprintShapley(blueprint, len(seeds), len(own), mean, interval, negative))
     return sorted(summed, key=lambda one: (-one.kept, one.blueprint))
-
-
-def _earner(blueprint: str, values: Sequence[Sequence[float]], families: Sequence[str]) -> BlueprintShapley:
-    """From the values of its seeds episode by episode: those of one network are not independent."""
-    seeds = np.concatenate(values)
-    means = [float(np.mean(own)) for own in values]
-    return BlueprintShapley(blueprint, len(seeds), len(values), *_mean(means, families), float((seeds < 0).mean()))
 
 
 def summarise_pairs(found: Sequence[SeedShapley]) -> list[PairInteraction]:
     """By pair of slots, in order."""
-    interactions: dict[tuple[int, int], list[float]] = defaultdict(list)
-    families: dict[tuple[int, int], list[str]] = defaultdict(list)
+    interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
     for one in found:
         for pair in one.pairs:
-            slots = pair.first, pair.second
-            interactions[slots].append(pair.interaction)
-            families[slots].append(one.family)
-    return [
-        PairInteraction(*slots, len(interactions[slots]), *_mean(interactions[slots], families[slots]))
-        for slots in sorted(interactions)
-    ]
+            interactions[pair.first, pair.second].append((one.family, pair.interaction))
+    return [PairInteraction(*slots, len(own), *_average(own)) for slots, own in sorted(interactions.items())]
 
 
-def _mean(values: Sequence[float], families: Sequence[str]) -> tuple[float, Interval | None]:
+def _average(episodes: Sequence[tuple[str, float]]) -> tuple[float, Interval | None]:
+    """The mean over episodes, each with its family, and where it lies."""
+    families, values = zip(*episodes, strict=True)
     if len(values) < FEWEST_EPISODES:
         return float(np.mean(values)), None
     found = mean_interval(np.array([values]), families)

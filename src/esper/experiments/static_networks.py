@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Ints
 from esper.experiments.episode_log import EpisodeLog, StageChange
-from esper.experiments.evaluation import COHORT, EvaluationConfig, EvaluationResult
+from esper.experiments.evaluation import COHORT, EvaluationConfig, EvaluationResult, make_result
 from esper.experiments.results import Result
 from esper.experiments.workers import DeviceTask, Workers
 from esper.growth.blueprints.registry import get
@@ -32,10 +32,8 @@ from esper.training.execution import Execution
 from esper.training.parameters import SeedKind
 from esper.training.population import Fossils
 
-_OWNING = membership(OWNING)
+_OWNING, _BLENDED = membership(OWNING), membership(BLENDED)
 _ROLLBACK = Cause.ROLLBACK.name.lower()
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -52,68 +50,35 @@ class SlotHistory:
     """What each network had committed in the end, ``[E]``."""
 
 
-def track_occupancy(tally: EpisodeLog, suite: Suite, given: Sequence[Fossils] = ()) -> SlotHistory:
-    """Of finished episodes that began with the fossils ``given``, or with none.
+def track_slots(log: EpisodeLog, suite: Suite, given: Sequence[Fossils] = ()) -> SlotHistory:
+    """What filled the slots in finished episodes that began with the fossils ``given``, or with none.
 
-    Rollbacks come after the training of their decision.
+    Rollbacks come after the training of their decision: it is the next one's that feels them first.
     """
-    slots = _Slots.given(given, (len(tally.instances), len(suite.sites)))
-    decided: list[list[StageChange]] = [[] for _ in tally.steps]
-    undone: list[list[StageChange]] = [[] for _ in tally.steps]
-    for change in tally.changes:
-        (undone if change.cause == _ROLLBACK else decided)[change.step].append(change)
-    seen: list[_Slots] = []
-    for actions, before, after in zip(tally.steps, decided, undone, strict=True):
-        slots.apply(before, suite, actions)
-        seen.append(copy.deepcopy(slots))
-        slots.apply(after, suite, actions)
-    return SlotHistory(
-        np.stack([one.stage for one in seen]),
-        np.stack([one.blueprint for one in seen]),
-        np.stack([one.blend for one in seen]),
-        [slots.fossils(network) for network in range(len(tally.instances))],
-    )
 
+    def starts(change: StageChange) -> int:
+        return change.step + (change.cause == _ROLLBACK)
 
-@dataclass
-class _Slots:
-    """As they are at one time, each ``[E, S]``."""
-
-    stage: Ints
-    blueprint: Ints
-    blend: Ints
-
-    @classmethod
-    def given(cls, fossils: Sequence[Fossils], shape: tuple[int, int]) -> _Slots:
-        blank = np.zeros(shape, np.int64)
-        slots = cls(np.full_like(blank, Stage.DORMANT), np.full_like(blank, NO_BLUEPRINT), blank)
-        for network, own in enumerate(fossils):
-            for slot, blueprint, blend in own:
-                slots.stage[network, slot] = Stage.FOSSILIZED
-                slots.blueprint[network, slot], slots.blend[network, slot] = blueprint, blend
-        return slots
-
-    def apply(self, changes: Sequence[StageChange], suite: Suite, actions: Ints) -> None:
-        """Carry out changes of stage; what germinated has the blend that ``actions [E, 8]`` chose."""
-        for change in changes:
-            where, now = (change.environment, change.slot), Stage[change.after.upper()]
-            self.stage[where] = now
-            named = _OWNING[now] and change.blueprint is not None
-            self.blueprint[where] = suite.blueprints.index(change.blueprint) if named else NO_BLUEPRINT
-            if now is Stage.GERMINATED:
-                self.blend[where] = actions[change.environment, Head.BLEND]
-
-    def fossils(self, network: int) -> Fossils:
-        kept: list[int] = np.flatnonzero(self.stage[network] == Stage.FOSSILIZED).tolist()
-        own = self.blueprint[network], self.blend[network]
-        return tuple(SeedKind(slot, int(own[0][slot]), Blend(own[1][slot])) for slot in kept)
-
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-
-_BLENDED = membership(BLENDED)
+    shape = (len(log.steps) + 1, len(log.instances), len(suite.sites))  # with the end of the episodes
+    stage, blueprint, blend = (np.full(shape, initial, np.int64) for initial in (Stage.DORMANT, NO_BLUEPRINT, 0))
+    for network, own in enumerate(given):
+        for slot, kind, mode in own:
+            stage[:, network, slot], blueprint[:, network, slot], blend[:, network, slot] = Stage.FOSSILIZED, kind, mode
+    for change in sorted(log.changes, key=starts):
+        where = slice(starts(change), None), change.environment, change.slot
+        stage[where] = now = Stage[change.after.upper()]
+        named = _OWNING[now] and change.blueprint is not None
+        blueprint[where] = suite.blueprints.index(change.blueprint) if named else NO_BLUEPRINT
+        if now is Stage.GERMINATED:
+            blend[where] = log.steps[change.step][change.environment, Head.BLEND]
+    fossils: list[Fossils] = [
+        tuple(
+            SeedKind(slot, int(blueprint[-1, network, slot]), Blend(blend[-1, network, slot]))
+            for slot in np.flatnonzero(stage[-1, network] == Stage.FOSSILIZED).tolist()
+        )
+        for network in range(len(log.instances))
+    ]
+    return SlotHistory(stage[:-1], blueprint[:-1], blend[:-1], fossils)
 
 
 class Prices:
@@ -125,15 +90,15 @@ class Prices:
         self._known: dict[tuple[int, ...], tuple[int, Cost]] = {}
 
     def host(self, instance: Instance) -> int:
-        """Of the instance's host."""
+        """What the instance's host takes."""
         return self._priced(instance)[0]
 
     def seeds(self, instance: Instance) -> Cost:
-        """Of seeds in the host's slots, for E = 1."""
+        """What seeds in the host's slots add, for E = 1."""
         return self._priced(instance)[1]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:
-        """Of the host with fossils."""
+        """What the host with fossils takes."""
         seeds = self.seeds(instance)
         of_fossils = [
             seeds.blueprints[0, one.slot, one.blueprint] + seeds.blends[0, one.slot, one.blend] for one in fossils
@@ -181,12 +146,12 @@ class MeasuredArm:
     slots: list[SlotHistory]
     """One per cohort."""
     flops: list[int]
-    """Of each network's training."""
+    """What each network's training took."""
 
 
 def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
-    """Of the episodes that a controller has played."""
-    slots = [track_occupancy(tally, suite) for tally in played.tallies]
+    """FLOPs and slots of the episodes that a controller has played."""
+    slots = [track_slots(tally, suite) for tally in played.tallies]
     prices = Prices(suite)
     flops = [
         training_flops(suite, prices, tally.instances, own, np.stack(tally.running)).sum(0)
@@ -251,11 +216,11 @@ def train_cohort(task: StaticTask) -> list[Result]:
         tally.add(waiting, episodes.step(waiting))
         if decision in ends:
             finals[decision] = episodes.final_score()
-    slots = track_occupancy(tally, suite, fossils)
+    slots = track_slots(tally, suite, fossils)
     spent = training_flops(suite, Prices(suite), instances, slots, np.stack(tally.running)).cumsum(0)
     hosts = episodes.population.host_parameters
     return [
-        _outcome(task.arm, instance, finals[end], row, int(hosts[row]), int(spent[end - 1, row]))
+        make_result(task.arm, instance, finals[end], row, int(hosts[row]), int(spent[end - 1, row]))
         for row, (instance, end) in enumerate(zip(instances, ends.tolist(), strict=True))
     ]
 
@@ -265,17 +230,3 @@ def lengthen(suite: Suite, steps: int) -> Suite:
     changed = copy.copy(suite)
     changed.steps = steps
     return changed
-
-
-def _outcome(arm: str, instance: Instance, final: FinalScore, row: int, host: int, flops: int) -> Result:
-    return Result(
-        arm,
-        instance.name,
-        instance.family,
-        instance.variant,
-        float(final.score[row]),
-        float(final.accuracy[row]),
-        int(final.added_parameters[row]),
-        host,
-        flops=flops,
-    )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from esper.arrays import Floats
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
@@ -39,7 +39,7 @@ EARLY = 0.5
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The winner of a search."""
 
     settings: Settings
@@ -49,7 +49,7 @@ class Tuned:
     """What the search took."""
 
 
-def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: Workers) -> Tuned:
+def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: Workers) -> TuningResult:
     """Random search by successive halving on training instances.
 
     ``kind`` is ``heuristic`` or ``periodic``. Rounds share the steps equally: each keeps one candidate in
@@ -68,7 +68,7 @@ def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: in
         order = _best(scores, survivors)
         candidates, scores = [candidates[index] for index in order], scores[order]
         count *= SURVIVORS
-    return Tuned(candidates[0], float(scores[0]), used)
+    return TuningResult(candidates[0], float(scores[0]), used)
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ def _plan_rounds(episodes: int) -> tuple[int, int]:
 
 def _score(
     controllers: Sequence[Controller], terms: EvaluationConfig, instances: Sequence[Instance], workers: Workers
-) -> tuple[NDArray[np.float64], int]:
+) -> tuple[Floats, int]:
     """Mean scores, every family weighing the same, and the steps that were taken."""
     weights, played = family_weights(instances), evaluate_controllers(workers, controllers, terms, instances)
     scores = np.array([np.array([record.score for record in one.records]) @ weights for one in played])
     return scores, sum(int(np.sum(tally.running)) for one in played for tally in one.tallies)
 
 
-def _best(scores: NDArray[np.float64], count: int) -> list[int]:
+def _best(scores: Floats, count: int) -> list[int]:
     """Indices, the best first."""
     return scores.argsort()[::-1][:count].tolist()
 

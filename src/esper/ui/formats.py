@@ -16,7 +16,7 @@ def score(value: float) -> str:
     return _true_minus(f"{value:.3f}")
 
 
-def figure(value: float) -> str:
+def measure(value: float) -> str:
     """Of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
     size = abs(value)
     if value and size < 0.1:
@@ -24,15 +24,15 @@ def figure(value: float) -> str:
     return score(value) if size < 1000 else _true_minus(f"{value:,.0f}" if size < 1e9 else f"{value:.3g}")
 
 
-def signed(value: float) -> str:
+def signed_score(value: float) -> str:
     """Three decimals with a sign: ``+0.021``; zero has none."""
     text = f"{value:+.3f}"
     return "0.000" if float(text) == 0 else _true_minus(text)
 
 
 def difference(value: float) -> str:
-    """As `figure`, with a sign; zero has none: ``+0.021``, ``+0.00023``."""
-    return f"+{figure(value)}" if value > 0 else figure(value)
+    """As `measure`, with a sign; zero has none: ``+0.021``, ``+0.00023``."""
+    return f"+{measure(value)}" if value > 0 else measure(value)
 
 
 def percent(share: float) -> str:
@@ -73,7 +73,7 @@ def interval(found: Interval) -> str:
 
 def signed_interval(found: Interval) -> str:
     """The interval alone, with signs: ``+0.012 to +0.030``."""
-    return f"{signed(found.low)} to {signed(found.high)}"
+    return f"{signed_score(found.low)} to {signed_score(found.high)}"
 
 
 def duration(seconds: float) -> str:
@@ -85,7 +85,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def listed(words: list[str]) -> str:
+def join_words(words: list[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
 

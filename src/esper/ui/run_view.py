@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -193,18 +193,16 @@ class NetworkView:
 
 
 def read_networks(
-    reader: RunReader, episode: Episode, types: Sequence[str], environment: int | None = None, strict: bool = False
+    reader: RunReader,
+    episode: Episode,
+    types: Sequence[str],
+    environment: int | None = None,
+    parse: Callable[[EventRecord], Fields] = lambda record: read_payload(record.payload),
 ) -> dict[int, NetworkView]:
-    """The networks of an episode by number, with their events of these types; one alone if it is named.
-
-    Raises:
-        RunError: with ``strict``, an event is damaged or of a version that is unknown here.
-    """
+    """The networks of an episode by number, with their events of these types; one alone if it is named."""
     networks: dict[int, NetworkView] = {}
     for record in episode.records(reader, types, environment):
-        if strict:
-            reader.decoded(record)
-        fields = read_payload(record.payload)
+        fields = parse(record)
         if isinstance(number := fields.get("environment"), int):
             networks.setdefault(number, NetworkView(number)).events[record.type].append(fields)
     return dict(sorted(networks.items()))
@@ -238,10 +236,26 @@ class RunView:
     """By scalar."""
     recent: Mapping[str, list[EventRecord]]
     """The newest events by type."""
+    parsed: Mapping[EventRecord, Fields]
+    """The events of the networks, for the next view."""
 
     @classmethod
-    def read(cls, run: RunDirectory, reader: RunReader) -> Self:
-        """As the store says now; RunError if it is damaged or of a version that is unknown here."""
+    def read(cls, run: RunDirectory, reader: RunReader, before: RunView | None = None) -> Self:
+        """As the store says now; what the view before has parsed is not parsed again.
+
+        Raises:
+            RunError: the store, or an event of the networks, is damaged or of a version that is unknown here.
+        """
+        parsed = dict[EventRecord, Fields]()
+        known = parsed if before is None else before.parsed
+
+        def parse(record: EventRecord) -> Fields:
+            if (fields := known.get(record)) is None:
+                reader.decoded(record)
+                fields = read_payload(record.payload)
+            parsed[record] = fields
+            return fields
+
         metadata = reader.metadata()
         episode = Episode.find(reader, metadata, decided=True)
         told = (EpisodeStarted, StepTaken, LifecycleTransition, RolledBack, EpisodeEnded)
@@ -251,9 +265,10 @@ class RunView:
             metadata,
             read_progress(run, reader),
             None if episode is None else episode.number,
-            [] if episode is None else list(read_networks(reader, episode, types, strict=True).values()),
+            [] if episode is None else list(read_networks(reader, episode, types, parse=parse).values()),
             {name: reader.series(name) for name in curve_names(metadata)},
             {name: records for name, records in recent.items() if records},
+            parsed,
         )
 
     @property

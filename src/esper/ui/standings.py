@@ -13,19 +13,19 @@ from rich.text import Text
 from esper.experiments.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
 from esper.experiments.comparison import Against, Comparison, Standing
 from esper.tasks.suite import Split
-from esper.ui.figures.exhibit import Column, Rows, Value
+from esper.ui.figures.exhibit import Column, Row, Rows, Value
 from esper.ui.formats import (
     EN_DASH,
     count,
     interval,
-    listed,
+    join_words,
     mega,
     p_value,
     percent,
     score,
-    signed,
     signed_interval,
     signed_percent,
+    signed_score,
 )
 from esper.ui.output import say
 
@@ -107,7 +107,7 @@ def describe_standing(comparison: Comparison, one: Standing) -> str:
     if one.against is None:
         return ": ".join([one.name, *found])
     difference, first = one.against.difference, comparison.reference.name
-    parts = [f"{first} less {one.name} {signed(difference.estimate)}"]
+    parts = [f"{first} less {one.name} {signed_score(difference.estimate)}"]
     if difference.interval is not None and difference.p is not None:
         parts[0] += f" ({signed_interval(difference.interval)})"
         parts.append(f"p {p_value(difference.p)}")
@@ -139,7 +139,7 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
         return Answer("Yes", f"{start}, above every other controller; the closest is {_with_difference(*nearest)}.")
     parts: list[str] = []
     if above:
-        parts.append(f"above {listed([other.name for other, _ in above])}")
+        parts.append(f"above {join_words([other.name for other, _ in above])}")
     if open_:
         parts.append(f"no difference shown to {_name_all(open_)}")
     if below:
@@ -152,13 +152,13 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
 def _name_all(others: list[tuple[Standing, Against]]) -> str:
     """All by name; a few with their differences too."""
     few = len(others) <= _FEW
-    return listed([_with_difference(one, against) if few else one.name for one, against in others])
+    return join_words([_with_difference(one, against) if few else one.name for one, against in others])
 
 
 def _with_difference(one: Standing, against: Against) -> str:
     difference = against.difference
     bounds = "" if difference.interval is None else f", {signed_interval(difference.interval)}"
-    return f"{one.name} (difference {signed(difference.estimate)}{bounds})"
+    return f"{one.name} (difference {signed_score(difference.estimate)}{bounds})"
 
 
 # For machines ---------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _bounds(found: Interval | None) -> list[float] | None:
 
 def standings_rows(comparison: Comparison) -> Rows:
     """The record's standings, with the ends of intervals in columns of their own, and what marks the verdict."""
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     for one in comparison.standings:
         row: dict[str, Value] = {"name": one.name, "kind": _kind(one.against)}
         for name, value in _standing_record(comparison, one).items():
@@ -231,7 +231,7 @@ def standings_rows(comparison: Comparison) -> Rows:
             elif name != "by_seed":
                 row[name] = value
         rows.append(row)
-    return Rows(tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+    return Rows.of(rows)
 
 
 def _kind(against: Against | None) -> str:
@@ -259,7 +259,7 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
         *([Column("flops", mega, "MFLOP", bounded=True, missing="")] if costs else []),
         Column(
             "difference",
-            signed,
+            signed_score,
             "ahead",
             bounded=True,
             missing="",

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.experiments.episode_log import EpisodeLog, StageChange
-from esper.experiments.static_networks import Prices, SlotHistory, track_occupancy, training_flops
+from esper.experiments.static_networks import Prices, SlotHistory, track_slots, training_flops
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.tasks.registry import get_suite
@@ -67,7 +67,7 @@ def test_three_passes_are_what_a_counter_counts() -> None:
 def test_occupancy_is_the_table_while_networks_trained() -> None:
     suite, chosen = get_suite("short"), instances(4)
     tally = planted(chosen).tallies[0]
-    found = track_occupancy(tally, suite)
+    found = track_slots(tally, suite)
     assert found.stage.shape == (suite.steps, 4, 3)
     assert (SeedKind(0, MIX), SeedKind(2, SKIP)) in found.fossils
     assert [[kind.slot for kind in own] for own in found.fossils] == [
@@ -88,7 +88,7 @@ def test_a_rollback_is_felt_by_the_next_training_only() -> None:
         StageChange(0, 0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),
         StageChange(0, 1, 1, "fossilized", "pruned", "input_skip", "rollback", "no_gate"),
     ]
-    found = track_occupancy(tally, suite, [(SeedKind(1, SKIP),)])
+    found = track_slots(tally, suite, [(SeedKind(1, SKIP),)])
     assert found.stage[:, 0, 0].tolist() == [Stage.GERMINATED, Stage.PRUNED, Stage.PRUNED]
     assert found.blend[:, 0, 0].tolist() == [Blend.GATE] * 3
     assert found.blueprint[:, 0, 0].tolist() == [MIX, -1, -1]

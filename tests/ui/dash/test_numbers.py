@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import esper.ui.dash
-from esper.ui.formats import MINUS, p_value, score, signed
+from esper.ui.formats import MINUS, p_value, score, signed_score
 
 NODE = shutil.which("node")
 FORMATS = Path(esper.ui.dash.__file__).parent / "static" / "js" / "formats.js"
@@ -28,5 +28,5 @@ def test_numbers_of_a_verdict_are_written_alike(tmp_path: Path) -> None:
     )
     words = [str(NODE), str(tmp_path / "written.mjs")]
     written = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout)
-    assert written == [[signed(one), score(one), p_value(abs(one))] for one in VALUES]
+    assert written == [[signed_score(one), score(one), p_value(abs(one))] for one in VALUES]
     assert MINUS in written[5][0]

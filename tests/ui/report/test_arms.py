@@ -1,16 +1,24 @@
-"""The page of arms stands alone and shows every arm in figures and in both plots."""
+"""The page of a comparison stands alone and shows every arm in figures and in both plots."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from esper.ui.report.comparisons import report_arms
+from esper.experiments.comparison import Comparison
+from esper.experiments.contest import FinishedContest
+from esper.ui.report.comparisons import report_configurations
 from ui.arms_cases import ARMS, STANDINGS
 
-PAGE = report_arms(ARMS).html
+
+def render(arms: Comparison) -> str:
+    return report_configurations(Path("runs"), FinishedContest(replace(ARMS, standings=STANDINGS[:1]), arms)).html
+
+
+PAGE = render(ARMS)
 
 
 def test_every_arm_is_in_both_plots_and_explained() -> None:
@@ -31,7 +39,7 @@ def test_the_figures_say_what_the_standings_say() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    assert report_arms(ARMS).html == PAGE
+    assert render(ARMS) == PAGE
     assert "default-src 'none'" in PAGE
     assert not re.search(r"src=|href=\"(?!#)|url\((?!#)|@import", PAGE)
 
@@ -39,6 +47,6 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 @pytest.mark.parametrize("name", ["<script>", "a & b"])
 def test_no_name_becomes_markup(name: str) -> None:
     renamed = [one if one.against is None else type(one)(**{**vars(one), "name": name}) for one in STANDINGS]
-    page = report_arms(replace(ARMS, standings=renamed, family_scores={})).html
+    page = render(replace(ARMS, standings=renamed, family_scores={}))
     assert "<script" not in page
     assert "a & b" not in page

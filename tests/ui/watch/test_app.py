@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from esper.telemetry.events import AnomalyRaised, RolledBack, RunEnded, RunFailed, RunResumed
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
-from esper.ui.formats import signed
+from esper.ui.formats import signed_score
 from esper.ui.watch import app as watch_app
 from ui.watch.planted_run import METADATA, changed, end, new_run, plant, screen, sees, step, until, watch
 
@@ -111,7 +111,7 @@ def test_a_network_shows_its_seeds_and_decisions(run: RunDirectory, store: RunSt
         text = await sees(pilot, "ended: accuracy 0.810, J 0.710, added 25%, kept norm")
         rows = [" ".join(line.split()) for line in text.splitlines()]
         assert "second holding gate 0.75 +0.0625 ···▆" in rows
-        assert f"first norm pruned by rollback {signed(-0.125)} 1 3" in rows
+        assert f"first norm pruned by rollback {signed_score(-0.125)} 1 3" in rows
         assert "second gate unfinished 3" in rows
         assert "3 wait 0.500 0.450 +0.250 +0.375" in rows
         assert "1 germinate first norm 0.500 0.450" in rows

@@ -1,5 +1,6 @@
 """What there is to tell other tools of a run: its finished iterations, one by one, and its history.
 
+It is no `StoreFollower`: a bridge goes on, perhaps days later, after an iteration that its file names.
 Scalars have no ids to go on from, but iterations have numbers: one is finished when the event that closes it is there,
 for all else that belongs to it was committed before. That a run was rewound shows in its history, which no rewind
 touches; ids of events would not show it, since those of deleted ones may be given again.

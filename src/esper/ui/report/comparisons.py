@@ -10,31 +10,9 @@ from esper.experiments.contest import FinishedContest
 from esper.tasks.suite import Split
 from esper.ui.figures.comparison import exhibit_arms, exhibit_configurations, exhibit_evaluation
 from esper.ui.figures.exhibit import Exhibit
-from esper.ui.formats import listed
+from esper.ui.formats import join_words
 from esper.ui.report.page import Headline, Page, Report, Section
 from esper.ui.standings import ABOUT, SPLIT_TITLES, describe_basis, did_it_help, verdict_words
-
-
-def report_arms(comparison: Comparison) -> Report:
-    """A policy and all arms."""
-    facts = (
-        f"The policies of {comparison.seeds} training seeds and every other arm on the same {comparison.instances} "
-        "held-out instances."
-    )
-    exhibits = exhibit_arms(comparison)
-    sections = _show_arms(comparison, exhibits)
-    page = Page("Esper: a policy and all arms", "Does looking pay?", facts, (), sections)
-    return Report(page.html(), [*exhibits.values()], {"arms": comparison})
-
-
-def _show_arms(comparison: Comparison, exhibits: Mapping[str, Exhibit]) -> list[Section]:
-    about = [(one.name, ABOUT.get(one.name, "")) for one in comparison.standings]
-    costs = [exhibits["growth"], *([exhibits["flops"]] if exhibits["flops"].rows else [])]
-    return [
-        Section("Who is better", [exhibits["standings"]]),
-        Section("What it costs", costs),
-        Section("Who is who", terms=about),
-    ]
 
 
 def report_configurations(folder: Path, found: FinishedContest) -> Report:
@@ -42,7 +20,7 @@ def report_configurations(folder: Path, found: FinishedContest) -> Report:
     configurations, arms = found.configurations, found.arms
     first, names = configurations.reference.name, [one.name for one in configurations.standings]
     facts = (
-        f"Comparison {folder}: {listed(names)}, {configurations.seeds} training seeds each, on the same "
+        f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
         f"{configurations.instances} held-out instances."
     )
     exhibits, comparisons = exhibit_configurations(configurations), {"configurations": configurations}
@@ -60,6 +38,16 @@ def report_configurations(folder: Path, found: FinishedContest) -> Report:
     return Report(page.html(), shown, comparisons)
 
 
+def _show_arms(comparison: Comparison, exhibits: Mapping[str, Exhibit]) -> list[Section]:
+    about = [(one.name, ABOUT.get(one.name, "")) for one in comparison.standings]
+    costs = [exhibits["growth"], *([exhibits["flops"]] if exhibits["flops"].rows else [])]
+    return [
+        Section("Who is better", [exhibits["standings"]]),
+        Section("What it costs", costs),
+        Section("Who is who", terms=about),
+    ]
+
+
 def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Comparison]) -> Report:
     """Several evaluated runs that differ in their training seed alone."""
     headlines: list[Headline] = []
@@ -70,7 +58,7 @@ def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compari
         headlines.append(Headline(answer.short, [answer.sentence, describe_basis(comparisons[split])]))
         shown = [exhibits["standings"], exhibits["seeds"]]
         sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))
-    facts = f"Runs {listed([str(path) for path in paths])}."
+    facts = f"Runs {join_words([str(path) for path in paths])}."
     page = Page("Esper: one way of training", "Did this way of training help?", facts, headlines, sections)
     return Report(
         page.html(),

@@ -124,7 +124,7 @@ class Watch(App[None]):
     def _read(self, reader: RunReader) -> RunView:
         state = reader, reader.data_version(), read_progress(self._run_directory, reader)
         if self.view is None or state != self._state:
-            self.view, self._state = RunView.read(self._run_directory, reader), state
+            self.view, self._state = RunView.read(self._run_directory, reader, self.view), state
         return self.view
 
     def _pane(self) -> Pane:

@@ -44,8 +44,8 @@ def amount(value: float) -> str:
 
 
 def measure(value: Any) -> str:
-    """As `formats.figure`; a dash for what is not known, or no number."""
-    return formats.figure(value) if isinstance(value, int | float) else "-"
+    """As `formats.measure`; a dash for what is not known, or no number."""
+    return formats.measure(value) if isinstance(value, int | float) else "-"
 
 
 def difference(value: Any) -> str:
