@@ -163,7 +163,7 @@ class StackedParameters:
     def select(self, rows: Tensor) -> StackedParameters:
         """Copies of the rows at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
-        return self._merge(lambda own, _: own[index], self, self.owners[rows])
+        return self._merge(lambda own, _: own.index_select(0, index), self, self.owners[rows])
 
     def without(self, owners: Tensor) -> StackedParameters:
         """All but the rows of the networks in ``owners``, int64 ``[n]``."""
