@@ -63,9 +63,8 @@ class GrowRun:
             found = self._checkpoints.latest()
             restore(training, found.tensors, found.state)
             self.done = found.iteration
-        blueprints = [kind.name for kind in training.grower.subject.specs.kinds]
         settings = training.settings
-        recording = Recording(store, training.model, blueprints, settings.rent)
+        recording = Recording(store, training.model, training.grower.network.blueprints, settings.rent)
         facts = {
             "task": settings.task,
             "host": settings.host,
