@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from esper.experiments.trainer import LEVELS
+from esper.experiments.iteration import LEVELS
 from esper.rl.ppo import KL_STOP
 from esper.ui.figures.drawing import (
     BLUE,

@@ -10,9 +10,9 @@ from pathlib import Path
 from esper.config import load_settings, settings_text
 from esper.experiments.behaviour import Behaviour, read_behaviour
 from esper.experiments.comparison import Comparison, compare_splits
+from esper.experiments.iteration import TrainingSummary, summarise
 from esper.experiments.results import read_evaluation
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import TrainingSummary, summarise
 from esper.files import write_atomically
 from esper.tasks.suite import Split
 from esper.telemetry.events import RolledBack, RunStarted
