@@ -13,8 +13,8 @@ from esper.commands.options import hold_run
 from esper.config import Overrides, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
+from esper.experiments.iteration import TrainingSummary, summarise
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import TrainingSummary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
@@ -65,7 +65,7 @@ def command(
 def _train(run: RunDirectory, settings: TrainSettings, computing: Backend, console: Console) -> TrainingSummary:
     """Do what remains of the run."""
     with run.open_store() as store, computing.open(settings.shards) as workers:
-        trainer = Trainer.opened(run, settings, store, workers)
+        trainer = Trainer.open(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         progress = TrainingProgress(settings.iterations, past)
         if trainer.done < settings.iterations:
