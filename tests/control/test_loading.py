@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.config import dump_settings, load_settings
-from esper.control.loading import PolicyOrigin, restore_policy
+from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.observation import SPEC
 from esper.control.policy import Policy, PolicySettings
 from esper.errors import CheckpointError, ConfigError
@@ -63,6 +63,6 @@ def test_a_configuration_that_does_not_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_loaded_without_what_trained_it() -> None:
-    program = "import sys, esper.control.loading; print(*(m for m in sys.modules if m.startswith('esper.')))"
+    program = "import sys, esper.control.learned; print(*(m for m in sys.modules if m.startswith('esper.')))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert not [name for name in loaded if name.startswith(("esper.experiments", "esper.rl", "esper.config"))]

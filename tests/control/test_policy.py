@@ -9,7 +9,7 @@ from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
 from esper.control.observation import MaskTensors, Observation
-from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyState, PolicyStep
+from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
 from esper.control.policy.heads import legal_choices, normalised_entropy
 from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead
 
@@ -199,14 +199,6 @@ def learning_heads(actor: Policy, op: Op) -> set[Head]:
 def test_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) -> None:
     """Nor does the operation's own: the only legal one is certain."""
     assert learning_heads(lively(), op) == {head for head in Head if RELEVANT[op, head]} - {Head.OP}
-
-
-def test_forgetting_clears_the_memory_of_the_finished_only() -> None:
-    state = PolicyState(torch.ones(1, 3, 4), torch.ones(1, 3, 4))
-    cleared = state.forget(torch.tensor([False, True, False]))
-    for part in cleared:
-        assert (part[:, 1] == 0).all()
-        assert (part[:, [0, 2]] == 1).all()
 
 
 def test_memory_reaches_later_decisions(seen: Observation, legality: MaskTensors) -> None:

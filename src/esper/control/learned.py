@@ -1,17 +1,23 @@
-"""A trained policy as a controller."""
+"""A trained policy as a controller, and how it is read from what a training run has saved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from pydantic import ConfigDict
+from torch import Tensor
 
 from esper.control.controller import Actions, UniformStreams
-from esper.control.observation import Observation, mask_tensors
-from esper.control.policy import Policy
+from esper.control.observation import SPEC, Observation, mask_tensors
+from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.rules import Rules
+from esper.settings import Settings
+from esper.state import from_plain
+from esper.state_files import take_prefix
 
 
 class LearnedState(NamedTuple):
@@ -40,3 +46,28 @@ class LearnedController:
         tensors = mask_tensors(masks, self.policy.device)
         step = self.policy.act(observation.to(self.policy.device), tensors, state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
+
+
+class PolicyOrigin(Settings):
+    """What the configuration of a run says of the policy that it trained; how it was trained is left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    suite: str
+    """The distribution of learning problems on which it was trained."""
+    rules: Rules = Rules()
+    """What may happen to seeds there."""
+    policy: PolicySettings = PolicySettings()
+    """Its sizes."""
+
+
+def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings) -> LearnedController:
+    """The policy in a checkpoint's ``tensors``, greedy, on the CPU.
+
+    Raises:
+        CheckpointError: they are of a policy with other settings.
+    """
+    policy = Policy(SPEC, settings, torch.Generator().manual_seed(0))
+    saved = take_prefix("policy.", tensors)  # the others are the optimizer's and counters
+    policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
+    return LearnedController(policy, greedy=True)

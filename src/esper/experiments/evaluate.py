@@ -10,8 +10,7 @@ from typing import NamedTuple
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
-from esper.control.learned import LearnedController
-from esper.control.loading import restore_policy
+from esper.control.learned import LearnedController, restore_policy
 from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError, RunError
 from esper.experiments.baselines import baselines

@@ -14,12 +14,12 @@ import torch
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
-from esper.control.loading import PolicyOrigin, restore_policy
+from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError, did_you_mean
-from esper.grower.subject import Catalogue
+from esper.grower.network import Catalogue
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules

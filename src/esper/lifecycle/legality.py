@@ -23,7 +23,7 @@ from esper.lifecycle.actions import (
     clear_irrelevant_heads,
     head_sizes,
 )
-from esper.lifecycle.gates import Reason, Verdicts, gate_ahead
+from esper.lifecycle.gates import GATES, Reason, Verdicts, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import LIVE, Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -199,7 +199,6 @@ _STAGES_OF: dict[Op, tuple[Stage, ...]] = {
     Op.FOSSILIZE: (Stage.HOLDING,),
     Op.PRUNE: LIVE,
 }
-_GATED = {Op.ADVANCE: "G2", Op.FOSSILIZE: "G5"}
 
 
 def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
@@ -222,7 +221,7 @@ def require_legal(actions: Ints, masks: ActionMasks) -> None:
     offences = np.flatnonzero(~is_legal(actions, masks))
     if offences.size:
         environment = int(offences[0])
-        raise IllegalActionError(_refusal(actions[environment], environment, masks))
+        raise IllegalActionError(_explain_refusal(actions[environment], environment, masks))
 
 
 def canonicalise(actions: Ints, masks: ActionMasks) -> tuple[Ints, Bools]:
@@ -247,7 +246,7 @@ def _require_shape(actions: Ints, masks: ActionMasks) -> None:
         )
 
 
-def _refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
+def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
     """One sentence on why this environment's action is illegal, and how to get a legal one."""
     where = f"environment {environment}"
     sizes = masks.sizes
@@ -259,46 +258,42 @@ def _refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
         rule = f"{op.name} at slot {action[Head.SLOT]}: the slot is out of range 0 to {sizes[Head.SLOT] - 1}"
     else:
         op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
-        stage = Stage(masks.grounds.table.stage[environment, slot])
-        where = f"{where}, slot {slot} (stage {stage.name}): {op.name} is illegal"
-        rule = _broken_rule(action, environment, masks, stray)
+        own = masks.rows(slice(environment, environment + 1))
+        where = f"{where}, slot {slot} (stage {Stage(own.grounds.table.stage[0, slot]).name}): {op.name} is illegal"
+        if not own.slot[0, op, slot]:
+            rule = _explain_slot(op, slot, own.grounds)
+        elif stray:
+            rule = f"{stray[0].name.lower()} {action[stray[0]]} is out of range 0 to {sizes[stray[0]] - 1}"
+        else:
+            rule = _explain_choice(action, own)
     return f"{where}: {rule}; choose within legal_actions(), or pass actions through canonicalise() first"
 
 
-def _broken_rule(action: Ints, environment: int, masks: ActionMasks, stray: list[Head]) -> str:
-    op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
-    if not masks.slot[environment, op, slot]:
-        return _broken_slot_rule(op, environment, slot, masks)
-    if stray:
-        head = stray[0]
-        return f"{head.name.lower()} {action[head]} is out of range 0 to {masks.sizes[head] - 1}"
-    given = (np.full(masks.environments, op), np.full(masks.environments, slot))
-    head = next(head for head in Head if not masks.given(head, *given)[environment, action[head]])
-    if head is Head.BLUEPRINT and not masks.grounds.affordable[environment, slot, action[head]]:
-        return f"blueprint {action[head]} does not fit into what is left of the budget"
-    return _broken_head_rule(head, op, int(action[head]), masks)
-
-
-def _broken_slot_rule(op: Op, environment: int, slot: int, masks: ActionMasks) -> str:
-    grounds = masks.grounds
-    stage = Stage(grounds.table.stage[environment, slot])
+def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
+    """Why the only environment may not do ``op`` in that slot."""
+    stage = Stage(grounds.table.stage[0, slot])
     if op is Op.WAIT:
         return "it reads no slot, so slot must be 0"
     if op not in grounds.rules.operations:
         return "the rules leave this operation out"
     if stage not in _STAGES_OF[op]:
         return f"it needs stage {' or '.join(stage.name for stage in _STAGES_OF[op])}"
-    if grounds.table.pruning[environment, slot]:
+    if grounds.table.pruning[0, slot]:
         return "the seed is already being pruned"
-    if op in _GATED:
-        reason = Reason(grounds.verdicts.reason[environment, slot])
-        return f"gate {_GATED[op]} is closed, {reason.name}"
-    unaffordable = not grounds.affordable[environment, slot].all()  # which only germinating asks
+    if op in (Op.ADVANCE, Op.FOSSILIZE):
+        return f"gate {GATES[stage]} is closed, {Reason(grounds.verdicts.reason[0, slot]).name}"
+    unaffordable = not grounds.affordable[0, slot].all()  # which only germinating asks
     return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
 
 
-def _broken_head_rule(head: Head, op: Op, value: int, masks: ActionMasks) -> str:
-    name = head.name.lower()
+def _explain_choice(action: Ints, masks: ActionMasks) -> str:
+    """Why the only environment may not choose as it does in the first head that is wrong, behind the slot."""
+    op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
+    given = np.array([op]), np.array([slot])
+    head = next(head for head in Head if not masks.given(head, *given)[0, action[head]])
+    name, value = head.name.lower(), int(action[head])
+    if head is Head.BLUEPRINT and not masks.grounds.affordable[0, slot, value]:
+        return f"blueprint {value} does not fit into what is left of the budget"
     if not RELEVANT[op, head]:
         return f"it does not read {name}, which must be 0 and is {value}"
     if head is Head.BLUEPRINT:

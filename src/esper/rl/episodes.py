@@ -25,10 +25,10 @@ from esper.rl.rewards import (
     RewardSettings,
     RewardTerms,
     RewardTracker,
+    compute_objective,
     compute_rent,
     compute_rewards,
     group_by_settings,
-    objective,
     total_reward,
 )
 from esper.tasks.data import Data
@@ -225,7 +225,7 @@ class Episodes:
 
         # Everything that a reward depends on is known now.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
-        self.potential = np.where(running, objective(inputs.after, OUTCOME), self.potential)
+        self.potential = np.where(running, compute_objective(inputs.after, OUTCOME), self.potential)
         penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), "rollback": penalty}
         return StepResult(

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.arrays import Bools, Floats, Int8s, Ints, replace_where
-from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
@@ -195,10 +194,10 @@ class RewardSettings(Settings):
     @field_validator("mode")
     @classmethod
     def _mode_exists(cls, name: str) -> str:
-        try:
-            look_up(name)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+        if name not in MODES:
+            near = difflib.get_close_matches(name, MODES, n=1)
+            hint = f", did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)})")
         return name
 
     @model_validator(mode="after")
@@ -235,7 +234,7 @@ WEIGHTS = tuple(name for name in RewardSettings.model_fields if name not in ("re
 """The fields that only some modes read."""
 
 
-# Terms: pure functions of a step, all ``[E]``, in units of the score
+# What a step pays: pure functions of it, ``[E]`` each, in units of the score
 
 PROGRESS: dict[Stage, float] = {
     Stage.GERMINATED: 0.25,
@@ -249,12 +248,12 @@ PROGRESS: dict[Stage, float] = {
 _PROGRESS = np.array([PROGRESS.get(stage, 0.0) for stage in Stage])
 
 
-def objective(state: RewardState, settings: RewardSettings) -> Floats:
+def compute_objective(state: RewardState, settings: RewardSettings) -> Floats:
     """J: ``score - rent`` of the whole network."""
     return state.score[settings.family] - state.rent[settings.rent_on]
 
 
-def advance(before: Floats, after: Floats, finished: Bools) -> Floats:
+def shape_by_potential(before: Floats, after: Floats, finished: Bools) -> Floats:
     """``after - before``, where ``after`` is 0 at the end: whatever was advanced has been taken back by then.
 
     Potential-based shaping with discount 1 (Ng, Harada and Russell 1999): over an episode it adds up to 0, so it
@@ -263,128 +262,84 @@ def advance(before: Floats, after: Floats, finished: Bools) -> Floats:
     return np.where(finished, 0.0, after) - before
 
 
-def progress(inputs: RewardInputs) -> Floats:
+def shape_by_progress(inputs: RewardInputs, settings: RewardSettings) -> Floats:
     """Shaping by how far *all* slots have come, the sum of `PROGRESS`."""
     before, after = (_PROGRESS[state.stage].sum(axis=1) for state in (inputs.before, inputs.after))
-    return advance(before, after, inputs.finished)
+    return settings.progress * shape_by_potential(before, after, inputs.finished)
 
 
-def attribution(inputs: RewardInputs, family: Family) -> Floats:
-    """Shaping by the sum of the seeds' contributions."""
-    before, after = (state.contribution[family].sum(axis=1) for state in (inputs.before, inputs.after))
-    return advance(before, after, inputs.finished)
+def charge_interventions(inputs: RewardInputs, settings: RewardSettings) -> Floats:
+    """The cost of doing anything but wait."""
+    return -settings.intervention * inputs.acted.astype(np.float64)
 
 
-def shock(inputs: RewardInputs) -> Floats:
-    """The sum over slots of the squared change of alpha: 1 for a jump from nothing, 1/3 for a ramp of three steps."""
-    return np.square(inputs.after.alpha - inputs.before.alpha).sum(axis=1)
+def charge_shocks(inputs: RewardInputs, settings: RewardSettings) -> Floats:
+    """The cost of squared changes of alpha, summed over slots: 1 for a jump from nothing, 1/3 for a ramp of 3 steps."""
+    return -settings.shock * np.square(inputs.after.alpha - inputs.before.alpha).sum(axis=1)
 
 
-def early_prune(inputs: RewardInputs, early_age: int) -> Floats:
-    """1 for pruning a seed before its time."""
-    return ((inputs.pruned_age >= 0) & (inputs.pruned_age <= early_age)).astype(np.float64)
+def charge_early_prune(inputs: RewardInputs, settings: RewardSettings) -> Floats:
+    """The cost of pruning a seed before its time."""
+    early = (inputs.pruned_age >= 0) & (inputs.pruned_age <= settings.early_age)
+    return -settings.early_prune * early.astype(np.float64)
 
 
-# Modes
-
-ComputeTerms = Callable[[RewardInputs, RewardSettings], RewardTerms]
-
-
-@dataclass(frozen=True)
-class RewardMode:
-    """A way to pay, the families of scores it can pay in, and the weights that it reads."""
-
-    compute: ComputeTerms
-    families: tuple[str, ...]
-    weights: tuple[str, ...]
-
-
-MODES: dict[str, RewardMode] = {}
-"""By name."""
-
-_INTERVENTION = ("intervention", "intervention_after")
-_EARLY_PRUNE = ("early_prune", "early_age")
-
-
-def _register(*families: str, weights: tuple[str, ...] = ()) -> Callable[[ComputeTerms], ComputeTerms]:
-    def register(compute: ComputeTerms) -> ComputeTerms:
-        MODES[compute.__name__] = RewardMode(compute, families, weights)
-        return compute
-
-    return register
-
-
-def look_up(name: str) -> RewardMode:
-    """The mode of that name; raises ConfigError naming the known ones."""
-    if name not in MODES:
-        near = difflib.get_close_matches(name, MODES, n=1)
-        hint = f", did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)})")
-    return MODES[name]
-
-
-@_register("accuracy", "loss")
-def outcome(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+def pay_outcome(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     """``J' - J``: telescopes to J of the committed network, exactly.
 
     Known failure: noise of single evaluations enters every step's reward, though not their sum. In loss, a controller
     that moves alpha to and fro is not told apart from an honest one (docs/rewards.md).
     """
-    return {"objective": objective(inputs.after, settings) - objective(inputs.before, settings)}
+    return {"objective": compute_objective(inputs.after, settings) - compute_objective(inputs.before, settings)}
 
 
-@_register("accuracy")
-def sparse(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+def pay_sparse(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     """J of the committed network at the last step, 0 before.
 
     Known failure: gives no hint which of the episode's decisions mattered.
     """
-    return {"objective": np.where(inputs.finished, objective(inputs.after, settings), 0.0)}
+    return {"objective": np.where(inputs.finished, compute_objective(inputs.after, settings), 0.0)}
 
 
-@_register("accuracy", weights=_EARLY_PRUNE)
-def minimal(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """`sparse` less the cost of pruning before its time.
+def pay_minimal(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """`pay_sparse` less the cost of pruning before its time.
 
-    Known failure: that of `sparse`; and a seed that measurably harms is kept up to `early_age` all the same.
+    Known failure: that of `pay_sparse`; and a seed that measurably harms is kept up to `early_age` all the same.
     """
-    cost = settings.early_prune * early_prune(inputs, settings.early_age)
-    return {**sparse(inputs, settings), "early_prune": -cost}
+    return {**pay_sparse(inputs, settings), "early_prune": charge_early_prune(inputs, settings)}
 
 
-@_register("accuracy", weights=("progress", *_INTERVENTION))
-def simplified(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """`sparse`, plus shaping by the progress of all slots, less the cost of interventions.
+def pay_simplified(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """`pay_sparse`, plus shaping by the progress of all slots, less the cost of interventions.
 
     Known failure: progress says that a seed is there, not that it is any good; what it advances is pure noise to learn
     from where most seeds are pruned. The cost of interventions can teach never to act before anything else is learned.
     """
     return {
-        **sparse(inputs, settings),
-        "progress": settings.progress * progress(inputs),
-        "intervention": -settings.intervention * inputs.acted.astype(np.float64),
+        **pay_sparse(inputs, settings),
+        "progress": shape_by_progress(inputs, settings),
+        "intervention": charge_interventions(inputs, settings),
     }
 
 
-@_register("accuracy", "loss", weights=("attribution", "progress", *_INTERVENTION, "shock", *_EARLY_PRUNE))
-def shaped(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """`outcome`, plus shaping by attribution and progress, less costs of interventions, alpha shocks, early pruning.
+def pay_shaped(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+    """`pay_outcome`, plus shaping by the sum of contributions and by progress, less all costs.
 
     Known failure: every ramp of alpha costs, so growth that gains less than its shock (a third of the weight for three
     steps) does not pay; and six terms with weights are six ways to be wrong.
     """
+    before, after = _sum_contributions(inputs, settings)
     return {
-        **outcome(inputs, settings),
-        "attribution": settings.attribution * attribution(inputs, settings.family),
-        "progress": settings.progress * progress(inputs),
-        "intervention": -settings.intervention * inputs.acted.astype(np.float64),
-        "shock": -settings.shock * shock(inputs),
-        "early_prune": -settings.early_prune * early_prune(inputs, settings.early_age),
+        **pay_outcome(inputs, settings),
+        "attribution": settings.attribution * shape_by_potential(before, after, inputs.finished),
+        "progress": shape_by_progress(inputs, settings),
+        "intervention": charge_interventions(inputs, settings),
+        "shock": charge_shocks(inputs, settings),
+        "early_prune": charge_early_prune(inputs, settings),
     }
 
 
-@_register("accuracy", "loss")
-def escrow(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
+def pay_escrow(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     """The change of what seeds contribute, less the change of rent.
 
     Contributions are paid as they come and clawed back as they go; what is not fossilized by the end is taken back
@@ -393,11 +348,41 @@ def escrow(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     Known failure: contributions are not J. Of two seeds that do the same job neither contributes, so neither is paid;
     two that only work together are both paid for all of it, which makes complements worth twice their gain.
     """
-    before, after = (state.contribution[settings.family].sum(axis=1) for state in (inputs.before, inputs.after))
-    return {
-        "contribution": after - before,
-        "rent": inputs.before.rent[settings.rent_on] - inputs.after.rent[settings.rent_on],
-    }
+    before, after = _sum_contributions(inputs, settings)
+    rent = inputs.before.rent[settings.rent_on] - inputs.after.rent[settings.rent_on]
+    return {"contribution": after - before, "rent": rent}
+
+
+def _sum_contributions(inputs: RewardInputs, settings: RewardSettings) -> tuple[Floats, Floats]:
+    """All seeds' together before the step and after it."""
+    return (
+        inputs.before.contribution[settings.family].sum(axis=1),
+        inputs.after.contribution[settings.family].sum(axis=1),
+    )
+
+
+@dataclass(frozen=True)
+class RewardMode:
+    """A way to pay, the families of scores it can pay in, and the weights that it reads."""
+
+    compute: Callable[[RewardInputs, RewardSettings], RewardTerms]
+    families: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+
+
+_INTERVENTION = ("intervention", "intervention_after")
+_EARLY_PRUNE = ("early_prune", "early_age")
+MODES: dict[str, RewardMode] = {
+    "outcome": RewardMode(pay_outcome, ("accuracy", "loss")),
+    "sparse": RewardMode(pay_sparse, ("accuracy",)),
+    "minimal": RewardMode(pay_minimal, ("accuracy",), _EARLY_PRUNE),
+    "simplified": RewardMode(pay_simplified, ("accuracy",), ("progress", *_INTERVENTION)),
+    "shaped": RewardMode(
+        pay_shaped, ("accuracy", "loss"), ("attribution", "progress", *_INTERVENTION, "shock", *_EARLY_PRUNE)
+    ),
+    "escrow": RewardMode(pay_escrow, ("accuracy", "loss")),
+}
+"""By name."""
 
 
 # Who is paid by which mode

@@ -85,7 +85,7 @@ def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends
     That is with any of these ``blends``.
     """
     allowed = np.ones(costs.parameters.blueprints.shape, np.bool_)
-    for cap, cost in _apply_cap(budget, costs):
+    for cap, cost in _list_caps(budget, costs):
         spent = cost.resident(table).sum(axis=1)
         allowed &= spent[:, None, None] + cost.highest(blends) <= cap
     return allowed
@@ -94,12 +94,12 @@ def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends
 def budget_left(budget: Budget, costs: Costs, table: SeedTable) -> Floats:
     """``[E]``: the share of the scarcest cap that is not spent yet, in [0, 1]; 1 without caps."""
     left = np.ones(len(table.stage))
-    for cap, cost in _apply_cap(budget, costs):
+    for cap, cost in _list_caps(budget, costs):
         left = np.minimum(left, 1 - cost.resident(table).sum(axis=1) / max(cap, 1) if cap else 0.0)
     return left
 
 
-def _apply_cap(budget: Budget, costs: Costs) -> list[tuple[int, Cost]]:
+def _list_caps(budget: Budget, costs: Costs) -> list[tuple[int, Cost]]:
     """Every cap that is set, with what counts against it."""
     pairs = (
         (budget.parameters, costs.parameters),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,8 @@ Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
 
 
-class SlotOp(Protocol):
-    """Rewrites the features ``[E, N, ...]`` of a population at one slot."""
-
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
+SlotOp: TypeAlias = Occupant
+"""Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
 
 
 class Functional:

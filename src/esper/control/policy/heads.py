@@ -186,7 +186,16 @@ class ActionHeads(nn.Module):
     ) -> HeadOutputs:
         """Run the heads in order on ``memory`` ``[N, H]`` and ``tokens`` ``[N, S, W]``; ``choose`` picks in each."""
         rows = torch.arange(memory.shape[0], device=memory.device)
-        settle = _Settling(choose, self.floors)
+        actions, log_probs, legals = list[Tensor](), list[Tensor](), list[Tensor]()
+
+        def settle(head: Head, logits: Tensor, legal: Tensor) -> Tensor:
+            preferences = masked_log_softmax(logits, legal)
+            raised = raise_to_floor(preferences, legal, self.floors[head])
+            actions.append(choose(head, Candidates(preferences, raised, legal)))
+            log_probs.append(raised)
+            legals.append(legal)
+            return actions[-1]
+
         op = settle(Head.OP, self.outputs[Head.OP.name](memory), masks.op)
         relevant = self.relevant[op]  # [N, heads]
         op_vector = self.op_embedding(op)
@@ -203,27 +212,4 @@ class ActionHeads(nn.Module):
         details = F.relu(self.details(torch.cat((memory, op_vector, token, blueprint_vector), -1)))
         for head in DETAILS:
             settle(head, self.outputs[head.name](details), legal_choices(masks, head, op, slot, relevant))
-        return settle.decision()
-
-
-class _Settling:
-    """Settles one head after the other and keeps what each was settled from."""
-
-    def __init__(self, choose: Choose, floors: tuple[float, ...]) -> None:
-        self._choose = choose
-        self._floors = floors
-        self._actions: list[Tensor] = []
-        self._log_probs: list[Tensor] = []
-        self._legal: list[Tensor] = []
-
-    def __call__(self, head: Head, logits: Tensor, legal: Tensor) -> Tensor:
-        preferences = masked_log_softmax(logits, legal)
-        log_probs = raise_to_floor(preferences, legal, self._floors[head])
-        choice = self._choose(head, Candidates(preferences, log_probs, legal))
-        self._actions.append(choice)
-        self._log_probs.append(log_probs)
-        self._legal.append(legal)
-        return choice
-
-    def decision(self) -> HeadOutputs:
-        return HeadOutputs(torch.stack(self._actions, -1), tuple(self._log_probs), tuple(self._legal))
+        return HeadOutputs(torch.stack(actions, -1), tuple(log_probs), tuple(legals))

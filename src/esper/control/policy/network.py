@@ -105,15 +105,6 @@ class PolicyState(NamedTuple):
     output: Tensor
     cell: Tensor
 
-    def forget(self, finished: Tensor) -> PolicyState:
-        """The state with the memory of the ``finished`` (bool ``[E]``) environments cleared."""
-        keep = (~finished).to(self.output.dtype)[None, :, None]
-        return PolicyState(self.output * keep, self.cell * keep)
-
-    def rows(self, index: Tensor) -> PolicyState:
-        """The states of the environments at ``index``."""
-        return PolicyState(self.output[:, index], self.cell[:, index])
-
     def to(self, device: torch.device) -> PolicyState:
         """The same memory on ``device``."""
         return PolicyState(self.output.to(device), self.cell.to(device))
