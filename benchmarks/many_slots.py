@@ -229,7 +229,7 @@ def model_parts(slots: int) -> Parts:
 
         return step
 
-    every_slot = np.ones(grower.subject.table.stage.shape, np.bool_)
+    every_slot = np.ones(grower.network.table.stage.shape, np.bool_)
     return {
         "forward pass, bare": lambda: bare(examples),
         "forward pass, dormant slots": lambda: dormant(examples),
@@ -239,7 +239,7 @@ def model_parts(slots: int) -> Parts:
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
         "validation, all counterfactuals": lambda: measure_seeds(
-            grower.passes, grower.subject.table, validate, None, every_slot
+            grower.passes, grower.network.table, validate, None, every_slot
         ),
     }
 

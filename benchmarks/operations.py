@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import load_settings
 from esper.control.rules.simple import Uniform
-from esper.experiments.collect import instances_of
+from esper.experiments.collect import sample_instances
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.process_pool import prepare_process
 from esper.experiments.settings import TrainSettings
@@ -74,7 +74,7 @@ class Player:
 
     def __init__(self, settings: TrainSettings, size: int) -> None:
         self.size = size
-        instances = instances_of(settings, 0)[:: settings.environments // size][:size]
+        instances = sample_instances(settings, 0)[:: settings.environments // size][:size]
         self._episodes = evaluation_config(settings).episodes(instances)
         self._controller = Uniform()
         self._state = self._controller.start([settings.seed + network for network in range(size)])

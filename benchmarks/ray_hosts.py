@@ -29,13 +29,13 @@ from ray_traffic import Sizes, say, sizes
 from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_network, start_host
 
 from esper.config import load_settings
-from esper.experiments.collect import ShardResult, ShardTask, Told, collect, new_policy
+from esper.experiments.collect import EventRows, ShardResult, ShardTask, collect, new_policy
 from esper.experiments.ray_workers import RayWorkers
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers, Workers
 from esper.rl.ppo import Learner
 from esper.rl.rollout import concatenate
-from esper.signals import raising_terminated
+from esper.signals import raise_terminated
 
 RAY = Path(sys.executable).with_name("ray")
 ADDRESS = f"{HEAD_ADDRESS}:6379"
@@ -69,7 +69,7 @@ def wait_for(hosts: Sequence[Host]) -> None:
 
 
 def collected(
-    workers: Workers, settings: TrainSettings, hear: Callable[[Told], None]
+    workers: Workers, settings: TrainSettings, hear: Callable[[EventRows], None]
 ) -> tuple[float, list[ShardResult]]:
     """Seconds, and the shards of the first rollout."""
     began = time.perf_counter()
@@ -112,7 +112,7 @@ class Check:
         say(f"{what}: equal to the local result, all {len(found)} tensors of the rollout and of the updated learner")
 
 
-def ignore(_: Told) -> None:
+def ignore(_: EventRows) -> None:
     pass
 
 
@@ -156,7 +156,7 @@ def lose_one(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host]
     messages = sizes(settings).messages * settings.shards
     heard, lost = 0, 0.0
 
-    def hear(_: Told) -> None:
+    def hear(_: EventRows) -> None:
         nonlocal heard, lost
         heard += 1
         if heard == messages // 2:
@@ -184,7 +184,7 @@ def main() -> None:
     settings = load_settings(TrainSettings, None, asked.overrides)
     become_head()
     os.environ.update(ENVIRONMENT)
-    with raising_terminated():
+    with raise_terminated():
         hosts = start_cluster(asked.hosts, asked.rate)
         check = Check(settings)
         with RayWorkers(asked.hosts, ADDRESS) as workers:

@@ -28,7 +28,7 @@ from esper.config import load_settings
 from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.errors import RunError
-from esper.experiments.collect import instances_of, new_policy, run_policy
+from esper.experiments.collect import new_policy, run_policy, sample_instances
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.iteration import record, summarise_iteration
@@ -120,30 +120,31 @@ def follow(path: Path, connection: Connection[Any, Any]) -> None:
     with RunReader.open(path) as reader:
         connection.send("ready")
         while wanted is None or (seen < wanted and fault is None):
-            for stored in reader.stored_events(last):
-                if not isinstance(stored.event, StepTaken) or stored.event.step != seen:
-                    fault = fault or f"instead of event {seen} came {stored.event}"
-                seen, last = seen + 1, stored.id
+            for record in reader.records(last):
+                event = reader.decode(record)
+                if not isinstance(event, StepTaken) or event.step != seen:
+                    fault = fault or f"instead of event {seen} came {event}"
+                seen, last = seen + 1, record.id
             if wanted is None and connection.poll():
                 wanted = connection.recv()
     connection.send(fault if fault or seen == wanted else f"{seen} events came of {wanted}")
 
 
-class TimedChronicle(EventRecorder):
+class TimedRecorder(EventRecorder):
     """Counts the CPU time in which its events are made and, as whoever takes them does it one by one, encoded."""
 
     def __init__(self, episodes: Episodes, scope: Scope) -> None:
         super().__init__(episodes, scope)
         self.seconds = 0.0
 
-    def started(self) -> Iterator[Event]:
-        return self._timed(super().started())
+    def record_start(self) -> Iterator[Event]:
+        return self._timed(super().record_start())
 
-    def looked(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
-        return self._timed(super().looked(observation, step))
+    def record_observation(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
+        return self._timed(super().record_observation(observation, step))
 
-    def stepped(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
-        return self._timed(super().stepped(actions, result, policy))
+    def record_step(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
+        return self._timed(super().record_step(actions, result, policy))
 
     def _timed(self, events: Iterator[Event]) -> Iterator[Event]:
         began = time.thread_time()
@@ -170,17 +171,17 @@ def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore
 
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at(0.0)] * size
-    instances = instances_of(settings, number)
+    instances = sample_instances(settings, number)
     episodes = evaluation_config(settings).episodes(instances, rewards=rewards)
-    chronicle = TimedChronicle(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
+    recorder = TimedRecorder(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
-    shard = run_task(run_policy(learner.policy, episodes, noise, chronicle), hear)
+    shard = run_task(run_policy(learner.policy, episodes, noise, recorder), hear)
     update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
     result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()
     record(store, result, {})
-    lap.telemetry += time.thread_time() - start + chronicle.seconds + store.thread_seconds - committed
+    lap.telemetry += time.thread_time() - start + recorder.seconds + store.thread_seconds - committed
     lap.total = time.process_time() - began
     lap.steps = result.environment_steps
     return lap

@@ -15,7 +15,7 @@ import tyro
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError
-from esper.signals import raising_terminated
+from esper.signals import raise_terminated
 
 EXIT_OK = 0
 EXIT_ERROR = 2
@@ -40,6 +40,7 @@ COMMANDS = (
     Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
     Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
     Command("grow", "esper.commands.grow:command", "Grow one model on one task."),
+    Command("look", "esper.commands.look:command", "Show where a host would grow on a task, and by what."),
     Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
     Command(
         "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     would, but closes what is open. Anything else is a defect and propagates.
     """
     try:
-        with raising_terminated():
+        with raise_terminated():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands)
     except EsperError as error:
         sys.stderr.write(f"error: {error}\n")

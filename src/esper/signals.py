@@ -23,7 +23,7 @@ def stop(number: int) -> BaseException:
 
 
 @contextmanager
-def raising_terminated() -> Generator[None]:
+def raise_terminated() -> Generator[None]:
     """While active, SIGTERM raises Terminated. Signals arrive in the main thread; elsewhere this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield

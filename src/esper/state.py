@@ -60,27 +60,27 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
         CheckpointError: ``plain`` is of another make.
     """
     if isinstance(like, Tensor):
-        return _fitting(like, plain, name).to(like.device, copy=True)
+        return _check_tensor(like, plain, name).to(like.device, copy=True)
     if isinstance(like, np.ndarray):
         usual = torch.from_numpy(cast("np.ndarray[Any, Any]", like))
-        return _fitting(usual, plain, name).numpy(force=True).copy()
+        return _check_tensor(usual, plain, name).numpy(force=True).copy()
     if isinstance(like, Stateful):
-        like.load_state_dict(_of(dict, plain, name))
+        like.load_state_dict(_check_type(dict, plain, name))
         return like
     if is_dataclass(like) and not isinstance(like, type):
         parts = from_plain({field.name: vars(like)[field.name] for field in fields(like)}, plain, name)
         return type(like)(**parts)
     if isinstance(like, dict):
-        return _from_mapping(cast("dict[Any, Any]", like), _of(dict, plain, name), name)
+        return _from_mapping(cast("dict[Any, Any]", like), _check_type(dict, plain, name), name)
     if isinstance(like, list | tuple):
-        return _from_sequence(cast("list[Any]", like), _of(list, plain, name), name)
-    return _of(cast("type[Any]", type(like)), plain, name)
+        return _from_sequence(cast("list[Any]", like), _check_type(list, plain, name), name)
+    return _check_type(cast("type[Any]", type(like)), plain, name)
 
 
 def _from_mapping(like: dict[Any, Any], plain: dict[str, Any], name: str) -> dict[Any, Any]:
     keys = {str(key): key for key in like}
     if keys.keys() != plain.keys():
-        raise CheckpointError(f"{name} has {_listed(plain)} in the saved state, but {_listed(keys)} here")
+        raise CheckpointError(f"{name} has {_list_keys(plain)} in the saved state, but {_list_keys(keys)} here")
     return {key: from_plain(like[key], plain[part], f"{name}.{part}") for part, key in keys.items()}
 
 
@@ -94,8 +94,8 @@ def _from_sequence(like: list[Any], plain: list[Any], name: str) -> Any:
     return tuple(parts) if kind is tuple else kind(*parts)
 
 
-def _fitting(like: Tensor, plain: Any, name: str) -> Tensor:
-    saved = _of(Tensor, plain, name)
+def _check_tensor(like: Tensor, plain: Any, name: str) -> Tensor:
+    saved = _check_type(Tensor, plain, name)
     if saved.shape != like.shape or saved.dtype != like.dtype:
         raise CheckpointError(
             f"{name} is {saved.dtype} {tuple(saved.shape)} in the saved state, "
@@ -104,11 +104,11 @@ def _fitting(like: Tensor, plain: Any, name: str) -> Tensor:
     return saved
 
 
-def _of(kind: type[Any], plain: Any, name: str) -> Any:
+def _check_type(kind: type[Any], plain: Any, name: str) -> Any:
     if type(plain) is not kind:
         raise CheckpointError(f"{name} is a {type(plain).__name__} in the saved state, but must be a {kind.__name__}")
     return plain
 
 
-def _listed(mapping: dict[str, Any]) -> str:
+def _list_keys(mapping: dict[str, Any]) -> str:
     return ", ".join(sorted(mapping)) or "nothing"

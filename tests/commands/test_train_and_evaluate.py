@@ -148,7 +148,7 @@ def test_evaluation_prints_a_table_and_writes_records(run: Path, capsys: Capture
     assert main(["evaluate", str(run), "--instances", "4", "--transfer", "2"]) == 0
     text = capsys.readouterr().out
     assert "4 held-out instances" in text
-    assert "2 transfer: families never trained on" in text
+    assert "2 instances of families never trained on" in text
     assert "Did learning help?" in text
     assert text.splitlines()[-1] == f"run: {run}"
     records = json.loads((run / "evaluation.json").read_text())

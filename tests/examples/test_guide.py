@@ -10,7 +10,23 @@ import pytest
 from esper.lifecycle.rules import Isolation
 
 GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
+BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LOOK = GUIDE.with_name("look.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_on_looking_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = LOOK.read_text()
+    names: dict[str, object] = {}
+    for block in BLOCK.findall(text):
+        exec(compile(block, str(LOOK), "exec"), names)  # noqa: S102
+    lines = repr(names["looked"]).splitlines()
+    title, first, _, last = BLOCK_OF_TEXT.findall(text)[-1].splitlines()
+    assert lines[0] == title
+    assert lines[1].split()[:2] == first.split()[:2]
+    assert last.split()[:2] in [line.split()[:2] for line in lines]
+    assert (tmp_path / "map.svg").exists()
 
 
 @pytest.mark.slow

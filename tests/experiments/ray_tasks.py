@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
 
-from esper.experiments.collect import ShardResult, ShardTask, Told, collect
+from esper.experiments.collect import EventRows, ShardResult, ShardTask, collect
 from esper.experiments.workers import Shared
 from experiments.short_suite import short_suite
 
@@ -41,7 +41,7 @@ def die_always(_: int) -> int:
     return 0
 
 
-def collect_short(doomed: Doomed) -> Generator[Told, None, ShardResult]:
+def collect_short(doomed: Doomed) -> Generator[EventRows, None, ShardResult]:
     """`collect` of the short suite, which dies once after some steps."""
     with short_suite():
         steps = collect(doomed.task)

@@ -37,7 +37,7 @@ def started(path: Path, settings: TrainSettings) -> Iterator[Trainer]:
     run = RunDirectory.create(path)
     dump_settings(settings, run.config)
     with RunStore.create(run.store) as store, LocalWorkers(settings.shards) as workers:
-        yield Trainer.opened(run, settings, store, workers)
+        yield Trainer.open(run, settings, store, workers)
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def resumed(path: Path) -> Iterator[Trainer]:
     run = RunDirectory.open(path)
     settings = load_settings(TrainSettings, run.config)
     with RunStore.open(run.store) as store, LocalWorkers(settings.shards) as workers:
-        yield Trainer.opened(run, settings, store, workers)
+        yield Trainer.open(run, settings, store, workers)
 
 
 def ignore(iteration: Iteration) -> None:

@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_wherever_it_is(tmp_path: Path):
         trainer.train(at(1, press_ctrl_c))
     with resumed(tmp_path / "run") as trainer:
         assert trainer.done == 1
-        kinds = [stored.event.name for stored in trainer.store.stored_events()]
+        kinds = [record.type for record in trainer.store.records()]
         assert trainer.store.events(RunInterrupted)[0].iteration == 1
     assert RunEnded.name not in kinds
     assert kinds.index(RunStarted.name) < kinds.index(RunInterrupted.name)

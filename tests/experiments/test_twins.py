@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.experiments.collect import ShardResult, ShardTask, collect, instances_of, new_policy
+from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy, sample_instances
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Shared
@@ -41,7 +41,7 @@ def tensors(rollout: Rollout) -> list[torch.Tensor]:
 def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     """What the environment's network earns if it only waits, with nobody beside it."""
     rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at(0.0)]
-    instance = instances_of(settings, 0)[environment]
+    instance = sample_instances(settings, 0)[environment]
     episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
     return np.stack([episodes.step(wait(1)).reward[0] for _ in range(episodes.suite.steps)])
 

@@ -33,7 +33,7 @@ def parameters_of(model: GrowingModel) -> int:
 
 def assert_counted(loop: Loop) -> None:
     """Budget, rent and FLOPs are those of the modules that are there."""
-    subject, everything = loop.grower.subject, np.ones((1, 2), np.bool_)
+    subject, everything = loop.grower.network, np.ones((1, 2), np.bool_)
     real, summary = parameters_of(loop.model), loop.model.summary()
     assert subject.parameters_in(everything).tolist() == [real]
     assert subject.budget_left.tolist() == [1 - real / CAP]
@@ -93,7 +93,7 @@ def test_a_new_alpha_leaves_a_seed_its_blend_its_parameters_and_their_moments(bl
         loop.epoch()
         assert loop.model.seeds["0"] is seed
         assert all(one is other for one, other in zip(seed.parameters(), parameters, strict=True))
-        assert loop.grower.subject.table.blend[0, 0] == seed.blend == blend
+        assert loop.grower.network.table.blend[0, 0] == seed.blend == blend
         assert_counted(loop)
     assert loop.grower._state >= 3, "the test means to see other alphas"
     assert all(loop.optimizer.state[parameter]["step"] >= 10 for parameter in parameters)

@@ -98,7 +98,7 @@ def test_nothing_grows_at_any_horizon_where_that_is_asked_for(horizon: int):
 def test_where_there_is_time_every_seed_is_judged_after_its_trial(controller: str, tempo: int, horizon: int):
     grower = begun(controller, horizon, rules=Rules(tempos=(tempo,)))
     assert grown(grower, horizon)
-    assert not grower.subject.table.live.any()
+    assert not grower.network.table.live.any()
     assert not grower.finish().changes
 
 

@@ -168,7 +168,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
     while not grower.finished:
         assert sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower._history.plateau_age[0] < 2
         told(grower, 0.5)
-    assert not grower.subject.table.live.any()
+    assert not grower.network.table.live.any()
     assert grower.decisions > 4, "the test means a seed to delay the end"
 
 
@@ -227,11 +227,11 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
     )
     for step in range(10):
         held, calls = [slot.seed is not None for slot in model.slots.values()], 0
-        before = grower.subject.evidence.contribution_age[0].tolist()
-        known = np.isfinite(grower.subject.evidence.contribution[0]).tolist()
+        before = grower.network.evidence.contribution_age[0].tolist()
+        known = np.isfinite(grower.network.evidence.contribution[0]).tolist()
         grower.step(train_loss=1.0)
         due = [(step + slot) % every == 0 for slot in range(len(held))]
         assert calls == 1 + sum(here and turn for here, turn in zip(held, due, strict=True))
-        for slot, age in enumerate(grower.subject.evidence.contribution_age[0].tolist()):
+        for slot, age in enumerate(grower.network.evidence.contribution_age[0].tolist()):
             assert age == (before[slot] + 1 if held[slot] and known[slot] and not due[slot] else 0)
     assert all(held)

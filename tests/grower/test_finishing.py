@@ -55,7 +55,7 @@ def test_an_early_stop_loses_nothing_that_earns(controller: str, stopped: int):
     if not harmful:
         assert validate(plain) == pytest.approx(validate(loop.model))
     loop.grower.finish()
-    assert not loop.grower.subject.table.live.any()
+    assert not loop.grower.network.table.live.any()
     assert same(loop.model)
 
 
@@ -174,7 +174,7 @@ def test_nothing_is_kept_on_a_network_that_broke_after_the_last_decision():
     ending = loop.grower.finish()
     assert weight.isfinite().all()
     assert all(change.after is Stage.PRUNED for change in ending.changes)
-    assert not loop.grower.subject.table.live.any()
+    assert not loop.grower.network.table.live.any()
 
 
 def test_a_closed_run_is_told_before_anything_changes(tmp_path: Path):
@@ -184,17 +184,17 @@ def test_a_closed_run_is_told_before_anything_changes(tmp_path: Path):
     loop.grower.close()
     with pytest.raises(RunError, match="closed"):
         loop.grower.finish()
-    assert loop.grower.subject.table.live.any()
+    assert loop.grower.network.table.live.any()
 
 
 def test_a_second_call_changes_and_measures_nothing():
     owned = Owned(lambda on: 0.5 + 0.1 * sum(on.values()), "0", "2").grown(4)
     assert owned.grower.finish().changes
     owned.calls = 0
-    table = owned.grower.subject.table
+    table = owned.grower.network.table
     assert owned.grower.finish() == Ending((), {})
-    assert owned.grower.subject.table is not None
-    assert all((vars(owned.grower.subject.table)[name] == value).all() for name, value in vars(table).items())
+    assert owned.grower.network.table is not None
+    assert all((vars(owned.grower.network.table)[name] == value).all() for name, value in vars(table).items())
     assert owned.calls == 0
 
 
@@ -207,7 +207,7 @@ def test_isolated_seeds_go_and_leave_the_model_as_it_was():
         loss.backward()
         loop.optimizer.step()
         loop.grower.step(train_loss=loss)
-    assert (loop.grower.subject.table.stage == Stage.TRAINING).all()
+    assert (loop.grower.network.table.stage == Stage.TRAINING).all()
     before = loop.model(loop.inputs)
     with pytest.warns(UserWarning, match="dropped .* in '0'.*dropped .* in '2'"):
         assert torch.equal(loop.model.finalize()(loop.inputs), before)

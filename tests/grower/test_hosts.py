@@ -61,7 +61,7 @@ def test_it_grows_and_keeps_its_books(host: Host, name: str) -> None:
         present = set(model.parameters())
         assert {parameter for group in optimizer.param_groups for parameter in group["params"]} == present
         assert set(optimizer.state) <= present
-        live = training.grower.subject.table.owning[0].tolist()
+        live = training.grower.network.table.owning[0].tolist()
         assert live == [slot.seed is not None for slot in model.slots.values()]
         assert all(torch.isfinite(parameter).all() for parameter in present)
     assert germinations
@@ -73,7 +73,7 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
     counted = 0
     for _ in range(DECISIONS):
         training.step()
-        table = training.grower.subject.table
+        table = training.grower.network.table
         due = np.ones(table.stage.shape, np.bool_)
         found = compute_contributions(
             measure_seeds(training.grower.passes, table, training.evaluate, None, due),

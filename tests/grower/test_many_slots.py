@@ -65,7 +65,7 @@ def grown() -> tuple[GrowingModel, Grower]:
 @pytest.mark.slow
 def test_it_grows_is_saved_finalized_and_exported(tmp_path: Path) -> None:
     model, grower = grown()
-    stages = grower.subject.table.stage[0]
+    stages = grower.network.table.stage[0]
     assert len(model.slots) == BLOCKS
     assert (stages == Stage.FOSSILIZED).sum() == KEPT
     assert (stages == Stage.HOLDING).sum() == SEEDS - KEPT

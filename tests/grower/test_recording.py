@@ -66,7 +66,7 @@ def resumed(saved: dict[str, Any], controller: str, **options: Any) -> Loop:
 
 def events(run: Path, *kinds: type[Event]) -> list[Event]:
     with RunReader.open(run / "run.db") as reader:
-        return [one.event for one in reader.stored_events() if isinstance(one.event, kinds)]
+        return [event for event in map(reader.decode, reader.records(limit=100_000)) if isinstance(event, kinds)]
 
 
 def kept(run: Path) -> tuple[list[str], dict[str, Any], dict[str, Any]]:

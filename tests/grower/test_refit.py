@@ -368,9 +368,9 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
     reasons: list[list[int]] = []
     while not any(seed.fossilized for seed in training.model.seeds.values()) and grower.decisions < HORIZON:
         training.learn(grower.learn_apart)
-        before = grower.subject.table
+        before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = gate_ahead(before, grower.subject.evidence, grower.rules)
+        verdicts = gate_ahead(before, grower.network.evidence, grower.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED
@@ -386,7 +386,7 @@ def test_forks_go_when_trials_end() -> None:
         grower.step(train_loss=1.0)
         seen |= grower.apart.forks.keys()
         held = {
-            slot for slot, stage in zip(SLOTS, grower.subject.table.stage[0], strict=True) if stage == Stage.HOLDING
+            slot for slot, stage in zip(SLOTS, grower.network.table.stage[0], strict=True) if stage == Stage.HOLDING
         }
         assert grower.apart.forks.keys() == held
     assert seen == set(SLOTS)
@@ -582,7 +582,7 @@ def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:
     alone = 0
     for _ in range(HORIZON):
         training.learn(grower.learn_apart)
-        before = grower.subject.table.stage[0, 1]
+        before = grower.network.table.stage[0, 1]
         grower.step(train_loss=1.0)
         if "0" not in grower.apart.forks or before != Stage.TRAINING:
             continue
@@ -591,7 +591,7 @@ def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:
         theirs = training.tensors()
         own = [name for name in theirs if name.startswith("slots.2.")]
         torch.testing.assert_close({n: mine[n] for n in own}, {n: theirs[n] for n in own}, rtol=0, atol=0)
-        counts = bool(grower.subject.table.stage[0, 1] == Stage.BLENDING)
+        counts = bool(grower.network.table.stage[0, 1] == Stage.BLENDING)
         alone += not counts
         for parameter in seed.parameters():
             assert (parameter in fork._parameters) is counts

@@ -28,15 +28,15 @@ def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pyt
     found = loss(model, numbers(7))
     found.backward()
     optimizer.step()
-    table, state, keys = copy.deepcopy(grower.subject.table), optimizer.state_dict(), model.state_dict().keys()
+    table, state, keys = copy.deepcopy(grower.network.table), optimizer.state_dict(), model.state_dict().keys()
     with pytest.raises(MemoryError):
         grower.step(train_loss=found)
     assert model.seeds == {}
     assert model.state_dict().keys() == keys
     assert optimizer.state_dict()["param_groups"] == state["param_groups"]
     assert optimizer.state_dict()["state"].keys() == state["state"].keys()
-    assert np.array_equal(grower.subject.table.stage, table.stage)
-    assert grower.subject.germinations.tolist() == [0]
+    assert np.array_equal(grower.network.table.stage, table.stage)
+    assert grower.network.germinations.tolist() == [0]
 
 
 def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
@@ -47,7 +47,7 @@ def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
     with pytest.raises(DivergedError):
         loop.epoch(lambda _: math.nan)
     assert loop.model.seeds == {}
-    assert not loop.grower.subject.table.owning.any()
+    assert not loop.grower.network.table.owning.any()
     loop.epoch()
 
 

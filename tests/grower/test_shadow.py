@@ -114,7 +114,7 @@ def trained(controller: str, epoch: Epoch, host: Callable[[], nn.Module] = Noisy
 @pytest.mark.parametrize("epoch", [plain, accumulated, scaled, closed])
 def test_isolated_seeds_learn_and_nobody_else_notices(epoch: Epoch) -> None:
     bare, grown = trained("none", epoch), trained("all_at_start", epoch)
-    assert (grown.grower.subject.table.stage == Stage.TRAINING).all()
+    assert (grown.grower.network.table.stage == Stage.TRAINING).all()
     assert all(last_layer_moved(seed) for seed in grown.model.seeds.values())
     mine, theirs = grown.model.host.state_dict(), bare.model.host.state_dict()
     for name, tensor in theirs.items():
@@ -223,7 +223,7 @@ def test_esper_grow_trains_isolated_seeds(isolation: Isolation) -> None:
     growth = HostTraining(settings, get_task(settings.task).load(DataAccess()))
     for number in range(4):
         growth.epoch(number + 1)
-    isolated = growth.grower.subject.table.stage[0] == Stage.TRAINING
+    isolated = growth.grower.network.table.stage[0] == Stage.TRAINING
     assert isolated.any()
     for slot, alone in zip(growth.model.slots.values(), isolated, strict=True):
         assert slot.seed is None or not alone or last_layer_moved(slot.seed)

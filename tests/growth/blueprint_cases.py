@@ -6,6 +6,7 @@ from torch import Tensor
 
 from esper.growth.blueprints.registry import Blueprint, for_site
 from esper.growth.site import Layout, Site
+from growth.growing import generator
 
 SITES = (
     Site(Layout.FEATURES, width=6, extent=(), input_shape=(5,)),
@@ -21,10 +22,6 @@ CASES = [
     pytest.param(kind, site, id=f"{kind.name}-{site.layout}-{site.width}") for site in SITES for kind in for_site(site)
 ]
 every_case = pytest.mark.parametrize(("kind", "site"), CASES)
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

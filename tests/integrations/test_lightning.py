@@ -108,7 +108,7 @@ def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_fit_goes_on_from_
     module, growth = Classifier(), callback(horizon=20)
     fit(tmp_path / "stopped", module, growth, EPOCHS)
     assert growth.grower is not None
-    assert set(growth.grower.subject.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
+    assert set(growth.grower.network.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
     assert growth.grower.model.seeds
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -214,7 +214,7 @@ def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notice
     bare, grown = modules
     assert growth.grower is not None
     assert set(grown.model.seeds) == set(growth.grower.model.slots)
-    assert (growth.grower.subject.table.stage == Stage.TRAINING).all()
+    assert (growth.grower.network.table.stage == Stage.TRAINING).all()
     assert all(last_layer_moved(seed) for seed in grown.model.seeds.values())
     for mine, theirs in zip(grown.model.host.parameters(), bare.model.host.parameters(), strict=True):
         assert torch.equal(mine, theirs)

@@ -145,7 +145,7 @@ class Endless(GrowerCallback):
 def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_training_goes_on_from_before(tmp_path: Path):
     trainer, growth = prepared(tmp_path / "stopped", num_train_epochs=EPOCHS, lr_scheduler_type="constant")
     trainer.train()
-    assert set(growth.grower.subject.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
+    assert set(growth.grower.network.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
     assert growth.grower.model.seeds
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -292,7 +292,7 @@ def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notice
         trainer.train()
         grown.append(model)
     bare, model = grown
-    assert (growth.grower.subject.table.stage == Stage.TRAINING).all()
+    assert (growth.grower.network.table.stage == Stage.TRAINING).all()
     assert all(last_layer_moved(seed) for seed in model.seeds.values())
     for mine, theirs in zip(model.host.parameters(), bare.host.parameters(), strict=True):
         assert torch.equal(mine, theirs)

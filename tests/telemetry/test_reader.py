@@ -58,8 +58,8 @@ def test_newest_events_of_a_type(reader: RunReader):
 
 
 def test_events_of_an_iteration(reader: RunReader):
-    assert [record.id for record in reader.records_at(4, ["checkpoint_written", "run_started"])] == [5]
-    assert reader.records_at(4, ["run_started"]) == []
+    assert [record.id for record in reader.records_within(4, 4, ["checkpoint_written", "run_started"])] == [5]
+    assert reader.records_within(4, 4, ["run_started"]) == []
 
 
 def test_an_event_that_was_made_anew_is_another_one(store: RunStore, reader: RunReader):

@@ -57,7 +57,7 @@ def test_flushed_events_and_scalars_come_back(path: Path):
 
     with RunReader.open(path) as reader:
         assert reader.metadata() == {"seed": 3, "origin": {"name": "token"}}
-        assert [stored.event for stored in reader.stored_events()] == [
+        assert [reader.decode(record) for record in reader.records()] == [
             RunStarted(iteration=0, esper_version="0.1.0", seed=3),
             TRANSITION,
         ]
@@ -80,10 +80,10 @@ def test_a_follower_asks_for_new_events_only(path: Path):
     with RunStore.create(path) as store, RunReader.open(path) as reader:
         store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         store.flush()
-        (first,) = reader.stored_events()
+        (first,) = reader.records()
         store.emit(TRANSITION)
         store.flush()
-        assert [stored.event for stored in reader.stored_events(after_id=first.id)] == [TRANSITION]
+        assert [reader.decode(record) for record in reader.records(first.id)] == [TRANSITION]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_uncommitted_values_are_invisible_to_a_reader(path: Path):
         store.scalars(1, {"x": 1.0})
         store.emit(TRANSITION)
         assert reader.last_iteration() == 0
-        assert reader.stored_events() == []
+        assert reader.records() == []
         store.flush()
         assert reader.series("x") == [(1, 1.0)]
 
@@ -106,9 +106,9 @@ def test_what_is_emitted_is_soon_seen_by_a_reader(path: Path):
     with RunStore.create(path) as store, RunReader.open(path) as reader:
         store.emit(TRANSITION)
         deadline = time.monotonic() + 60
-        while not reader.stored_events() and time.monotonic() < deadline:
+        while not reader.records() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert [stored.event for stored in reader.stored_events()] == [TRANSITION]
+        assert [reader.decode(record) for record in reader.records()] == [TRANSITION]
 
 
 @pytest.mark.usefixtures("_no_commits")
@@ -117,9 +117,9 @@ def test_too_many_events_are_committed_by_whoever_emits_one_more(path: Path, mon
     with RunStore.create(path) as store, RunReader.open(path) as reader:
         for _ in range(25):
             store.emit(TRANSITION)
-        assert len(reader.stored_events()) == 20
+        assert len(reader.records()) == 20
     with RunReader.open(path) as reader:
-        assert len(reader.stored_events()) == 25
+        assert len(reader.records()) == 25
 
 
 @pytest.mark.usefixtures("_no_commits")
@@ -139,7 +139,7 @@ def test_events_of_many_threads_are_all_kept(path: Path):
             for _ in range(400):
                 threads.submit(store.emit, TRANSITION)
         store.flush()
-        assert len(store.stored_events()) == 400
+        assert len(store.records()) == 400
 
 
 def test_on_a_shared_file_system_there_is_no_write_ahead_log(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -151,7 +151,7 @@ def test_on_a_shared_file_system_there_is_no_write_ahead_log(path: Path, monkeyp
         store.emit(TRANSITION)
         store.flush()
         with RunReader.open(path) as reader:
-            assert len(reader.stored_events()) == 1
+            assert len(reader.records()) == 1
 
 
 def test_a_killed_process_loses_only_what_was_not_flushed(path: Path):

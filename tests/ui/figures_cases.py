@@ -7,10 +7,9 @@ from pathlib import Path
 
 from esper.config import dump_settings
 from esper.experiments.behaviour import Behaviour, Usage, write_behaviour
-from esper.experiments.iteration import record
+from esper.experiments.iteration import LEVELS, record
 from esper.experiments.results import Result, write_results
 from esper.experiments.settings import TrainSettings
-from esper.experiments.trainer import LEVELS
 from esper.practice.run import GrowDirectory
 from esper.practice.settings import GrowSettings
 from esper.telemetry.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped, new_run_path
-from esper.config import Overrides, dump_settings, load_settings
+from esper.commands.options import hold_run
+from esper.config import Overrides, load_settings
 from esper.errors import ConfigError
 from esper.experiments.process_pool import prepare_process
 from esper.practice.result import GrowResult
@@ -75,41 +74,21 @@ def command(
         say_differences(
             console, f"settings of {settings.host} on {settings.task}", compare_settings(settings, settings.usual())
         )
-        run, result = _begin(settings, run_dir, download, console)
     elif config or run_dir or given:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
-        run, result = _go_on(GrowDirectory.open_own(resume), download, console)
+        settings = load_settings(GrowSettings, GrowDirectory.open_own(resume).config)
+    training = HostTraining(settings, get_task(settings.task).load(DataAccess(download, settings.text)))
+    with hold_run(GrowDirectory, resume, run_dir, settings, console) as run:
+        result = _grow(run, training, console)
     _conclude(console, run, result)
     if json:
         print_json({"run": str(run.path), **asdict(result)})
 
 
-def _begin(
-    settings: GrowSettings, run_dir: Path | None, download: bool, console: Console
-) -> tuple[GrowDirectory, GrowResult]:
-    training = _load_training(settings, download)
-    run = GrowDirectory.create(new_run_path(run_dir))
-    with run.locked(run.command):
-        run.require_new()
-        dump_settings(settings, run.config)
-        return run, _grow(run, training, console)
-
-
-def _go_on(run: GrowDirectory, download: bool, console: Console) -> tuple[GrowDirectory, GrowResult]:
-    with run.locked(run.command):
-        training = _load_training(load_settings(GrowSettings, run.config), download)
-        return run, _grow(run, training, console)
-
-
-def _load_training(settings: GrowSettings, download: bool) -> HostTraining:
-    return HostTraining(settings, get_task(settings.task).load(DataAccess(download, settings.text)))
-
-
 def _grow(run: GrowDirectory, training: HostTraining, console: Console) -> GrowResult:
     """Do what remains of the run."""
-    hint = hint_if_stopped(console, f"resume with: esper grow --resume {shlex.quote(str(run.path))}")
-    with hint, run.open_store() as store:
+    with run.open_store() as store:
         growing = GrowRun(run, training, store)
         if growing.done:
             say(console, f"going on after epoch {growing.done} of {training.settings.epochs}")

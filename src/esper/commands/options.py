@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from esper.config import dump_settings
 from esper.errors import ConfigError
+from esper.settings import Settings
 from esper.signals import Terminated
+from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import say
 
 RUNS = Path("runs")
 """Where runs go by default."""
 LARGEST_SEED = 2**31 - 1
-
-
-def new_run_path(chosen: Path | None) -> Path:
-    """The directory that was chosen for a run, or one under `RUNS` named by the time."""
-    return chosen or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
 
 
 def require_seed(seed: int) -> None:
@@ -48,3 +48,29 @@ def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
     except (KeyboardInterrupt, Terminated):
         say(console, hint)
         raise
+
+
+Run = TypeVar("Run", bound=RunDirectory)
+
+
+@contextmanager
+def hold_run(
+    kind: type[Run], resume: Path | None, run_dir: Path | None, settings: Settings, console: Console
+) -> Generator[Run]:
+    """The run to resume, or else a new one with these settings, held meanwhile; says how to go on if it is stopped.
+
+    A new one lies in ``run_dir``, or under `RUNS`, named by the time.
+
+    Raises:
+        RunError: there is no such run, somebody else holds it, or there is something where the new one should be.
+    """
+    if resume is None:
+        run = kind.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+    else:
+        run = kind.open_own(resume)
+    hint = hint_if_stopped(console, f"resume with: {kind.command} --resume {shlex.quote(str(run.path))}")
+    with run.locked(kind.command), hint:
+        if resume is None:
+            run.require_new()
+            dump_settings(settings, run.config)
+        yield run

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped, new_run_path
-from esper.config import Overrides, dump_settings, load_settings
+from esper.commands.options import hold_run
+from esper.config import Overrides, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
+from esper.experiments.iteration import TrainingSummary, summarise
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import TrainingSummary, summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.settings import compare_settings
@@ -24,8 +24,6 @@ from esper.ui.live import view_training
 from esper.ui.output import console_beside, print_json, say, say_differences
 from esper.ui.progress import TrainingProgress
 from esper.ui.report.training import write_report
-
-_WHAT = "esper train"
 
 
 def command(
@@ -52,29 +50,22 @@ def command(
         settings = load_settings(TrainSettings, config, seeded)
         say_differences(console, "settings", compare_settings(settings, TrainSettings()))
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
-        run = RunDirectory.create(new_run_path(run_dir))
-        with run.locked(_WHAT):
-            run.require_new()
-            dump_settings(settings, run.config)
-            summary = _train(run, computing, console)
+    elif config or run_dir or seed is not None or overrides:
+        raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
-        if config or run_dir or seed is not None or overrides:
-            raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
-        run = RunDirectory.open_own(resume)
-        with run.locked(_WHAT):
-            summary = _train(run, computing, console)
+        settings = load_settings(TrainSettings, RunDirectory.open_own(resume).config)
+    with hold_run(RunDirectory, resume, run_dir, settings, console) as run:
+        summary = _train(run, settings, computing, console)
     report = write_report(run)
     _conclude(console, run, summary, report)
     if json:
         print_json(_json(run, summary))
 
 
-def _train(run: RunDirectory, computing: Backend, console: Console) -> TrainingSummary:
+def _train(run: RunDirectory, settings: TrainSettings, computing: Backend, console: Console) -> TrainingSummary:
     """Do what remains of the run."""
-    settings = load_settings(TrainSettings, run.config)
-    hint = hint_if_stopped(console, f"resume with: esper train --resume {shlex.quote(str(run.path))}")
-    with hint, run.open_store() as store, computing.open(settings.shards) as workers:
-        trainer = Trainer.opened(run, settings, store, workers)
+    with run.open_store() as store, computing.open(settings.shards) as workers:
+        trainer = Trainer.open(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         progress = TrainingProgress(settings.iterations, past)
         if trainer.done < settings.iterations:

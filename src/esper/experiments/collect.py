@@ -62,7 +62,7 @@ def new_policy(settings: TrainSettings) -> Policy:
     return Policy(SPEC, settings.policy, torch.Generator().manual_seed(settings.seed))
 
 
-def instances_of(settings: TrainSettings, iteration: int) -> list[Instance]:
+def sample_instances(settings: TrainSettings, iteration: int) -> list[Instance]:
     """The training instances of an iteration, one per environment: groups of neighbours share theirs."""
     rng = numpy_generator(settings.seed, iteration, Stream.TRAINING_INSTANCES)
     group = settings.ppo.group
@@ -76,11 +76,11 @@ def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int
     return rng.random((steps, len(Head)))
 
 
-Told = list[EventRow]
+EventRows = list[EventRow]
 """What happened in the last moments."""
 
 
-def collect(task: ShardTask) -> Generator[Told, None, ShardResult]:
+def collect(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
     """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step.
 
     Raises:
@@ -90,7 +90,7 @@ def collect(task: ShardTask) -> Generator[Told, None, ShardResult]:
         return (yield from _collect_shard(task))
 
 
-def _collect_shard(task: ShardTask) -> Generator[Told, None, ShardResult]:
+def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
     settings, steps = task.settings, get_suite(task.settings.suite).steps
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
@@ -99,8 +99,8 @@ def _collect_shard(task: ShardTask) -> Generator[Told, None, ShardResult]:
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
     episodes = _episodes(task, environments)
-    chronicle = EventRecorder(episodes, _scope(task, environments.start))
-    result = yield from run_policy(policy, episodes, torch.from_numpy(noise).float(), chronicle)
+    recorder = EventRecorder(episodes, _scope(task, environments.start))
+    result = yield from run_policy(policy, episodes, torch.from_numpy(noise).float(), recorder)
     if not settings.ppo.twin:
         return result
     # A population of their own: the others' numbers are the same with twins and without, to the last bit.
@@ -122,7 +122,7 @@ def _scope(task: ShardTask, first: int) -> Scope:
 def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     """New episodes of the environments of these numbers."""
     settings = task.settings
-    everyone = instances_of(settings, task.iteration)
+    everyone = sample_instances(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
     rewards = assign_rewards(paid, settings.environments, settings.ppo.group)
     return evaluation_config(settings, task.device).episodes(
@@ -132,20 +132,20 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
 
 
 def run_policy(
-    policy: Policy, episodes: Episodes, noise: Tensor, chronicle: EventRecorder
-) -> Generator[Told, None, ShardResult]:
+    policy: Policy, episodes: Episodes, noise: Tensor, recorder: EventRecorder
+) -> Generator[EventRows, None, ShardResult]:
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
     tally = EpisodeLog(episodes.suite, episodes.instances)
-    yield as_rows(chronicle.started())
+    yield as_rows(recorder.record_start())
     for uniforms in noise.to(device):
         observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
-        told = as_rows(chronicle.looked(observation, step))
+        told = as_rows(recorder.record_observation(observation, step))
         result = episodes.step(actions)
-        yield told + as_rows(chronicle.stepped(actions, result, step))
+        yield told + as_rows(recorder.record_step(actions, result, step))
         running = torch.from_numpy(result.running)
         buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
         tally.add(actions, result)
@@ -175,10 +175,10 @@ def collect_expert_rollouts(settings: TrainSettings, cloning: CloningSettings, w
     instances = suite.sample(cloning.episodes, "train", numpy_generator(settings.seed, Stream.DEMONSTRATED_INSTANCES))
     parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
     tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]
-    return concatenate(workers.map(demonstrate, tasks))
+    return concatenate(workers.map(roll_out_controller, tasks))
 
 
-def demonstrate(task: DemonstrationTask) -> Rollout:
+def roll_out_controller(task: DemonstrationTask) -> Rollout:
     """The controller's episodes, to their end; log-probabilities and values are 0, as nobody computed them."""
     settings, count = task.settings, len(task.instances)
     rewards = assign_rewards([one.at(0.0) for one in settings.reward], count)

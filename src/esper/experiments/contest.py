@@ -17,12 +17,11 @@ from esper.errors import ConfigError, RunError
 from esper.experiments.comparison import POLICY, Comparison, compare_arms, compare_configurations
 from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
-from esper.experiments.iteration import Iteration
+from esper.experiments.iteration import Iteration, summarise
 from esper.experiments.process_pool import run_task
 from esper.experiments.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
 from esper.experiments.settings import TrainSettings
 from esper.experiments.static_networks import measure_arm
-from esper.experiments.summary import summarise
 from esper.experiments.trainer import Trainer
 from esper.experiments.workers import LOCAL, Backend, Workers
 from esper.random_streams import Stream, numpy_generator
@@ -140,7 +139,7 @@ def train_and_play(
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
         if not _is_trained(run, settings):
             with run.open_store() as store:
-                yield from Trainer.opened(run, settings, store, workers).iterations()
+                yield from Trainer.open(run, settings, store, workers).iterations()
         return play_policy(run, settings, instances, workers)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Ints
 from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Observation
 from esper.control.policy import PolicyStep
 from esper.experiments.settings import TrainSettings
@@ -67,7 +68,7 @@ class EventRecorder:
         self._paid = np.zeros(episodes.size)
         self._number = 0
 
-    def started(self) -> Iterator[Event]:
+    def record_start(self) -> Iterator[Event]:
         """The episodes begin."""
         parameters = self._episodes.population.host_parameters.tolist()
         for row, instance in enumerate(self._episodes.instances):
@@ -83,7 +84,7 @@ class EventRecorder:
                 host_parameters=parameters[row],
             )
 
-    def looked(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
+    def record_observation(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
         """What the policy saw and thought before a decision, of the watched networks."""
         for row in self._watched:
             if self._episodes.finished[row]:
@@ -98,14 +99,14 @@ class EventRecorder:
                 probabilities={head.name.lower(): _nest(probabilities) for head, probabilities in likely.items()},
             )
 
-    def stepped(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
+    def record_step(self, actions: Ints, result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
         """A decision and what it led to; ``policy`` is what decided, if it was a policy."""
-        yield from self._judged(result)
-        yield from self._changed(result)
+        yield from self._record_verdicts(result)
+        yield from self._record_transitions(result)
         self._contributions = result.evaluation.accuracy_contribution
         self._paid += result.reward
         if self._scope.steps:
-            yield from self._decided(actions, result, policy)
+            yield from self._record_decisions(actions, result, policy)
         for incident in result.incidents:
             yield RolledBack(
                 **self._place(incident.environment),
@@ -117,17 +118,17 @@ class EventRecorder:
                 pruned=incident.pruned,
                 ended=incident.ended,
             )
-        yield from self._ended(result)
+        yield from self._record_ends(result)
         self._number += 1
 
     def _place(self, row: int) -> Place:
         number = self._scope.episode
         return Place(iteration=number, episode=number, environment=self._scope.first + row, step=self._number)
 
-    def _named(self, blueprint: int) -> str | None:
+    def _blueprint_name(self, blueprint: int) -> str | None:
         return None if blueprint == NO_BLUEPRINT else self._episodes.suite.blueprints[blueprint]
 
-    def _judged(self, result: StepResult) -> Iterator[Event]:
+    def _record_verdicts(self, result: StepResult) -> Iterator[Event]:
         """Gates that say something else than before, or that others stood in the place of."""
         reasons, stages = result.verdicts.reason, result.reward_inputs.before.stage
         other = (reasons != self._reasons) | (stages != self._judged_stages)
@@ -139,7 +140,7 @@ class EventRecorder:
                 **self._place(row), slot=slot, gate=gate, passed=reason is Reason.PASSED, reason=reason.name.lower()
             )
 
-    def _changed(self, result: StepResult) -> Iterator[Event]:
+    def _record_transitions(self, result: StepResult) -> Iterator[Event]:
         changes = result.transitions
         for index in range(len(changes)):
             row, slot = int(changes.env[index]), int(changes.slot[index])
@@ -150,14 +151,14 @@ class EventRecorder:
                 slot=slot,
                 before=Stage(changes.before[index]).name.lower(),
                 after=Stage(changes.after[index]).name.lower(),
-                blueprint=self._named(int(changes.blueprint[index])),
+                blueprint=self._blueprint_name(int(changes.blueprint[index])),
                 cause=Cause(changes.cause[index]).name.lower(),
                 reason=Reason(changes.reason[index]).name.lower(),
                 contribution=_drop_unmeasured([float(self._contributions[row, slot])])[0],
             )
 
-    def _decided(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
-        columns = {**self._chosen(actions, policy), **self._stood(result)}
+    def _record_decisions(self, actions: Ints, result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
+        columns = {**self._describe_actions(actions, policy), **self._describe_networks(result)}
         terms = {name: _round(term) for name, term in result.terms.items()}
         for row in result.running.nonzero()[0].tolist():
             yield StepTaken(
@@ -166,7 +167,7 @@ class EventRecorder:
                 **{name: column[row] for name, column in columns.items()},
             )
 
-    def _chosen(self, actions: NDArray[np.int64], policy: PolicyStep | None) -> dict[str, list[Any]]:
+    def _describe_actions(self, actions: Ints, policy: PolicyStep | None) -> dict[str, list[Any]]:
         """Fields of `StepTaken` about the decisions, an entry per network."""
         blueprints, taken = self._episodes.suite.blueprints, actions.tolist()
         nothing: list[None] = [None] * len(taken)
@@ -179,7 +180,7 @@ class EventRecorder:
             "log_prob": nothing if policy is None else _round(policy.log_prob.cpu().numpy()),
         }
 
-    def _stood(self, result: StepResult) -> dict[str, list[Any]]:
+    def _describe_networks(self, result: StepResult) -> dict[str, list[Any]]:
         """Fields of `StepTaken` about what the decisions led to, an entry per network."""
         population, table = self._episodes.population, self._episodes.population.table
         return {
@@ -190,12 +191,12 @@ class EventRecorder:
             "objective": _round(result.potential),
             "added": _round(population.parameters_in(table.blended) / population.host_parameters),
             "stages": [tuple(_STAGES[stage] for stage in row) for row in cast("list[list[int]]", table.stage.tolist())],
-            "blueprints": [tuple(map(self._named, row)) for row in table.blueprint.tolist()],
+            "blueprints": [tuple(map(self._blueprint_name, row)) for row in table.blueprint.tolist()],
             "alphas": [tuple(row) for row in _round(table.alpha)],
             "contributions": [_drop_unmeasured(row) for row in _round(result.evaluation.accuracy_contribution)],
         }
 
-    def _ended(self, result: StepResult) -> Iterator[Event]:
+    def _record_ends(self, result: StepResult) -> Iterator[Event]:
         """Episodes that this step was the last of."""
         ended = result.finished & result.running
         if not ended.any():
@@ -210,7 +211,7 @@ class EventRecorder:
                 accuracy=float(result.reward_inputs.after.score["accuracy"][row]),
                 added=float(added[row]),
                 paid=float(self._paid[row]),
-                kept=tuple(map(self._named, np.where(kept, table.blueprint, NO_BLUEPRINT)[row].tolist())),
+                kept=tuple(map(self._blueprint_name, np.where(kept, table.blueprint, NO_BLUEPRINT)[row].tolist())),
             )
 
 

@@ -1,4 +1,4 @@
-"""What one iteration of training led to: its figures, and what the run store and the next checkpoint keep of them."""
+"""What iterations of training led to: the figures of one, what store and checkpoint keep of them, and a summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from esper.experiments.settings import TrainSettings
 from esper.rl.diagnostics import HISTORY, Anomaly, UpdateHistory, UpdateMetrics, find_anomalies
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import AnomalyRaised, PolicyProbed, PPOUpdated
+from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
+
+LEVELS = "baseline_levels"
+"""Run metadata: mean score of each baseline on the probe instances."""
+RECENT = 10
+"""Iterations over which the objective at the end is averaged."""
 
 
 @dataclass(frozen=True)
@@ -143,3 +149,39 @@ def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
             f"the checkpoint's metrics of updates are of another version ({place}: {first['msg']}): "
             "use the Esper that wrote it"
         ) from error
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """What a training run came to, all its processes taken together."""
+
+    iterations: int
+    """Iterations done."""
+    objective: float | None
+    """Mean J of the last rollouts, the policy exploring; None before the first iteration."""
+    probe_score: float | None
+    """Mean test score of the greedy policy on the probe instances at its last measurement."""
+    baselines: dict[str, float]
+    """Mean score of each baseline on the same instances."""
+    seconds: float
+    """Spent on iterations."""
+    environment_steps: int
+
+    @property
+    def environment_steps_per_second(self) -> float:
+        """0 before the first iteration."""
+        return self.environment_steps / self.seconds if self.seconds else 0.0
+
+
+def summarise(reader: RunReader) -> TrainingSummary:
+    """The run's figures so far; what the reader's store has not flushed is not in them."""
+    objective = [value for _, value in reader.series("objective")]
+    probe = [value for _, value in reader.series("probe_score")]
+    return TrainingSummary(
+        reader.last_iteration(),
+        float(np.mean(objective[-RECENT:])) if objective else None,
+        probe[-1] if probe else None,
+        reader.metadata().get(LEVELS, {}),
+        sum(value for _, value in reader.series("seconds")),
+        int(sum(value for _, value in reader.series("environment_steps"))),
+    )

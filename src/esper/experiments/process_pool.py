@@ -118,16 +118,16 @@ class WorkerProcess:
         try:
             self.connection.send(message)
         except OSError as error:
-            raise self._died() from error
+            raise self._explain_death() from error
 
     def receive(self) -> tuple[int, int, Word]:
         """The call's number, the task's index and what the task says next; RunError if it died."""
         try:
             return self.connection.recv()
         except (EOFError, OSError) as error:
-            raise self._died() from error
+            raise self._explain_death() from error
 
-    def _died(self) -> RunError:
+    def _explain_death(self) -> RunError:
         self.process.join(1)
         code = self.process.exitcode
         how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name

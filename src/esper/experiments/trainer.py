@@ -24,6 +24,7 @@ from esper.experiments.collect import (
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
 from esper.experiments.event_recorder import describe_run
 from esper.experiments.iteration import (
+    LEVELS,
     Iteration,
     history_from_state,
     history_to_state,
@@ -43,9 +44,6 @@ from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
-
-LEVELS = "baseline_levels"
-"""Run metadata: mean score of each baseline on the probe instances."""
 
 
 class Trainer:
@@ -68,7 +66,7 @@ class Trainer:
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
-    def opened(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
+    def open(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
         """A run that goes on from its newest checkpoint, or that begins: its first one holds the untrained policy.
 
         Raises:
@@ -78,7 +76,7 @@ class Trainer:
         trainer = cls(run, settings, store, workers)
         # Whoever has figures had a checkpoint, which somebody removed: no reason to begin anew in silence.
         if trainer._checkpoints.iterations() or store.last_iteration():
-            trainer._take_up()
+            trainer._resume()
         else:
             store.set_metadata(describe_run(settings))
             store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
@@ -99,7 +97,7 @@ class Trainer:
         self.store.scalars(0, {**figures, "environment_steps": steps})
         self.store.flush()
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         checkpoint = self._checkpoints.latest()
         self._updates = history_from_state(checkpoint.state)
         self.learner.load_state_tensors(checkpoint.tensors)
@@ -107,7 +105,7 @@ class Trainer:
         self.store.rewind(self.done)
         # A kill between the file and the store may have left the checkpoint without its record.
         if all(event.iteration != self.done for event in self.store.events(CheckpointWritten)):
-            self._tell_of(checkpoint)
+            self._record_checkpoint(checkpoint)
         self.store.emit(RunResumed(iteration=self.done, esper_version=__version__))
 
     def baseline_levels(self) -> dict[str, float]:
@@ -142,21 +140,21 @@ class Trainer:
                     if self.done < total:
                         interrupts.check()
             except (KeyboardInterrupt, Terminated) as stop:
-                self._interrupted("SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C")
+                self._record_interruption("SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C")
                 raise
             except EsperError as error:
-                self._failed(error)
+                self._record_failure(error)
                 raise
         self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
         self.store.flush()
 
-    def _interrupted(self, reason: str) -> None:
+    def _record_interruption(self, reason: str) -> None:
         if self._saved != self.done:
             self._checkpoint()
         self.store.emit(RunInterrupted(iteration=self.done, reason=reason))
         self.store.flush()
 
-    def _failed(self, error: EsperError) -> None:
+    def _record_failure(self, error: EsperError) -> None:
         self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
         with suppress(RunError):  # the store may be what failed
             self.store.flush()
@@ -200,9 +198,9 @@ class Trainer:
     def _checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), history_to_state(self._updates))
         self._saved = self.done
-        self._tell_of(saved)
+        self._record_checkpoint(saved)
         self.store.flush()
 
-    def _tell_of(self, checkpoint: Checkpoint) -> None:
+    def _record_checkpoint(self, checkpoint: Checkpoint) -> None:
         file = str(checkpoint.path.relative_to(self.run.path))
         self.store.emit(CheckpointWritten(iteration=checkpoint.iteration, file=file, sha256=checkpoint.sha256))

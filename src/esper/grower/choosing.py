@@ -19,7 +19,7 @@ from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError, did_you_mean
-from esper.grower.subject import Catalogue
+from esper.grower.network import Catalogue
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules

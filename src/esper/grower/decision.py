@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints
 from esper.control.rules.decisions import marginal_rent
-from esper.grower.subject import ModelSubject
+from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate
 from esper.telemetry.metric import LOSS
-from esper.training.deferred import Floats
 from esper.training.evaluation import Evaluation
 from esper.training.governor.model import Rollback
 
@@ -87,7 +86,7 @@ def describe_decision(
     number: int,
     slots: Sequence[str],
     blueprints: Sequence[str],
-    actions: NDArray[np.int64],
+    actions: Ints,
     changes: Transitions,
     evaluation: Evaluation,
     metric: str,
@@ -132,9 +131,6 @@ def describe_changes(slots: Sequence[str], blueprints: Sequence[str], changes: T
     )
 
 
-Bools = NDArray[np.bool_]
-
-
 @dataclass(frozen=True)
 class Ending:
     """What became of the seeds that were unfinished when growth ended; nothing, if there were none."""
@@ -160,7 +156,7 @@ class Ending:
 
 
 def resolve_unfinished(
-    subject: ModelSubject,
+    network: GrowingNetwork,
     rent: float,
     measure: Callable[[Bools], tuple[Floats, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
@@ -173,22 +169,22 @@ def resolve_unfinished(
     the others are measured anew, until all that remain are worth theirs.
 
     Args:
-        subject: The model; ``resolve`` changes its table.
+        network: The model; ``resolve`` changes its table.
         rent: As for `esper.Grower`.
         measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now, and whether the
             model gives the same answer to everything: then no seed is worth anything.
         resolve: Fossilizes the seeds in its first slots and prunes those in its second; returns what changed.
         slots: Their names.
     """
-    nothing = np.zeros(subject.table.stage.shape, np.bool_)
-    table = subject.table
+    nothing = np.zeros(network.table.stage.shape, np.bool_)
+    table = network.table
     idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0))
     parts = [resolve(nothing, idle)]
     known = np.full(table.stage.shape, np.nan)
-    while (live := subject.table.live).any():
+    while (live := network.table.live).any():
         found, blind = measure(live)
         known = np.where(live, found, known)
-        worth = np.where(blind, -math.inf, known - _compute_rents(subject, rent))
+        worth = np.where(blind, -math.inf, known - _compute_rents(network, rent))
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0:
             parts.append(resolve(live, nothing))
@@ -197,12 +193,11 @@ def resolve_unfinished(
             least.flat[worth.argmin()] = True
             parts.append(resolve(nothing, least))
     contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
-    kinds = [kind.name for kind in subject.specs.kinds]
-    return Ending(describe_changes(slots, kinds, concatenate(parts)), contributions)
+    return Ending(describe_changes(slots, network.blueprints, concatenate(parts)), contributions)
 
 
-def _compute_rents(subject: ModelSubject, rent: float) -> Floats:
+def _compute_rents(network: GrowingNetwork, rent: float) -> Floats:
     """What each seed adds to the model's rent, ``[1, S]``."""
-    host, table = subject.host_parameters, subject.table
-    cost = subject.specs.costs.parameters.resident(table) / host[:, None]
-    return marginal_rent(np.array([rent]), cost, subject.parameters_in(table.blended) / host)
+    host, table = network.host_parameters, network.table
+    cost = network.specs.costs.parameters.resident(table) / host[:, None]
+    return marginal_rent(np.array([rent]), cost, network.parameters_in(table.blended) / host)

@@ -8,16 +8,12 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.arrays import replace_where
+from esper.arrays import Floats, replace_where
 from esper.growth.model import GrowingModel
 from esper.state import to_plain
 from esper.training.gradients import GradientNorms, HealthTable, assess_health
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 class Gradients:

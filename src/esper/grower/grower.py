@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.arguments import check_arguments
+from esper.arrays import Bools, Floats, Ints
 from esper.control.controller import Controller
 from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, ConfigError, DivergedError
@@ -34,12 +34,12 @@ from esper.grower.decision import Decision, Ending, describe_decision, resolve_u
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
+from esper.grower.network import GrowingNetwork
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account, Recording
 from esper.grower.scores import Scores
 from esper.grower.state_dict import require_planted, require_structure, structure
-from esper.grower.subject import ModelSubject, apply_table, apply_transitions
 from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.hooks import require_attached
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
@@ -47,7 +47,7 @@ from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke, step
+from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, GovernorVerdict, Rollback
@@ -145,8 +145,8 @@ class Grower:
         self.scores = Scores(metric, higher_is_better, classes, model.outputs)
         """What growth is about."""
         require_conduct(conduct, horizon)
-        self.subject = ModelSubject(model, optimizer, conduct.budget)
-        self.controller, self._timing, origin = choose_controller(controller, self.subject.specs, horizon, rules)
+        self.network = GrowingNetwork(model, optimizer, conduct.budget)
+        self.controller, self._timing, origin = choose_controller(controller, self.network.specs, horizon, rules)
         warn_of_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()
@@ -167,15 +167,14 @@ class Grower:
         self.passes = Passes(model)
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
-        self._examiner = Examiner(self.subject, self.scores, evaluate, self.passes, self.apart, self._gradients)
+        self._examiner = Examiner(self.network, self.scores, evaluate, self.passes, self.apart, self._gradients)
         self._history = self._examiner.history
         self._begin()
         self._verbose = verbose
-        self._own = None if run is None else OwnRun(Path(run), model, self._kinds, self.terms.to_dict())
+        self._own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
         self.recording: Recording | OwnRun | None = self._own
         """Where decisions are kept, if anywhere."""
-        if self._own is not None:
-            self._processes.agree(self._own.open)
+        self._in_own_run(OwnRun.open)
 
     def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
         """Look after whatever learns from now on."""
@@ -199,11 +198,10 @@ class Grower:
         """Nothing is decided yet."""
         self.decisions = 0
         """Decisions taken."""
-        self._kinds = [kind.name for kind in self.subject.specs.kinds]
         self._state: Any = self.controller.start([self.terms.seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        self._actions: NDArray[np.int64] = wait(1)
-        self.subject.table = self._after(self._actions).table
+        self._actions: Ints = wait(1)
+        self.network.table = self.network.advance(self._actions, self.rules).table
 
     def step(
         self,
@@ -233,9 +231,9 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
-        self._require_open()
+        self._in_own_run(OwnRun.require_open)
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
-        require_planted(self.model, self.subject.table)
+        require_planted(self.model, self.network.table)
         require_attached(self.model)
         self._trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
@@ -254,13 +252,13 @@ class Grower:
             idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
             barred = self._watch.find_barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
-        finished, before = self.finished, self.subject.table
+        finished, before = self.finished, self.network.table
         actions, result = self._decide(barred)
         self.decisions += 1
         changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = describe_decision(
-            self.decisions, slots, self._kinds, actions, changes, *measured, rollback, finished
+            self.decisions, slots, self.network.blueprints, actions, changes, *measured, rollback, finished
         )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
         account = Account(decision, *said, value_before, result.verdicts, before, result.table, about)
@@ -273,8 +271,7 @@ class Grower:
 
         A run whose last planned decision was taken has ended anyway.
         """
-        if (own := self._own) is not None:
-            self._processes.agree(lambda: own.close(self.decisions))
+        self._in_own_run(lambda own: own.close(self.decisions))
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
@@ -296,17 +293,17 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder was closed, or is another grower's.
         """
-        if self.subject.table.live.any():
-            self._require_open()
-        require_planted(self.model, self.subject.table)
+        if self.network.table.live.any():
+            self._in_own_run(OwnRun.require_open)
+        require_planted(self.model, self.network.table)
         require_attached(self.model)
         watch = self._watch
-        if watch is not None and self.subject.table.live.any():
+        if watch is not None and self.network.table.live.any():
             self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.judge_broken(math.nan)))
         ending = resolve_unfinished(
-            self.subject, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
+            self.network, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
-        self.apart.update_forks(self.subject.table, self.subject.evidence)  # lets go of all forks
+        self.apart.update_forks(self.network.table, self.network.evidence)  # lets go of all forks
         self._print(*ending.lines)
         self._record(lambda recording: recording.keep_ending(self.decisions, ending))
         return ending
@@ -319,7 +316,7 @@ class Grower:
         accuracy that nobody named: so did policies see it where they were trained.
         Stop training then. The controller is not asked again, unless you train on and validation improves after all.
         """
-        return bool(self.conduct.find_stalled(self._history.plateau_age, self.subject.table)[0])
+        return bool(self.conduct.find_stalled(self._history.plateau_age, self.network.table)[0])
 
     @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
@@ -346,9 +343,7 @@ class Grower:
         """Whether `learn_apart` is to be called for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
-    def _look(
-        self, now: StepInputs, due: NDArray[np.bool_]
-    ) -> tuple[StepInputs, Measurement | None, GovernorVerdict | None]:
+    def _look(self, now: StepInputs, due: Bools) -> tuple[StepInputs, Measurement | None, GovernorVerdict | None]:
         """Measure the model, if it can be, and judge it; to be done in the first process."""
         watch, loss = self._watch, now.train_loss
         if watch is not None and not watch.finite(loss):
@@ -370,18 +365,18 @@ class Grower:
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
             gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
-            self.subject.table, changes = revoke(self.subject.table, gone)
-            self.subject.evidence = self.subject.evidence.without(gone)
+            self.network.table, changes = revoke(self.network.table, gone)
+            self.network.evidence = self.network.evidence.without(gone)
         return rollback, changes
 
-    def _decide(self, barred: tuple[Op, ...]) -> tuple[NDArray[np.int64], Step]:
+    def _decide(self, barred: tuple[Op, ...]) -> tuple[Ints, Step]:
         """Ask the controller, or wait if there is nothing more to decide, and carry that out.
 
         A failure leaves model, optimizer and table as they were.
         """
-        subject = self.subject
+        network = self.network
         view = FeatureInputs(
-            subject,
+            network,
             self._history,
             np.array([self._timing.progress(1 + self.decisions)]),
             self._timing.horizon,
@@ -389,43 +384,37 @@ class Grower:
             np.array([float(self.terms.train_size)]),
             self._count_rollbacks(),
         )
-        affordable = subject.affordable(self.rules.blends)
+        affordable = network.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
-        masks = legal_actions(subject.table, subject.evidence, rules, subject.specs.compatible, affordable)
+        masks = legal_actions(network.table, network.evidence, rules, network.specs.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
             actions, state = self._processes.agree(lambda: self.controller.act(observe(view), masks, self._state))
-        result = self._after(actions)
-        apply_transitions(self.model, subject, result.transitions, actions, self.terms.seed)
+        result = network.advance(actions, self.rules)
+        network.apply(result.transitions, actions, self.terms.seed)
         self._attend()
-        subject.table, self._state, self._actions = result.table, state, actions
-        apply_table(self.model, subject.table, self.rules.isolation)
-        subject.evidence = self.apart.update_forks(subject.table, subject.evidence)
+        network.table, self._state, self._actions = result.table, state, actions
+        network.weigh_seeds(self.rules.isolation)
+        network.evidence = self.apart.update_forks(network.table, network.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
         return actions, result
 
-    def _contributions(self, slots: NDArray[np.bool_]) -> tuple[NDArray[np.float64], bool]:
+    def _contributions(self, slots: Bools) -> tuple[Floats, bool]:
         """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`; and blindness."""
         contributions, blind = self._processes.agree(lambda: self._examiner.measure_dependence(slots))
         store_contributions(self.model, contributions)
         return contributions, blind
 
-    def _resolve(self, kept: NDArray[np.bool_], pruned: NDArray[np.bool_]) -> Transitions:
+    def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish(self.subject.table, kept, pruned)
-        apply_transitions(self.model, self.subject, changes, wait(1), self.terms.seed)
-        self.subject.table = table
+        table, changes = finish(self.network.table, kept, pruned)
+        self.network.apply(changes, wait(1), self.terms.seed)
+        self.network.table = table
         if self.governor is not None and pruned.any():
             self.governor.expect_change()
         return changes
-
-    def _after(self, actions: NDArray[np.int64]) -> Step:
-        """What the lifecycle makes of these actions ``[1, 8]``."""
-        subject = self.subject
-        affordable = subject.affordable(self.rules.blends)
-        return step(subject.table, subject.evidence, actions, self.rules, subject.specs.compatible, affordable)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.
@@ -463,12 +452,11 @@ class Grower:
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
-        apply_table(self.model, self.subject.table, self.rules.isolation)
-        self.apart.update_forks(self.subject.table, self.subject.evidence)
+        self.network.weigh_seeds(self.rules.isolation)
+        self.apart.update_forks(self.network.table, self.network.evidence)
         self.apart.load_state_dict(state["refit"])
         store_contributions(self.model, self._history.accuracy_contribution)
-        if (own := self._own) is not None:
-            self._processes.agree(lambda: own.resume(self.decisions, state.get("run")))
+        self._in_own_run(lambda own: own.resume(self.decisions, state.get("run")))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""
@@ -480,7 +468,7 @@ class Grower:
         return {
             "version": STATE_VERSION,
             "slots": list(self.model.slots),
-            "blueprints": self._kinds,
+            "blueprints": self.network.blueprints,
             "controller": self.controller.name,
             **self.terms.signature(),
         }
@@ -488,7 +476,7 @@ class Grower:
     def _memory(self) -> dict[str, Any]:
         return {
             "decisions": self.decisions,
-            "subject": self.subject,
+            "subject": self.network,
             "scores": self.scores,
             "history": self._history,
             "gradients": self._gradients,
@@ -498,15 +486,16 @@ class Grower:
             "watch": self._watch,
         }
 
-    def _count_rollbacks(self) -> NDArray[np.float64]:
+    def _count_rollbacks(self) -> Floats:
+        """The share of the allowed rollbacks that there have been, ``[1]``."""
         if self.governor is None:
             return np.zeros(1)
         return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])
 
-    def _require_open(self) -> None:
-        """Raise `RunError` if the run's folder is not this grower's to write."""
-        if self._own is not None:
-            self._processes.agree(self._own.require_open)
+    def _in_own_run(self, act: Callable[[OwnRun], None]) -> None:
+        """Let the first process do something with the run that the grower writes itself, if it writes one."""
+        if (own := self._own) is not None:
+            self._processes.agree(lambda: act(own))
 
     def _record(self, keep: Callable[[Recording | OwnRun], None]) -> None:
         """Let the first process keep something."""

@@ -13,25 +13,22 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.arrays import Bools, Floats, Ints
 from esper.control.history import History
 from esper.grower.apart import ApartLearner
 from esper.grower.arguments import StepInputs
 from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
+from esper.grower.network import GrowingNetwork
 from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.scores import LOSS, Figures, Scores, check_figures
-from esper.grower.subject import ModelSubject
 from esper.growth.model import GrowingModel
 from esper.growth.side_pass import keep_modes
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation, update_evidence
 from esper.training.learning import TrainingReport
-
-Bools = NDArray[np.bool_]
-
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""
@@ -105,7 +102,7 @@ def compute_contributions(
     return Evaluation(np.array([usual[LOSS]]), np.array([usual_score]), by_score, by_loss, measurement.due)
 
 
-def store_contributions(model: GrowingModel, contributions: NDArray[np.float64]) -> None:
+def store_contributions(model: GrowingModel, contributions: Floats) -> None:
     """Leave with each seed what it contributes, ``[1, S]``, for `GrowingModel.summary`; NaN: as it was known before."""
     for slot, contribution in zip(model.slots.values(), contributions[0].tolist(), strict=True):
         if slot.seed is not None and math.isfinite(contribution):
@@ -177,7 +174,7 @@ class Examiner:
     """Examines a model at every decision.
 
     Args:
-        subject: The model with its lifecycle table, and the evidence that gates know.
+        network: The model with its lifecycle table, and the evidence that gates know.
         scores: What growth is about.
         evaluate: As for `esper.Grower`.
         passes: How seeds are measured.
@@ -187,52 +184,50 @@ class Examiner:
 
     def __init__(
         self,
-        subject: ModelSubject,
+        network: GrowingNetwork,
         scores: Scores,
         evaluate: Evaluate,
         passes: Passes,
         apart: ApartLearner,
         gradients: Gradients,
     ) -> None:
-        self._subject, self._scores, self._evaluate = subject, scores, evaluate
+        self._network, self._scores, self._evaluate = network, scores, evaluate
         self._passes, self._apart, self._gradients = passes, apart, gradients
-        shape = 1, len(passes.model.slots), len(subject.specs.kinds)
+        shape = 1, len(passes.model.slots), len(network.specs.kinds)
         self.history = History(*shape, scores.chance_loss, scores.chance_score)
         """What controllers see of the past."""
 
     def measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
         """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
         forks = self._apart.ripe_forks()
-        found = measure_seeds(self._passes, self._subject.table, self._evaluate, whole, due, forks)
+        found = measure_seeds(self._passes, self._network.table, self._evaluate, whole, due, forks)
         self._scores.begin(found.usual, train_loss)
         return found
 
-    def record(
-        self, now: StepInputs, found: Measurement, actions: NDArray[np.int64]
-    ) -> tuple[TrainingReport, Evaluation]:
+    def record(self, now: StepInputs, found: Measurement, actions: Ints) -> tuple[TrainingReport, Evaluation]:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``."""
-        subject, scores = self._subject, self._scores
+        network, scores = self._network, self._scores
         scores.begin(found.usual, now.train_loss)
         self.history.expect(scores.chance_loss, scores.chance_score)
-        newest = compute_contributions(found, self._passes.model, subject.table, scores.score)
+        newest = compute_contributions(found, self._passes.model, network.table, scores.score)
         known = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
         accuracy = newest.accuracy if known is None else np.array([known])
         training = TrainingReport(np.array([now.train_loss]), accuracy, host, seeds, health)
-        evaluation = self.history.complete(newest, subject.evidence)
+        evaluation = self.history.complete(newest, network.evidence)
         store_contributions(self._passes.model, evaluation.accuracy_contribution)
-        subject.evidence = update_evidence(subject.table, subject.evidence, training, evaluation)
+        network.evidence = update_evidence(network.table, network.evidence, training, evaluation)
         progress = scores.progress(found.usual)
         improved = None if progress is None else np.array([progress])
-        self.history.record(actions, subject.table, training, evaluation, improved)
+        self.history.record(actions, network.table, training, evaluation, improved)
         return training, evaluation
 
-    def measure_dependence(self, slots: Bools) -> tuple[NDArray[np.float64], bool]:
+    def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
         """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end.
 
         And whether that is blind: its answer is the same to everything.
         """
-        table, score = self._subject.table, self._scores.score
+        table, score = self._network.table, self._scores.score
         found = measure_seeds(self._passes, table, self._evaluate, None, slots)
         contributions = compute_contributions(found, self._passes.model, table, score)
         return contributions.accuracy_contribution, found.blind

@@ -10,13 +10,13 @@ from typing import Any, Self
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Ints
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
 from esper.rl.gym.envs import GrowthVectorEnv, Info, Transition
-from esper.rl.gym.growth import Array, Arrays, Bools, GrowthSettings, conditional_masks, observation_space
+from esper.rl.gym.growth import Array, Arrays, GrowthSettings, conditional_masks, observation_space
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -31,7 +31,7 @@ class JointActions:
     they read: 28 under the default rules on the token suite, 340 where all operations and ramps are open.
     """
 
-    table: NDArray[np.int64]
+    table: Ints
     """``[n, 8]``, in the order of operations; the first is WAIT."""
 
     @classmethod
@@ -66,7 +66,7 @@ class JointActions:
             legal = legal & (given | ~RELEVANT[op, head])
         return legal
 
-    def decoded(self, chosen: Array) -> NDArray[np.int64]:
+    def decoded(self, chosen: Array) -> Ints:
         """The actions ``[E, 8]`` with these numbers, integers ``[E]``.
 
         Raises:

@@ -7,7 +7,7 @@ promises.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,12 +116,10 @@ class DatasetSuite(Suite):
 
     train_sizes: tuple[int, ...]
     scarce_train_size: int
+    dataset: Callable[[], LabelledArrays]
+    """The data set, built once in a process."""
     host_widths: tuple[tuple[int, ...], ...]
     """Widths of the variants, the widest host first."""
-
-    @abstractmethod
-    def dataset(self) -> LabelledArrays:
-        """The data set, built once in a process."""
 
     @abstractmethod
     def build(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
@@ -213,32 +211,29 @@ class DigitsSuite(MlpSuite):
 
     name = "digits"
     source = DIGITS_SOURCE
+    dataset = staticmethod(digits)
     input_shape = (64,)
     test_size = 360
     train_sizes = (384, 768, 1152)
     scarce_train_size = 128
-
-    def dataset(self) -> LabelledArrays:
-        return digits()
 
 
 class Mnist1dSuite(MlpSuite):
     """MNIST-1D as 40 features."""
 
     name = "mnist1d"
+    dataset = staticmethod(mnist1d)
     input_shape = (LENGTH,)
     test_size = 1000
     train_sizes = (1024, 2048, 3584)
     scarce_train_size = 384
-
-    def dataset(self) -> LabelledArrays:
-        return mnist1d()
 
 
 class Mnist1dConvSuite(DatasetSuite):
     """MNIST-1D as signals of one channel."""
 
     name = "mnist1d_conv"
+    dataset = staticmethod(mnist1d)
     input_shape = (1, LENGTH)
     sites = ("layer0", "layer1", "layer2")
     blueprints = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
@@ -246,9 +241,6 @@ class Mnist1dConvSuite(DatasetSuite):
     train_sizes = Mnist1dSuite.train_sizes
     scarce_train_size = Mnist1dSuite.scarce_train_size
     host_widths = ((8, 8, 8), (8, 3, 8), (3, 8, 8), (4, 4, 4))
-
-    def dataset(self) -> LabelledArrays:
-        return mnist1d()
 
     def build(self, widths: tuple[int, ...], generator: torch.Generator) -> ConvHost:
         return ConvHost(widths, self.classes, generator)

@@ -56,7 +56,7 @@ def create_database(path: Path) -> sqlite3.Connection:
     """Make a new, empty run store at `path`, whole or not at all; RunError if something is there already."""
     if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
-    with replace_file(path) as temporary, translated_errors(path):
+    with replace_file(path) as temporary, translate_errors(path):
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink()
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -67,7 +67,7 @@ def create_database(path: Path) -> sqlite3.Connection:
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open an existing run store for appending; RunError if it is missing, damaged or not ours."""
     connection = _connect(path, "mode=rw")
-    with translated_errors(path):
+    with translate_errors(path):
         _prepare_writing(connection, path)
     return connection
 
@@ -82,14 +82,14 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
     connection = _connect(path, "immutable=1" if frozen else "mode=ro")
-    with _closing_at_errors(connection), translated_errors(path), limit_reading(connection, path, READING_SECONDS):
+    with _close_at_errors(connection), translate_errors(path), limit_reading(connection, path, READING_SECONDS):
         connection.executescript(definitions("TEMP VIEW"))
         connection.execute("PRAGMA query_only = TRUE")
     return connection
 
 
 @contextmanager
-def translated_errors(path: Path) -> Generator[None]:
+def translate_errors(path: Path) -> Generator[None]:
     """Turn SQLite's errors into RunError."""
     try:
         yield
@@ -103,11 +103,11 @@ def translated_errors(path: Path) -> Generator[None]:
 def _connect(path: Path, options: str) -> sqlite3.Connection:
     if not path.is_file():
         raise RunError(f"no run store at {path}: give the directory of a run")
-    with translated_errors(path):
+    with translate_errors(path):
         uri = f"{path.absolute().as_uri()}?{options}"
         # Whoever shares a connection between threads locks it.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        with _closing_at_errors(connection), limit_reading(connection, path, READING_SECONDS):
+        with _close_at_errors(connection), limit_reading(connection, path, READING_SECONDS):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
             _check_ours(connection, path)
@@ -116,7 +116,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
 
 
 @contextmanager
-def _closing_at_errors(connection: sqlite3.Connection) -> Generator[None]:
+def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
     try:
         yield
     except BaseException:

@@ -44,15 +44,15 @@ def export_events(reader: RunReader, to: EventFormat, out: Path) -> int:
         require("parquet", "export to Parquet", "pyarrow", error=RunError)
     count = 0
 
-    def counted() -> Chunks:
+    def count_events() -> Chunks:
         nonlocal count
         for chunk in reader.all_records():
             count += len(chunk)
             yield chunk
 
     with replace_file(out) as temporary, temporary.open("wb") as file:
-        with reader.named():
-            _WRITERS[to](counted(), file)
+        with reader.name_store_in_errors():
+            _WRITERS[to](count_events(), file)
         file.flush()
         os.fsync(file.fileno())
     return count
@@ -60,10 +60,10 @@ def export_events(reader: RunReader, to: EventFormat, out: Path) -> int:
 
 def _write_jsonl(chunks: Chunks, file: BinaryIO) -> None:
     for chunk in chunks:
-        file.writelines(f"{json.dumps(_nested(record))}\n".encode() for record in chunk)
+        file.writelines(f"{json.dumps(_nest_payload(record))}\n".encode() for record in chunk)
 
 
-def _nested(record: EventRecord) -> dict[str, Any]:
+def _nest_payload(record: EventRecord) -> dict[str, Any]:
     try:
         return {**record._asdict(), "payload": fields(record.type, record.payload)}
     except RunError as error:

@@ -21,7 +21,7 @@ def file_system(path: Path, mounts: str) -> str | None:
     found: dict[Path, str] = {}
     for line in mounts.splitlines():
         place, _, source = line.partition(" - ")
-        found[Path(_unescaped(place.split()[4]))] = source.split()[0]  # what was mounted last covers what was before
+        found[Path(_unescape(place.split()[4]))] = source.split()[0]  # what was mounted last covers what was before
     return next((found[place] for place in (path, *path.parents) if place in found), None)
 
 
@@ -30,7 +30,7 @@ def wal_safe(kind: str | None) -> bool | None:
     return None if kind is None else kind not in _SHARED and not kind.startswith("fuse")
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 

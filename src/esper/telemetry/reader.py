@@ -5,13 +5,12 @@ import math
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from esper.errors import RunError
-from esper.telemetry.database import open_for_reading, translated_errors
+from esper.telemetry.database import open_for_reading, translate_errors
 from esper.telemetry.events import Event, decode
 from esper.telemetry.expected import check_expected, trouble_in
 from esper.telemetry.limits import READING_SECONDS, chunks, limit_reading
@@ -21,15 +20,6 @@ E = TypeVar("E", bound=Event)
 CHUNK = 5000
 """Events that are read at once."""
 _RECORD = "id, time, type, version, iteration, payload"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """An event with its place in the store and the time (seconds since 1970) at which it was emitted."""
-
-    id: int
-    time: float
-    event: Event
 
 
 class EventRecord(NamedTuple):
@@ -79,19 +69,10 @@ class RunReader:
         except (ValueError, RecursionError) as error:
             raise RunError(f"the metadata of the run store {self.path} are damaged ({error})") from error
 
-    def stored_events(self, after_id: int = 0) -> list[StoredEvent]:
-        """Events in the order in which they were emitted; `after_id` lets a follower ask for the new ones only."""
-        rows = self._query(
-            "SELECT id, time, type, version, payload FROM events WHERE id > ? ORDER BY id",
-            after_id,
-        )
-        with self.named():
-            return [StoredEvent(row, time, decode(name, *record)) for row, time, name, *record in rows]
-
     def events(self, event_type: type[E]) -> list[E]:
         """Events of one type in the order in which they were emitted."""
         rows = self._query("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
-        return self._decoded(event_type, rows)
+        return self._decode(event_type, rows)
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
         """The first events after an id, in order."""
@@ -107,9 +88,9 @@ class RunReader:
             yield records
             done = records[-1].id
 
-    def decoded(self, record: EventRecord) -> Event:
+    def decode(self, record: EventRecord) -> Event:
         """The event of a record; RunError if it is damaged or of an unknown type or version."""
-        with self.named():
+        with self.name_store_in_errors():
             return decode(record.type, record.version, record.payload)
 
     def records_within(
@@ -164,7 +145,7 @@ class RunReader:
         return self._query(sql, *parameters)
 
     @contextmanager
-    def named(self) -> Generator[None]:
+    def name_store_in_errors(self) -> Generator[None]:
         """Errors within say which store they are about."""
         try:
             yield
@@ -197,14 +178,14 @@ class RunReader:
     def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
         return [EventRecord(*row) for row in self._query(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
 
-    def _decoded(self, event_type: type[E], rows: Sequence[tuple[int, str]]) -> list[E]:
+    def _decode(self, event_type: type[E], rows: Sequence[tuple[int, str]]) -> list[E]:
         """Events of one type from their versions and payloads."""
-        with self.named():
+        with self.name_store_in_errors():
             return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
 
     def _query(self, sql: str, *parameters: int | str) -> list[Any]:
         found: list[Any] = []
-        with translated_errors(self.path), limit_reading(self._connection, self.path, READING_SECONDS):
+        with translate_errors(self.path), limit_reading(self._connection, self.path, READING_SECONDS):
             cursor = self._connection.execute(sql, parameters)
             names = [name for name, *_ in cursor.description]
             for chunk in chunks(cursor, self.path):

@@ -93,7 +93,7 @@ class RunDirectory:
         run = cls.open(path, f"give the directory of a run of `{cls.command}`")
         made_by = run.made_by()
         if made_by != cls.command and made_by in _HOLDING:
-            raise RunError(f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {run.holding(made_by)}")
+            raise RunError(f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {run.describe_use(made_by)}")
         return run
 
     def require_new(self) -> None:
@@ -110,7 +110,7 @@ class RunDirectory:
         made_by = self.made_by()
         if made_by == self.command:
             return f", or go on with `{self.command} --resume {shlex.quote(str(self.path))}`"
-        return f"; this is a run of `{made_by}`: {self.holding(made_by)}" if made_by in _HOLDING else ""
+        return f"; this is a run of `{made_by}`: {self.describe_use(made_by)}" if made_by in _HOLDING else ""
 
     def made_by(self) -> str:
         """What made the run; the command of this class where it was killed before that was told."""
@@ -120,7 +120,7 @@ class RunDirectory:
             metadata = reader.metadata()
         return maker_of(metadata) if "command" in metadata else self.command
 
-    def holding(self, made_by: str) -> str:
+    def describe_use(self, made_by: str) -> str:
         """What the run is good for, if that made it."""
         return _HOLDING[made_by].format(run=shlex.quote(str(self.path)))
 
@@ -231,7 +231,7 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
     metadata = reader.metadata()
     command, done = str(metadata.get("command", "?")), reader.last_iteration()
     started = reader.newest(RunStarted.name)
-    metric, scalar = judged_by(metadata)
+    metric, scalar = progress_metric(metadata)
     return RunProgress(
         command,
         read_state(run, reader),
@@ -244,7 +244,7 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
     )
 
 
-def judged_by(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
+def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
     """What tells how well a run does, and the scalar that holds its values."""
     if metadata.get("command") != "grow":
         return OBJECTIVE, "objective"

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from esper.errors import RunError
-from esper.telemetry.database import create_database, open_for_writing, translated_errors
+from esper.telemetry.database import create_database, open_for_writing, translate_errors
 from esper.telemetry.events import Event, encode, event_types
 from esper.telemetry.reader import RunReader
 
@@ -168,7 +168,7 @@ class RunStore(RunReader):
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
-        with self._using, translated_errors(self.path):
+        with self._using, translate_errors(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection:  # commits, or rolls back on any error
                 yield

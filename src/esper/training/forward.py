@@ -90,6 +90,11 @@ class ForwardProgram:
 
 def prepare_forward(population: Population, active: ActiveSeeds) -> ForwardProgram:
     """The forward pass of the networks with these seeds; where not all of them learn it changes no host's buffers."""
+    return build_program(population, prepare_slot_op(population, active), aside=active.learning is not None)
+
+
+def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
+    """What slots do in that pass."""
 
     def slot_op(slot: int, networks: range) -> SlotOp | None:
         seeds = find_slot_seeds(population, active, slot, networks)
@@ -101,7 +106,7 @@ def prepare_forward(population: Population, active: ActiveSeeds) -> ForwardProgr
         apart = torch.from_numpy(active.straight_through[seeds.owners, slot]).to(alpha.device, non_blocking=True)
         return StraightThroughOp(seeds, alpha, apart)
 
-    return build_program(population, slot_op, aside=active.learning is not None)
+    return slot_op
 
 
 def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tensor:

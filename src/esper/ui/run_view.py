@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 from esper.errors import RunError
-from esper.experiments.trainer import LEVELS
+from esper.experiments.iteration import LEVELS
 from esper.telemetry.events import (
     EpisodeEnded,
     EpisodeStarted,
@@ -251,7 +251,7 @@ class RunView:
 
         def parse(record: EventRecord) -> Fields:
             if (fields := known.get(record)) is None:
-                reader.decoded(record)
+                reader.decode(record)
                 fields = read_payload(record.payload)
             parsed[record] = fields
             return fields

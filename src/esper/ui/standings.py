@@ -13,7 +13,7 @@ from rich.text import Text
 from esper.experiments.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
 from esper.experiments.comparison import Against, Comparison, Standing
 from esper.tasks.suite import Split
-from esper.ui.figures.exhibit import Column, Rows, Value
+from esper.ui.figures.exhibit import Column, Row, Rows, Value
 from esper.ui.formats import (
     EN_DASH,
     count,
@@ -221,7 +221,7 @@ def _bounds(found: Interval | None) -> list[float] | None:
 
 def standings_rows(comparison: Comparison) -> Rows:
     """The record's standings, with the ends of intervals in columns of their own, and what marks the verdict."""
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     for one in comparison.standings:
         row: dict[str, Value] = {"name": one.name, "kind": _kind(one.against)}
         for name, value in _standing_record(comparison, one).items():
@@ -231,7 +231,7 @@ def standings_rows(comparison: Comparison) -> Rows:
             elif name != "by_seed":
                 row[name] = value
         rows.append(row)
-    return Rows(tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+    return Rows.of(rows)
 
 
 def _kind(against: Against | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from esper.lifecycle.stages import Stage
 from esper.ui.figures.exhibit import Rows
-from esper.ui.figures.lanes import LOOKS, Span, find_spans
+from esper.ui.figures.lanes import STAGE_STYLES, Span, find_spans
 
 TRIED_AND_PRUNED = [
     *[("dormant", None)] * 2,
@@ -51,5 +51,5 @@ def test_what_follows_a_dormant_time_is_a_life_of_its_own():
 
 def test_every_stage_that_is_drawn_is_explained():
     drawn = set(Stage) - {Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
-    assert set(LOOKS) == drawn
-    assert len({look.letter for look in LOOKS.values()}) == len(LOOKS)
+    assert set(STAGE_STYLES) == drawn
+    assert len({style.letter for style in STAGE_STYLES.values()}) == len(STAGE_STYLES)

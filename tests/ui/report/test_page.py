@@ -13,10 +13,10 @@ from esper.config import dump_settings
 from esper.errors import RunError
 from esper.experiments.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.experiments.episode_log import BlueprintGradients, StageChange
+from esper.experiments.iteration import LEVELS
 from esper.experiments.results import Result, write_results
 from esper.experiments.seed_shapley import KeptPair, SeedShapley, SeedValue
 from esper.experiments.settings import TrainSettings
-from esper.experiments.trainer import LEVELS
 from esper.telemetry.events import PPOUpdated, RolledBack, RunStarted
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore

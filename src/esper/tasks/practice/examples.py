@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Ints
 from esper.errors import TaskError
 from esper.random_streams import child_generator
 from esper.tasks.data import Labels, Scale
@@ -136,7 +137,7 @@ class Windows:
         """The text stays where it is; each batch is moved."""
         return replace(self, device=device)
 
-    def _batch(self, starts: NDArray[np.int64]) -> Minibatch:
+    def _batch(self, starts: Ints) -> Minibatch:
         places = starts[:, None] + np.arange(self.length + 1)
         windows = torch.from_numpy(self.tokens[places].astype(np.int64)).to(self.device)
         return Minibatch(windows[:, :-1], windows[:, 1:])

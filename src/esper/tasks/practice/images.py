@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.arrays import Ints
 from esper.errors import TaskError
 from esper.tasks.data import LabelledArrays
 from esper.tasks.dataset_suites import DigitsSuite, Mnist1dSuite
@@ -145,7 +146,7 @@ class FashionMnist:
             fetch(Remote(f"{ADDRESS}/{name}{COMPRESSED}", md5, MOST_BYTES), own / f"{name}{COMPRESSED}")
         return own
 
-    def _part(self, folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _part(self, folder: Path, prefix: str) -> tuple[NDArray[np.uint8], Ints]:
         count = self._sizes[prefix]
         images = read_idx(_require(folder, f"{prefix}-images-idx3-ubyte"), (count, CLOTHES_SIDE, CLOTHES_SIDE))
         labels = read_idx(_require(folder, f"{prefix}-labels-idx1-ubyte"), (count,))
@@ -236,7 +237,7 @@ class Cifar10:
         return np.frombuffer(file.read(), np.uint8).reshape(self._per_file, RECORD)
 
 
-def _split_records(records: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _split_records(records: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Ints]:
     """Images ``[N, 3, 32, 32]`` and labels ``[N]``."""
     labels = records[:, 0].astype(np.int64)
     if labels.max() >= CLASSES:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from esper.telemetry.database import translated_errors
+from esper.telemetry.database import translate_errors
 from esper.telemetry.events import (
     AnomalyRaised,
     EpisodeEnded,
@@ -81,7 +81,7 @@ class Tail(RunReader):
         rows = self._query(
             f"SELECT time, type, iteration, payload FROM events WHERE type IN ({_marks(names)}) ORDER BY id", *names
         )
-        with self.named():
+        with self.name_store_in_errors():
             return [_moment(*row) for row in rows]
 
     def figures(self, after: int) -> Figures | None:
@@ -130,12 +130,12 @@ class Tail(RunReader):
             event_type.name,
             iteration,
         )
-        return self._decoded(event_type, rows)
+        return self._decode(event_type, rows)
 
     @contextmanager
     def _snapshot(self) -> Generator[None]:
         """What is read within stays the same, also while the run is rewound."""
-        with translated_errors(self.path):
+        with translate_errors(self.path):
             self._connection.execute("BEGIN")
             with self._connection:
                 yield

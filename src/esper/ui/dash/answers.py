@@ -10,8 +10,8 @@ from typing import Any
 
 from esper.errors import EsperError
 from esper.experiments.comparison import compare_splits
+from esper.experiments.iteration import LEVELS
 from esper.experiments.results import read_evaluation
-from esper.experiments.trainer import LEVELS
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve
 from esper.telemetry.events import (
     AnomalyRaised,
@@ -25,7 +25,7 @@ from esper.telemetry.events import (
 )
 from esper.telemetry.metric import SCORE, Metric, contributions
 from esper.telemetry.reader import EventRecord, RunReader
-from esper.telemetry.run_directory import RunDirectory, judged_by, read_progress
+from esper.telemetry.run_directory import RunDirectory, progress_metric, read_progress
 from esper.ui.run_view import Episode, NetworkView, plain, read_networks, read_payload
 from esper.ui.standings import evaluation_record
 
@@ -207,7 +207,7 @@ def _describe_compared(name: str, store: Path) -> dict[str, Any]:
     try:
         with RunReader.open(store) as reader:
             metadata = reader.metadata()
-            metric, scalar = judged_by(metadata)
+            metric, scalar = progress_metric(metadata)
             series, probes = (
                 [(iteration, value) for iteration, value in reader.series(one) if math.isfinite(value)]
                 for one in (scalar, "probe_score")

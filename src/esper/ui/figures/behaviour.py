@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -13,7 +14,7 @@ from esper.experiments.seed_shapley import summarise_blueprints, summarise_pairs
 from esper.lifecycle.stages import Stage
 from esper.training.gradients import EXPLODED, VANISHED
 from esper.ui.figures.drawing import BLUE, GREY, LABEL_SIZE, SOFT, count_along
-from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table, Value
+from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table
 from esper.ui.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
 from esper.ui.formats import EN_DASH, count, percent, score, short, signed_score
 
@@ -44,6 +45,10 @@ def _source(key: str) -> Files:
     return Files(f"behaviour.json in the run's directory, the list {key}.\n")
 
 
+def _family(one: Usage, values: Row) -> Row:
+    return {"family": one.family, "split": one.split, **values}
+
+
 _FAMILY = Column("family", note=lambda row: "(new)" if row["split"] == "transfer" else "")
 
 
@@ -60,34 +65,32 @@ def _heat(name: str, strongest: float) -> Callable[[Row], float]:
 def _exhibit_operations(usage: Sequence[Usage]) -> Exhibit:
     used = [name for name in usage[0].operations if any(one.operations[name] for one in usage)]
     columns = (_FAMILY, *(Column(name, percent, name, heat=_heat(name, 1.0)) for name in used))
-    rows = [(one.family, one.split, *(one.operations[name] for name in used)) for one in usage]
+    rows = [_family(one, {name: one.operations[name] for name in used}) for one in usage]
     caption = "Share of the policy's decisions per operation, by family."
     empty = "the policy decided nothing"
     table = Table("behaviour_operations", caption, _source("usage"), columns, empty, upright=True)
-    return Exhibit(table, Rows(("family", "split", *used), tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
 def _exhibit_blueprints(usage: Sequence[Usage], blueprints: Sequence[str]) -> Exhibit:
-    """Beside the seeds kept, None of what never germinated."""
-
-    def per_episode(one: Usage, name: str) -> tuple[float | None, float]:
+    def per_episode(one: Usage, name: str) -> Row:
         plants = [plant for plant in one.plants if plant.blueprint == name]
         germinated = sum(plant.germinated for plant in plants)
-        return sum(plant.kept for plant in plants) if germinated else None, germinated
+        return {name: sum(plant.kept for plant in plants) if germinated else None, f"{name}_germinated": germinated}
 
     def note(name: str) -> Callable[[Row], str]:
         return lambda row: "" if row[name] is None else f"of {row[f'{name}_germinated']:.2f}"
 
-    strongest = max((per_episode(one, name)[0] or 0.0 for one in usage for name in blueprints), default=0.0)
-    columns = (Column(name, "{:.2f}".format, name, note=note(name), heat=_heat(name, strongest)) for name in blueprints)
     rows = [
-        (one.family, one.split, *(value for name in blueprints for value in per_episode(one, name))) for one in usage
+        _family(one, {key: value for name in blueprints for key, value in per_episode(one, name).items()})
+        for one in usage
     ]
+    strongest = max((float(row[name] or 0) for row in rows for name in blueprints), default=0.0)
+    columns = (Column(name, "{:.2f}".format, name, note=note(name), heat=_heat(name, strongest)) for name in blueprints)
     caption = "Seeds kept per episode, by blueprint and family; beside it, how many were germinated."
-    names = ("family", "split", *(column for name in blueprints for column in (name, f"{name}_germinated")))
     empty = "there are no blueprints"
     table = Table("behaviour_blueprints", caption, _source("usage"), (_FAMILY, *columns), empty, upright=True)
-    return Exhibit(table, Rows(names, tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
 def _exhibit_places(usage: Sequence[Usage], sites: Sequence[str]) -> Exhibit:
@@ -97,15 +100,14 @@ def _exhibit_places(usage: Sequence[Usage], sites: Sequence[str]) -> Exhibit:
         return ", ".join(often) or EN_DASH
 
     columns = (_FAMILY, *(Column(site, title=site, long=True) for site in sites))
-    rows = [(one.family, one.split, *(kept(one, slot) for slot in range(len(sites)))) for one in usage]
+    rows = [_family(one, {site: kept(one, slot) for slot, site in enumerate(sites)}) for one in usage]
     caption = f"What is kept in which slot, in percent of the family's episodes ({percent(RARE)} and more)."
     table = Table("behaviour_places", caption, _source("usage"), columns, "there are no slots")
-    return Exhibit(table, Rows(("family", "split", *sites), tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
 def _exhibit_gradients(behaviour: Behaviour) -> Exhibit:
-    names = ("blueprint", "seeds", "ratio", "vanished", "exploded")
-    rows = [(one.blueprint, one.seeds, one.ratio, one.vanished, one.exploded) for one in behaviour.gradients or ()]
+    rows = [asdict(one) for one in behaviour.gradients or ()]
     columns = (
         Column("blueprint"),
         Column("seeds", count),
@@ -120,19 +122,25 @@ def _exhibit_gradients(behaviour: Behaviour) -> Exhibit:
     )
     empty = "no seed's gradients were measured"
     table = Table("behaviour_gradients", caption, _source("gradients"), columns, empty)
-    return Exhibit(table, Rows(names, tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
 def _exhibit_earnings(behaviour: Behaviour) -> Exhibit:
     episodes = behaviour.earnings or ()
     rows = [
-        (one.blueprint, one.kept, one.episodes / len(episodes), one.value, *_ends(one.interval), one.negative)
+        {
+            "blueprint": one.blueprint,
+            "kept": one.kept,
+            "episodes": one.episodes / len(episodes),
+            **_mean(one.value, one.interval),
+            "negative": one.negative,
+        }
         for one in summarise_blueprints(episodes)
     ]
     columns = (
         Column("blueprint"),
         Column("kept", count, note=lambda row: f"in {percent(float(row['episodes'] or 0))}"),
-        _signed_mean("earned by a seed"),
+        _mean_column("earned by a seed"),
         Column("negative", percent, "below 0"),
     )
     caption = (
@@ -140,31 +148,34 @@ def _exhibit_earnings(behaviour: Behaviour) -> Exhibit:
         "of the episode: a seed's fair share of what all kept seeds of its network add to the host. Mean over episodes "
         "with its 95% interval, and how many of the seeds have a negative one."
     )
-    names = ("blueprint", "kept", "episodes", "value", "value_low", "value_high", "negative")
     table = Table("earnings", caption, _source("earnings"), columns, "the policy kept no seed")
-    return Exhibit(table, Rows(names, tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
 def _exhibit_interactions(behaviour: Behaviour) -> Exhibit:
     sites = behaviour.sites
     rows = [
-        (f"{sites[one.first]}, {sites[one.second]}", one.episodes, one.interaction, *_ends(one.interval))
+        {
+            "slots": f"{sites[one.first]}, {sites[one.second]}",
+            "episodes": one.episodes,
+            **_mean(one.interaction, one.interval),
+        }
         for one in summarise_pairs(behaviour.earnings or ())
     ]
-    columns = (Column("slots"), Column("episodes", count), _signed_mean("interaction"))
+    columns = (Column("slots"), Column("episodes", count), _mean_column("interaction"))
     caption = (
         "Accuracy that the seeds of two slots add together beyond what each adds alone, where both were kept: above "
         "zero they help each other, below zero one makes the other superfluous."
     )
     table = Table("interactions", caption, _source("earnings"), columns, "no network kept seeds in two slots")
-    return Exhibit(table, Rows(("slots", "episodes", "value", "value_low", "value_high"), tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
-def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if interval is None else (interval.low, interval.high)
+def _mean(value: float, found: Interval | None) -> Row:
+    return {"value": value, "value_low": found and found.low, "value_high": found and found.high}
 
 
-def _signed_mean(title: str) -> Column:
+def _mean_column(title: str) -> Column:
     """With its interval, marked where it is surely on one side of zero."""
 
     def side(row: Row) -> str:
@@ -177,8 +188,7 @@ def _signed_mean(title: str) -> Column:
 
 
 def _exhibit_episodes(behaviour: Behaviour) -> Exhibit:
-    names = ("title", "note", "drift", "decision", "accuracy", "slot_name", "stage", "blueprint")
-    rows = tuple(row for episode in behaviour.episodes for row in _timeline(episode, behaviour.sites))
+    rows = [row for episode in behaviour.episodes for row in _list_decisions(episode, behaviour.sites)]
     caption = (
         "The policy's first held-out episode of each family: validation accuracy above, below it one lane per slot "
         "over the episode's decisions. A label names the blueprint that germinated there; seeds that are not "
@@ -188,10 +198,10 @@ def _exhibit_episodes(behaviour: Behaviour) -> Exhibit:
     height = _MARGIN + panel * -(-len(behaviour.episodes) // _ACROSS)
     empty = "no episode was played"
     figure = Figure("episodes", caption, _source("episodes"), _draw_episodes, empty, height, columns=2)
-    return Exhibit(figure, Rows(names, rows))
+    return Exhibit(figure, Rows.of(rows))
 
 
-def _timeline(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[tuple[Value, ...]]:
+def _list_decisions(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[Row]:
     """A row per decision and slot; a change of stage counts from the decision that made it."""
     new = ", new family" if episode.split == "transfer" else ""
     note = f"score {score(episode.score)}, parameters +{percent(episode.growth)}{new}"
@@ -201,10 +211,16 @@ def _timeline(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[tuple[
         for step, accuracy in enumerate(episode.accuracy):
             if step in changes:
                 stage, blueprint = changes[step].after, changes[step].blueprint
-            yield (
-                *(f"{episode.family} / {episode.variant}", note, episode.drift_step, step + 1, accuracy),
-                *(site, stage, blueprint),
-            )
+            yield {
+                "title": f"{episode.family} / {episode.variant}",
+                "note": note,
+                "drift": episode.drift_step,
+                "decision": step + 1,
+                "accuracy": accuracy,
+                "slot_name": site,
+                "stage": stage,
+                "blueprint": blueprint,
+            }
 
 
 def _draw_episodes(canvas: Canvas, rows: Rows) -> None:

@@ -63,12 +63,11 @@ def exhibit_configurations(found: Comparison) -> dict[str, Exhibit]:
     return exhibit_comparison("configurations", about, source, found)
 
 
-def exhibit_arms(found: Comparison, configuration: str = "") -> dict[str, Exhibit]:
+def exhibit_arms(found: Comparison, configuration: str) -> dict[str, Exhibit]:
     """Policies of a configuration among all arms."""
-    trained = f" of {configuration}" if configuration else ""
     about = (
-        f"the policies{trained} ({found.seeds} training seeds) and all other arms on the same {found.instances} "
-        "held-out instances"
+        f"the policies of {configuration} ({found.seeds} training seeds) and all other arms on the same "
+        f"{found.instances} held-out instances"
     )
     source = Files(
         f"FIRST-CONFIGURATION/{ARMS}/ARM.json and FIRST-CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's "
@@ -98,16 +97,16 @@ def exhibit_comparison(name: str, about: str, source: Files, comparison: Compari
     against_flops = partial(_draw_accuracy, "flops", MEGA, "training MFLOP")
     return {
         "scores": draw("scores", scores, _draw_scores, rows, height),
-        "differences": draw("differences", differences, _draw_differences, _known(rows, "difference"), height),
+        "differences": draw("differences", differences, _draw_differences, _keep_known(rows, "difference"), height),
         "growth": draw("growth", growth, against_growth, rows),
-        "flops": draw("flops", flops, against_flops, _known(rows, "flops")),
+        "flops": draw("flops", flops, against_flops, _keep_known(rows, "flops")),
         "standings": Exhibit(_standings_table(name, about, source, comparison), rows),
         "families": _exhibit_families(name, about, source, comparison),
         "seeds": _exhibit_seeds(name, about, source, comparison),
     }
 
 
-def _known(rows: Rows, name: str) -> Rows:
+def _keep_known(rows: Rows, name: str) -> Rows:
     """Those of which that value is known."""
     known = [value is not None for value in rows.column(name)]
     return Rows(rows.columns, tuple(row for row, is_known in zip(rows.values, known, strict=True) if is_known))
@@ -138,9 +137,12 @@ def _exhibit_families(name: str, about: str, source: Files, comparison: Comparis
 
     caption = f"Mean score of {about}, by family of instances; the best of each family is set in bold."
     columns = (Column("family"), *(Column(name, score, name, mark=best(name)) for name in names))
-    rows = [(family, *(means[name] for name in names)) for family, means in comparison.family_scores.items()]
+    rows = [
+        {"family": family, **{name: means[name] for name in names}}
+        for family, means in comparison.family_scores.items()
+    ]
     table = Table(f"{name}_families", caption, source, columns, _NOBODY, upright=True)
-    return Exhibit(table, Rows(("family", *names), tuple(rows)))
+    return Exhibit(table, Rows.of(rows))
 
 
 def _exhibit_seeds(name: str, about: str, source: Files, comparison: Comparison) -> Exhibit:

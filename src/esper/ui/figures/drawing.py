@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -22,7 +21,7 @@ from esper.ui.formats import score
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
 INK, SOFT, LINE, PAPER = "#1c2430", "#5b6675", "#e3e7ed", "#ffffff"
-"""Of text, of what matters less, of grids, and of the background: on a page they follow its style sheet."""
+"""For text, for what matters less, for grids, and for the background: on a page they follow its style sheet."""
 GREY = "#7f8fa6"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW)
 """Which the colour-blind tell apart (Okabe and Ito, 2008): C0, C1, ... of every figure."""
@@ -164,17 +163,16 @@ def count_along(axes: Axes, unit: str = "iteration") -> None:
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def draw_lines(axes: Axes, parts: Mapping[str, Rows], x: str, y: str, **style: Any) -> None:
+def draw_lines(canvas: Canvas, parts: Mapping[str, Rows], x: str, y: str, title: str, **style: Any) -> Axes:
     """A line for each part, with dashes of its own wherever the colours come round, and for neighbours."""
+    axes = canvas.subplots()
     for index, (name, part) in enumerate(parts.items()):
         dashes = _DASHES[(index + index // len(COLOURS)) % len(_DASHES)]
         axes.plot(part.numbers(x), part.numbers(y), color=f"C{index}", linestyle=dashes, label=name, **style)
-
-
-def draw_dots(axes: Axes, parts: Mapping[str, Rows], x: str, y: str, **style: Any) -> None:
-    """Dots for each part, with a marker of its own."""
-    for (name, part), marker in zip(parts.items(), cycle(MARKERS), strict=False):
-        axes.scatter(part.numbers(x), part.numbers(y), marker=marker, label=name, **style)
+    axes.set_ylabel(title)
+    count_along(axes, x)
+    legend_above(canvas)
+    return axes
 
 
 def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from esper.telemetry.reader import RunReader
 from esper.ui.formats import EN_DASH
@@ -27,6 +27,11 @@ class Rows:
 
     columns: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
+
+    @classmethod
+    def of(cls, records: Sequence[Row]) -> Self:
+        """Rows from records that all have the same keys."""
+        return cls(tuple(records[0]) if records else (), tuple(tuple(one.values()) for one in records))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -98,7 +103,7 @@ class Figure:
     folder: ClassVar[str] = "figures"
 
     name: str
-    """Of its files."""
+    """The stem of its files' names."""
     caption: str
     source: Files | Query
     draw: Callable[[Canvas, Rows], None]
@@ -107,7 +112,7 @@ class Figure:
     height: float = 2.3
     """In inches."""
     columns: int = 1
-    """Of a paper in two columns, how many it is wide."""
+    """How many columns of a paper in two columns it is wide."""
 
 
 class Cell(NamedTuple):
@@ -169,7 +174,7 @@ class Table:
     folder: ClassVar[str] = "tables"
 
     name: str
-    """Of its files."""
+    """The stem of its files' names."""
     caption: str
     source: Files | Query
     columns: tuple[Column, ...]

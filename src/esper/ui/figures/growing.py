@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 from matplotlib.figure import Figure as Canvas
 
 from esper.ui.figures.drawing import (
@@ -11,7 +13,6 @@ from esper.ui.figures.drawing import (
     ORANGE,
     PAPER,
     ROW_HEIGHT,
-    draw_dots,
     legend_above,
     name_rows,
 )
@@ -22,7 +23,7 @@ _MARGIN = 0.75
 """Inches of a figure of rows that are not rows."""
 OUTCOMES = {"fossilized": BLUE, "pruned": ORANGE, "unfinished": GREY}
 SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
-"""Of the slot that has a number, in SQL."""
+"""In SQL: the name of the slot that has a number."""
 _LATE = "iteration > (SELECT MAX(iteration) FROM events WHERE type = 'episode_ended') * 3 / 4"
 """The last quarter of the iterations, when the policy knows most."""
 
@@ -65,7 +66,9 @@ def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
 
 def _draw_growth(canvas: Canvas, rows: Rows) -> None:
     axes = canvas.subplots()
-    draw_dots(axes, rows.by("family"), "added", "accuracy", s=9, alpha=0.75, linewidth=0)
+    for (family, part), marker in zip(rows.by("family").items(), cycle(MARKERS), strict=False):
+        added, accuracy = part.numbers("added"), part.numbers("accuracy")
+        axes.scatter(added, accuracy, s=9, marker=marker, alpha=0.75, linewidth=0, label=family)
     axes.set_xlabel("added parameters / host's")
     axes.set_ylabel("validation accuracy")
     legend_above(canvas, 5)

@@ -44,7 +44,7 @@ def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(
             "curves",
-            f"How the model learned: {_measured(Metric.of(metadata))} on training and validation data, and the "
+            f"How the model learned: {_name_measures(Metric.of(metadata))} on training and validation data, and the "
             "parameters of all seeds. Vertical lines are rollbacks.",
             Query(f"""\
 SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
@@ -90,8 +90,6 @@ ORDER BY slot, step
 
 
 def _grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
-    about = Metric.of(metadata)
-    metric = [] if about.is_loss else [Column("metric", measure, about.metric)]
     return [
         Table(
             "seeds",
@@ -111,37 +109,7 @@ FROM seeds ORDER BY germinated, slot
             ),
             "no seed has germinated",
         ),
-        Table(
-            "decisions",
-            "Every decision with which something happened: what was decided, which slots changed their stage, what "
-            f"the gates ahead of seeds said anew, and the {_measured(about)} on validation data that it was made on.",
-            Query(f"""\
-WITH changed AS (
-    SELECT iteration, group_concat({SLOT_NAME} || ' ' || before || ' to ' || after, '; ') AS changes
-    FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
-), judged AS (
-    SELECT iteration,
-        group_concat({SLOT_NAME} || ' ' || gate || ' ' || CASE WHEN passed THEN 'passed'
-            ELSE 'held back: ' || replace(reason, '_', ' ') END, '; ') AS verdicts
-    FROM (SELECT * FROM gates ORDER BY id) GROUP BY iteration
-)
-SELECT iteration AS decision, op, {SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, metric
-FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN judged USING (iteration)
-WHERE op != 'wait' OR changes IS NOT NULL OR verdicts IS NOT NULL
-ORDER BY iteration
-"""),
-            (
-                Column("decision", count),
-                Column("op", title="operation"),
-                Column("slot_name", title="slot"),
-                Column("blueprint"),
-                Column("changes", long=True),
-                Column("verdicts", title="gates", long=True),
-                Column("loss", measure),
-                *metric,
-            ),
-            "all decisions were to wait",
-        ),
+        _decisions_table(Metric.of(metadata)),
         Table(
             "rollbacks",
             "Every return to the last good state, with the validation loss before and after.",
@@ -161,7 +129,42 @@ FROM rollbacks ORDER BY id
     ]
 
 
-def _measured(about: Metric) -> str:
+def _decisions_table(about: Metric) -> Table:
+    metric = [] if about.is_loss else [Column("metric", measure, about.metric)]
+    return Table(
+        "decisions",
+        "Every decision with which something happened: what was decided, which slots changed their stage, what "
+        f"the gates ahead of seeds said anew, and the {_name_measures(about)} on validation data that it was made on.",
+        Query(f"""\
+WITH changed AS (
+    SELECT iteration, group_concat({SLOT_NAME} || ' ' || before || ' to ' || after, '; ') AS changes
+    FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
+), judged AS (
+    SELECT iteration,
+        group_concat({SLOT_NAME} || ' ' || gate || ' ' || CASE WHEN passed THEN 'passed'
+            ELSE 'held back: ' || replace(reason, '_', ' ') END, '; ') AS verdicts
+    FROM (SELECT * FROM gates ORDER BY id) GROUP BY iteration
+)
+SELECT iteration AS decision, op, {SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, metric
+FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN judged USING (iteration)
+WHERE op != 'wait' OR changes IS NOT NULL OR verdicts IS NOT NULL
+ORDER BY iteration
+"""),
+        (
+            Column("decision", count),
+            Column("op", title="operation"),
+            Column("slot_name", title="slot"),
+            Column("blueprint"),
+            Column("changes", long=True),
+            Column("verdicts", title="gates", long=True),
+            Column("loss", measure),
+            *metric,
+        ),
+        "all decisions were to wait",
+    )
+
+
+def _name_measures(about: Metric) -> str:
     direction = f" ({about.direction})" if about.direction else ""
     return LOSS if about.is_loss else f"{about.metric}{direction} and {LOSS}"
 
@@ -169,8 +172,8 @@ def _measured(about: Metric) -> str:
 def _exhibit_result(result: GrowResult | None) -> list[Exhibit]:
     """What came out; without rows while the run goes on."""
     fields = {} if result is None else asdict(result)
-    plain = tuple((name, value) for name, value in fields.items() if isinstance(value, str | int | float))
-    kept = () if result is None else tuple((one.slot, one.blueprint, one.parameters) for one in result.kept)
+    plain = [{"field": name, "value": value} for name, value in fields.items() if isinstance(value, str | int | float)]
+    kept = [] if result is None else [asdict(one) for one in result.kept]
     result_table = Table(
         "result",
         "What came out; loss (in nats), accuracy and score, the accuracy less rent, are on test data.",
@@ -186,8 +189,8 @@ def _exhibit_result(result: GrowResult | None) -> list[Exhibit]:
         "no seed was kept",
     )
     return [
-        Exhibit(result_table, Rows(("field", "value"), plain)),
-        Exhibit(kept_table, Rows(("slot", "blueprint", "parameters"), kept)),
+        Exhibit(result_table, Rows.of(plain)),
+        Exhibit(kept_table, Rows.of(kept)),
     ]
 
 
@@ -221,9 +224,6 @@ def _draw_stages(canvas: Canvas, rows: Rows) -> None:
 
 
 def _draw_contributions(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    draw_lines(axes, rows.by("slot_name"), "decision", "contribution", marker=".", markersize=2.5)
-    axes.set_ylabel("contribution")
-    count_along(axes, "decision")
-    legend_above(canvas)
+    dots = {"marker": ".", "markersize": 2.5}
+    axes = draw_lines(canvas, rows.by("slot_name"), "decision", "contribution", "contribution", **dots)
+    axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)

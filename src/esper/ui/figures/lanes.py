@@ -16,7 +16,7 @@ LANE_HEIGHT = 0.3
 """Inches per slot."""
 
 
-class Look(NamedTuple):
+class StageStyle(NamedTuple):
     """How a stage is drawn and explained."""
 
     colour: str
@@ -24,16 +24,16 @@ class Look(NamedTuple):
     meaning: str
 
 
-LOOKS = {
-    Stage.GERMINATED: Look("#b3bccb", "g", "germinated"),
-    Stage.TRAINING: Look(YELLOW, "t", "training in isolation"),
-    Stage.BLENDING: Look(ORANGE, "b", "blending in"),
-    Stage.HOLDING: Look(SKY, "h", "held on trial"),
-    Stage.FOSSILIZED: Look(GREEN, "F", "fossilized: kept for good"),
-    Stage.PRUNED: Look(VERMILION, "x", "pruned, slot cooling down"),
+STAGE_STYLES = {
+    Stage.GERMINATED: StageStyle("#b3bccb", "g", "germinated"),
+    Stage.TRAINING: StageStyle(YELLOW, "t", "training in isolation"),
+    Stage.BLENDING: StageStyle(ORANGE, "b", "blending in"),
+    Stage.HOLDING: StageStyle(SKY, "h", "held on trial"),
+    Stage.FOSSILIZED: StageStyle(GREEN, "F", "fossilized: kept for good"),
+    Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
 }
 _ON_BARS = "#1c2431"
-"""Of letters: dark on every page, as the bars are light on every page."""
+"""For letters: dark on every page, as the bars are light on every page."""
 _BAR = 0.42
 _ROOM_FOR_LETTER = 0.02
 """A bar that takes a smaller share of the whole lane has no letter."""
@@ -93,17 +93,17 @@ def draw_lanes(axes: Axes, rows: Rows) -> set[Stage]:
 
 
 def _draw_bar(axes: Axes, place: int, span: Span, room: float) -> None:
-    start, width, look = span.start - 0.5, span.end - span.start + 1.0, LOOKS[span.stage]
-    axes.barh(place, width, _BAR, left=start, color=look.colour, linewidth=0)
+    start, width, style = span.start - 0.5, span.end - span.start + 1.0, STAGE_STYLES[span.stage]
+    axes.barh(place, width, _BAR, left=start, color=style.colour, linewidth=0)
     if width >= room:
         middle = start + width / 2
-        axes.text(middle, place, look.letter, fontsize=_SMALL, color=_ON_BARS, ha="center", va="center_baseline")
+        axes.text(middle, place, style.letter, fontsize=_SMALL, color=_ON_BARS, ha="center", va="center_baseline")
 
 
 def explain_stages(canvas: Canvas, axes: Axes, seen: set[Stage]) -> None:
     """A legend above the whole figure of the stages that were drawn."""
-    looks = [look for stage, look in LOOKS.items() if stage in seen]
-    bars = [axes.barh(0, 0, color=look.colour).patches[0] for look in looks]
-    words = [f"{look.letter}: {look.meaning}" for look in looks]
-    if looks:
+    styles = [style for stage, style in STAGE_STYLES.items() if stage in seen]
+    bars = [axes.barh(0, 0, color=style.colour).patches[0] for style in styles]
+    words = [f"{style.letter}: {style.meaning}" for style in styles]
+    if styles:
         canvas.legend(bars, words, loc="outside upper center", ncols=3, columnspacing=0.6, handlelength=1.2)

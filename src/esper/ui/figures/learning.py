@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from esper.experiments.trainer import LEVELS
+from esper.experiments.iteration import LEVELS
 from esper.rl.ppo import KL_STOP
 from esper.ui.figures.drawing import (
     BLUE,
@@ -55,12 +55,8 @@ def _draw_learning(canvas: Canvas, rows: Rows) -> None:
 
 
 def _draw_entropies(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    draw_lines(axes, _spell_out(rows.by("head")), "iteration", "entropy")
-    axes.set_ylabel("entropy / that of chance")
-    axes.set_ylim(-0.03, 1.03)
-    count_along(axes)
-    legend_above(canvas)
+    heads = _spell_out(rows.by("head"))
+    draw_lines(canvas, heads, "iteration", "entropy", "entropy / that of chance").set_ylim(-0.03, 1.03)
 
 
 def _draw_updates(canvas: Canvas, rows: Rows) -> None:
@@ -93,12 +89,9 @@ def _draw_operations(canvas: Canvas, rows: Rows) -> None:
 
 
 def _draw_rewards(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    draw_lines(axes, _spell_out(rows.by("term")), "iteration", "paid_per_episode")
-    axes.set_ylabel("paid per episode")
-    count_along(axes)
-    legend_above(canvas)
+    terms = _spell_out(rows.by("term"))
+    axes = draw_lines(canvas, terms, "iteration", "paid_per_episode", "paid per episode")
+    axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
 
 
 def _spell_out(parts: Mapping[str, Rows]) -> dict[str, Rows]:

@@ -20,7 +20,7 @@ from esper.telemetry.run_directory import GROWER, RunProgress, maker_of, read_pr
 from esper.ui.figures.exhibit import Exhibit, Rows, Table
 from esper.ui.figures.grown import ADDED, grown_exhibits
 from esper.ui.formats import duration, measure, percent, score
-from esper.ui.report.page import Headline, Page, Recipe, Report, Section
+from esper.ui.report.page import Headline, Page, Report, Reproduction, Section
 
 
 def report_grown(run: GrowDirectory) -> Report:
@@ -39,12 +39,12 @@ def report_grown(run: GrowDirectory) -> Report:
     if maker_of(metadata) == GROWER:
         unit = "decisions planned"
         headline = _say_how_it_stands(metadata, progress, by_name)
-        recipe = Recipe("What the grower was told", config)
+        reproduction = Reproduction("What the grower was told", config)
     else:
         unit = "epochs"
         headline = _say_result(run.path, result)
         command = f"esper grow --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again"
-        recipe = Recipe("How to reproduce this", config, commands=command)
+        reproduction = Reproduction("How to reproduce this", config, commands=command)
     page = Page(
         f"Esper: {run.path.name}",
         f"How {host} grew" if task is None else f"How {host} grew on {task}",
@@ -55,7 +55,7 @@ def report_grown(run: GrowDirectory) -> Report:
             *_show_figures(by_name),
             *(Section(one.what.name.capitalize(), [one]) for one in exhibits if isinstance(one.what, Table)),
         ],
-        recipe,
+        reproduction,
     )
     return Report(page.html(), exhibits)
 
@@ -81,11 +81,11 @@ def _say_result(run: Path, result: GrowResult | None) -> Headline:
 
 
 def _say_how_it_stands(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
-    """Of a model whose training is its owner's."""
+    """For a model whose training is its owner's."""
     curves = exhibits["curves"].rows.by("measure")
     if LOSS not in curves:
         return Headline("No decision yet", [f"The run is {progress.state}."])
-    newest = {name: _newest(part) for name, part in curves.items() if name != "rollback"}
+    newest = {name: _last_value(part) for name, part in curves.items() if name != "rollback"}
     about = Metric.of(metadata)
     value = newest.get(about.metric, math.nan)
     if about.metric == ACCURACY and math.isfinite(value):
@@ -104,7 +104,7 @@ def _say_how_it_stands(metadata: Mapping[str, Any], progress: RunProgress, exhib
     return Headline(f"{short} on validation data", [sentence])
 
 
-def _newest(rows: Rows) -> float:
+def _last_value(rows: Rows) -> float:
     """The last value on validation data, or of what has one kind of data only."""
     parts = rows.by("data")
     return (parts.get("validation") or next(iter(parts.values()))).numbers("value")[-1]

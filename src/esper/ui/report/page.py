@@ -31,14 +31,14 @@ class Section:
 
     title: str
     exhibits: Sequence[Exhibit] = ()
-    """Of those without rows a sentence says why there is nothing to show."""
+    """Where one has no rows, a sentence says why there is nothing to show."""
     note: str = ""
     terms: Sequence[tuple[str, str]] = ()
     """Names, and what they are."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Reproduction:
     """How to do it again, or what was told."""
 
     title: str
@@ -56,7 +56,7 @@ class Page:
     facts: str
     headlines: Sequence[Headline] = ()
     sections: Sequence[Section] = field(default_factory=list[Section])
-    recipe: Recipe | None = None
+    reproduction: Reproduction | None = None
 
     def html(self) -> str:
         """The whole file."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from esper.config import load_settings, settings_text
 from esper.experiments.behaviour import Behaviour, read_behaviour
 from esper.experiments.comparison import Comparison, compare_splits
+from esper.experiments.iteration import TrainingSummary, summarise
 from esper.experiments.results import read_evaluation
 from esper.experiments.settings import TrainSettings
-from esper.experiments.summary import TrainingSummary, summarise
 from esper.files import write_atomically
 from esper.tasks.suite import Split
 from esper.telemetry.events import RolledBack, RunStarted
@@ -24,7 +24,7 @@ from esper.ui.figures.exhibit import Exhibit, run_queries
 from esper.ui.figures.growing import GROWING_EXHIBITS
 from esper.ui.figures.learning import LEARNING_EXHIBITS, exhibit_health
 from esper.ui.formats import duration, score
-from esper.ui.report.page import Headline, Page, Recipe, Report, Section
+from esper.ui.report.page import Headline, Page, Report, Reproduction, Section
 from esper.ui.standings import SPLIT_TITLES, describe_basis, did_it_help
 
 _QUESTIONS = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
@@ -69,7 +69,7 @@ def report_training(run: RunDirectory) -> Report:
         *([] if behaviour is None else _show_behaviour(behaviour, acted)),
         *([Section("Was training healthy?", [health])] if health.rows else []),
     ]
-    recipe = Recipe(
+    reproduction = Reproduction(
         "How to reproduce this",
         settings_text(settings),
         "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
@@ -84,7 +84,7 @@ def report_training(run: RunDirectory) -> Report:
         else _say_answer(heldout, comparisons.get("transfer"), behaviour, summary)
     )
     title = "Did learning to grow networks help?"
-    page = Page(f"Esper: {run.path.name}", title, facts, [headline], sections, recipe)
+    page = Page(f"Esper: {run.path.name}", title, facts, [headline], sections, reproduction)
     compared = [one for exhibits in evaluated.values() for one in exhibits.values()]
     return Report(
         page.html(),

@@ -217,11 +217,11 @@ def test_blends_are_told_as_they_are_computed() -> None:
     chosen = suite.sample(8, "train", np.random.default_rng(1))
     rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
     episodes, controller = Episodes(suite, chosen, rules), Uniform()
-    chronicle = EventRecorder(episodes, Scope(0, 0, steps=True, watched=()))
+    recorder = EventRecorder(episodes, Scope(0, 0, steps=True, watched=()))
     state, told = controller.start([one.seed for one in chosen]), Counter[str]()
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
-        for event in chronicle.stepped(actions, episodes.step(actions), None):
+        for event in recorder.record_step(actions, episodes.step(actions), None):
             if isinstance(event, StepTaken) and event.op == "germinate":
                 assert event.slot is not None
                 assert event.blueprint is not None

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend, Head
-from esper.lifecycle.rules import Isolation
+from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Transitions, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
 from esper.random_streams import seed_generator
 from esper.state import from_plain, to_plain
 from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
@@ -40,18 +40,18 @@ class Catalogue:
         flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
         self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
         """What seeds cost; 0 for blueprints that are not on offer in a slot."""
-        self.widths: NDArray[np.int64] = np.array([[slot.site.width for slot in self._slots]])
+        self.widths: Ints = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
         self._offered = np.array([[kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots])
 
     @property
-    def compatible(self) -> NDArray[np.bool_]:
+    def compatible(self) -> Bools:
         """Whether a blueprint may germinate in a slot."""
         enabled = np.array([slot.enabled for slot in self._slots])
         return (self._offered & enabled[:, None])[None]
 
     @property
-    def learning_rates(self) -> NDArray[np.float64]:
+    def learning_rates(self) -> Floats:
         """The host's learning rate, as it is now."""
         return np.array([float(self._optimizer.param_groups[0]["lr"])])
 
@@ -66,36 +66,41 @@ class Catalogue:
         return Cost(np.array([blueprints]), np.array([blends]))
 
 
-class ModelSubject:
-    """A growing model with its lifecycle table: an `esper.control.subject.Subject`."""
+class GrowingNetwork:
+    """A growing model with its lifecycle table: an `esper.control.growing_networks.GrowingNetworks` of one."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
+        self.model = model
         self.specs = Catalogue(model, optimizer)
+        self.blueprints = [kind.name for kind in self.specs.kinds]
+        """Names of all that may grow."""
         self.budget = budget
         self.table = self._first_table(model)
         self.evidence = Evidence.none(1, len(model.slots))
-        self.germinations: NDArray[np.int64] = np.zeros(len(model.slots), np.int64)
+        self.germinations: Ints = np.zeros(len(model.slots), np.int64)
         """Seeds that each slot has had, ``[S]``."""
-        self.host_parameters: NDArray[np.int64] = np.array([model.host_parameters])
+        self.host_parameters: Ints = np.array([model.host_parameters])
         self._layouts = [slot.site.layout for slot in model.slots.values()]
 
     def _first_table(self, model: GrowingModel) -> SeedTable:
         """Empty slots, and fossils where the model has some already."""
-        kinds = [kind.name for kind in self.specs.kinds]
         shape = (1, len(model.slots))
         blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
         for place, slot in enumerate(model.slots.values()):
             if slot.seed is not None and slot.seed.fossilized:
-                blueprints[0, place], blends[0, place] = kinds.index(slot.seed.blueprint.name), slot.seed.blend
+                blueprints[0, place], blends[0, place] = (
+                    self.blueprints.index(slot.seed.blueprint.name),
+                    slot.seed.blend,
+                )
         everything = np.ones(self.specs.compatible.shape, np.bool_)
         return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
-    def affordable(self, blends: Sequence[Blend]) -> NDArray[np.bool_]:
+    def affordable(self, blends: Sequence[Blend]) -> Bools:
         """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
         return affordable_blueprints(self.budget, self.specs.costs, self.table, blends)
 
     @property
-    def budget_left(self) -> NDArray[np.float64]:
+    def budget_left(self) -> Floats:
         """The share of the scarcest cap that is not spent yet."""
         return budget_left(self.budget, self.specs.costs, self.table)
 
@@ -116,46 +121,47 @@ class ModelSubject:
     def _state(self) -> dict[str, Any]:
         return {"table": self.table, "evidence": self.evidence, "germinations": self.germinations}
 
-    def slots_of_layout(self, layout: Layout) -> NDArray[np.bool_]:
+    def slots_of_layout(self, layout: Layout) -> Bools:
         """Whether the slot's features have this layout."""
         return np.array([[one is layout for one in self._layouts]])
 
-    def parameters_in(self, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def parameters_in(self, counted: Bools) -> Ints:
         """Parameters of the seeds in the slots ``counted``."""
         return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
+    def advance(self, actions: Ints, rules: Rules) -> Step:
+        """What the lifecycle makes of these actions ``[1, 8]``; nothing has changed yet."""
+        affordable = self.affordable(rules.blends)
+        return step(self.table, self.evidence, actions, rules, self.specs.compatible, affordable)
 
-def apply_transitions(
-    model: GrowingModel, subject: ModelSubject, changes: Transitions, actions: NDArray[np.int64], seed: int
-) -> None:
-    """Seeds that came in ``changes`` are planted, those that went are removed, those that stay for good fossilized.
+    def apply(self, changes: Transitions, actions: Ints, seed: int) -> None:
+        """Plant the seeds that came in ``changes``, remove those that went, fossilize those that stay for good.
 
-    Whatever may fail, which is making a seed, comes first; then nothing has changed yet.
-    """
-    slots = model.slots.values()
-    for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
-        generator = seed_generator(seed, place, int(subject.germinations[place]))
-        kind = subject.specs.kinds[int(actions[0, Head.BLUEPRINT])]
-        slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
-        subject.germinations[place] += 1
-    for place in changes.slot[changes.after == Stage.PRUNED].tolist():
-        slots[place].prune()
-    for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
-        slots[place].fossilize()
-    fresh = (changes.after == Stage.GERMINATED) | (changes.after == Stage.PRUNED)
-    gone = np.zeros((1, len(slots)), np.bool_)
-    gone[0, changes.slot[fresh]] = True
-    subject.evidence = subject.evidence.without(gone)
+        Whatever may fail, which is making a seed, comes first; then nothing has changed yet.
+        """
+        slots = self.model.slots.values()
+        for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
+            generator = seed_generator(seed, place, int(self.germinations[place]))
+            kind = self.specs.kinds[int(actions[0, Head.BLUEPRINT])]
+            slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
+            self.germinations[place] += 1
+        for place in changes.slot[changes.after == Stage.PRUNED].tolist():
+            slots[place].prune()
+        for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
+            slots[place].fossilize()
+        fresh = (changes.after == Stage.GERMINATED) | (changes.after == Stage.PRUNED)
+        gone = np.zeros((1, len(slots)), np.bool_)
+        gone[0, changes.slot[fresh]] = True
+        self.evidence = self.evidence.without(gone)
 
-
-def apply_table(model: GrowingModel, table: SeedTable, isolation: Isolation) -> None:
-    """Give every seed the weight that the table says, and let it learn from its second step on."""
-    for place, slot in enumerate(model.slots.values()):
-        seed = slot.seed
-        if seed is None or seed.fossilized:
-            continue
-        stage = Stage(int(table.stage[0, place]))
-        seed.alpha.fill_(float(table.alpha[0, place]))
-        seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
-        seed.requires_grad_(stage is not Stage.GERMINATED)
-        model.copies.align(slot)
+    def weigh_seeds(self, isolation: Isolation) -> None:
+        """Give every seed the weight that the table says, and let it learn from its second step on."""
+        for place, slot in enumerate(self.model.slots.values()):
+            seed = slot.seed
+            if seed is None or seed.fossilized:
+                continue
+            stage = Stage(int(self.table.stage[0, place]))
+            seed.alpha.fill_(float(self.table.alpha[0, place]))
+            seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
+            seed.requires_grad_(stage is not Stage.GERMINATED)
+            self.model.copies.align(slot)

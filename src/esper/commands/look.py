@@ -1,0 +1,94 @@
+"""`esper look`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper.config import Overrides, load_settings
+from esper.control.rules.simple import Never
+from esper.errors import ConfigError
+from esper.experiments.process_pool import prepare_process
+from esper.growth.model import GrowingModel
+from esper.practice.settings import GrowSettings
+from esper.practice.training import HostTraining
+from esper.settings import compare_settings
+from esper.tasks.practice.examples import Minibatch
+from esper.tasks.practice.registry import DataAccess, get_task
+from esper.ui.formats import score
+from esper.ui.output import console_beside, print_json, say, say_differences
+
+
+def command(
+    task: str | None = None,
+    host: str | None = None,
+    after: int = 5,
+    examples: int = 256,
+    draws: int = 3,
+    layers: bool = False,
+    seed: int | None = None,
+    text: Path | None = None,
+    config: Path | None = None,
+    svg: Path | None = None,
+    download: bool = False,
+    overrides: Overrides = (),
+    json: bool = False,
+) -> None:
+    """Show where a host would grow on a task, and by what, before anything is planted.
+
+    The host learns by itself first; then one backward pass over training examples tells what every blueprint promises
+    in every slot. `model.look` does the same for a model of your own.
+
+    Args:
+        task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm; by default digits.
+        host: The network: mlp, conv, resnet, vit, conv1d or gpt, as suits the task.
+        after: Epochs to learn before; 0 looks at a fresh host.
+        examples: To look at, rounded up to whole minibatches.
+        draws: Of the initial values of what might be planted.
+        layers: Whether to tell of the host's own layers, too.
+        seed: All randomness follows from it.
+        text: The UTF-8 file that charlm learns; by default the text of Python's help.
+        config: YAML file with settings, as for `esper grow`.
+        svg: File for a map of slots and blueprints.
+        download: Fetch the data if they are not on this machine.
+        json: Print the rows as a machine-readable last line.
+    """
+    console = console_beside(json)
+    prepare_process()
+    if after < 0:
+        raise ConfigError(f"--after {after}: it must be 0 or more")
+    named = {
+        "task": task,
+        "host": host,
+        "seed": seed,
+        "text": text,
+        "controller": Never.name,
+        "epochs": max(after, 1),
+    }
+    given = (*overrides, *(f"{name}={value}" for name, value in named.items() if value is not None))
+    settings = load_settings(GrowSettings, config, given)
+    say_differences(
+        console, f"settings of {settings.host} on {settings.task}", compare_settings(settings, settings.usual())
+    )
+    training = HostTraining(settings, get_task(settings.task).load(DataAccess(download, settings.text)))
+    for number in range(1, after + 1):
+        epoch = training.epoch(number)
+        say(console, f"epoch {number}/{after}, accuracy {score(epoch.validation.accuracy)}")
+    batches = training.splits.train.in_order(settings.batch_size)
+    looked = training.model.look(_losses, batches, examples=examples, draws=draws, layers=layers, seed=settings.seed)
+    say(console, str(looked))
+    if svg is not None:
+        looked.to_svg(svg)
+        say(console, f"map: {svg}")
+    if json:
+        print_json({"rows": [asdict(row) for row in looked.rows], "layers": [asdict(row) for row in looked.layers]})
+
+
+def _losses(model: GrowingModel, batch: Minibatch) -> Tensor:
+    """Mean cross-entropy of each example: ``[B]``."""
+    logits, targets = model(batch.inputs), batch.targets
+    each = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+    return each.view(len(targets), -1).mean(1)

@@ -1,0 +1,196 @@
+"""What every blueprint promises in every slot of every network of a population, from one more pass.
+
+`esper.growth.promise` has the formula. All networks, slots and blueprints are measured together: one forward and
+backward pass gives features and functional gradients at all slots, and then each blueprint at each slot is
+differentiated example by example for all networks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from esper.arrays import Bools, Floats
+from esper.growth.blueprints.registry import Blueprint
+from esper.growth.promise import held_out_promise, promise
+from esper.growth.site import Site
+from esper.random_streams import seed_generator
+from esper.training.deferred import Deferred
+from esper.training.execution import Parameters, SlotOp, call_with
+from esper.training.forward import build_program, prepare_slot_op, select_blended
+from esper.training.learning import Batch
+from esper.training.parameters import StackedParameters
+from esper.training.population import Population
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What was found; NaN where a blueprint does not serve a slot, or the slot was not measured."""
+
+    fitted: Floats
+    """``[E, S, K]``."""
+    held_out: Floats
+    """``[E, S, K]``: mean over both halves."""
+
+
+@dataclass(frozen=True)
+class _Newborns:
+    """A blueprint at a slot, newborn, for every width that a network has there."""
+
+    template: Blueprint
+    names: tuple[str, ...]
+    """Of the parameters that a gradient reaches."""
+    widths: tuple[int, ...]
+    parameters: Parameters
+    """``[W, *shape]``, as wide as the widest."""
+    buffers: Parameters
+
+
+class PromiseMeter:
+    """Measures what blueprints promise.
+
+    Args:
+        population: Whose networks.
+        seed: For the initial values of newborns.
+        draw: Number of the draw.
+    """
+
+    def __init__(self, population: Population, seed: int = 0, draw: int = 0) -> None:
+        self._population = population
+        self._key = (seed, draw)
+        self._newborns: dict[tuple[int, int], _Newborns] = {}
+
+    def measure(self, batch: Batch, slots: Sequence[int]) -> Deferred[Promises]:
+        """Of these slots, by examples ``[E, N, ...]``."""
+        population = self._population
+        population.execution.train(False)
+        asked = _ask(population, batch)
+        shape = (population.size, population.table.slots, len(population.config.blueprints))
+        found: list[Tensor] = []
+        places: list[tuple[int, int]] = []
+        for slot in slots:
+            for blueprint in range(shape[2]):
+                if population.specs.compatible[:, slot, blueprint].any():
+                    gram = self._gram(slot, blueprint, *asked[slot], batch.inputs)
+                    found.append(torch.stack([promise(gram), held_out_promise(gram).mean(-1)]))
+                    places.append((slot, blueprint))
+        return Deferred((torch.stack(found),), partial(_spread, shape, places, population.specs.compatible))
+
+    def _gram(self, slot: int, blueprint: int, features: Tensor, wishes: Tensor, inputs: Tensor) -> Tensor:
+        """K ``[E, N, N]``."""
+        newborns = self._of(slot, blueprint)
+        place = {width: index for index, width in enumerate(newborns.widths)}
+        chosen = torch.tensor([place[width] for width in self._population.specs.widths[:, slot].tolist()])
+        chosen = chosen.to(features.device)
+        own = {name: stacked[chosen] for name, stacked in newborns.parameters.items()}
+        fixed = {name: own[name] for name in own if name not in newborns.names}
+        fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
+        moving = {name: own[name] for name in newborns.names}
+        seen = inputs if newborns.template.reads_inputs else features
+        gradients = vmap(vmap(grad(partial(_granted, newborns.template)), (None, None, 0, 0, 0)))(
+            moving, fixed, features, seen, wishes
+        )
+        rows = torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
+        return rows @ rows.mT
+
+    def _of(self, slot: int, blueprint: int) -> _Newborns:
+        """For the widths that networks have now."""
+        widths = tuple(sorted(set(self._population.specs.widths[:, slot].tolist())))
+        key = (slot, blueprint)
+        if key not in self._newborns or not set(widths) <= set(self._newborns[key].widths):
+            known = self._newborns[key].widths if key in self._newborns else ()
+            self._newborns[key] = self._make(slot, blueprint, tuple(sorted({*known, *widths})))
+        return self._newborns[key]
+
+    def _make(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+        config = self._population.config
+        site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
+        seed, draw = self._key
+
+        def newborn(width: int) -> Blueprint:
+            return kind(site.with_width(width), seed_generator(seed, slot, draw)).to(config.device, config.dtype)
+
+        template = newborn(site.width)
+        stack = StackedParameters.empty(template, (), config.dtype, config.device)
+        values, buffers = stack.stack([newborn(width) for width in widths])
+        return _Newborns(template, _find_reached(template, site), widths, stack.layout.unflatten(values), buffers)
+
+
+def _granted(
+    template: Blueprint, moving: Parameters, fixed: Parameters, features: Tensor, inputs: Tensor, wishes: Tensor
+) -> Tensor:
+    """What one example is granted by a newborn of one network."""
+    output = call_with(template, {**moving, **fixed}, {}, features.unsqueeze(0), inputs.unsqueeze(0))
+    return (output.squeeze(0) * wishes).sum()
+
+
+def _find_reached(template: Blueprint, site: Site) -> tuple[str, ...]:
+    """The parameters of a newborn that any gradient reaches: those of its last layer."""
+    like = next(template.parameters())
+    generator = torch.Generator().manual_seed(0)
+    features, inputs = (
+        torch.randn(8, *shape, generator=generator).to(like) for shape in (site.shape, site.input_shape)
+    )
+    with torch.enable_grad():
+        output = template(features, inputs)
+        found = torch.autograd.grad(output, list(template.parameters()), output.detach() + 1, materialize_grads=True)
+    return tuple(
+        name for (name, _), gradient in zip(template.named_parameters(), found, strict=True) if bool(gradient.any())
+    )
+
+
+@dataclass
+class _AskOp:
+    """What a slot does, and a note of what passes there."""
+
+    usual: SlotOp | None
+    features: list[Tensor] = field(default_factory=list[Tensor])
+    leaves: list[Tensor] = field(default_factory=list[Tensor])
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        passed = features if self.usual is None else self.usual(features, inputs)
+        leaf = torch.zeros_like(passed, requires_grad=True)
+        self.features.append(passed.detach())
+        self.leaves.append(leaf)
+        return passed + leaf
+
+
+def _ask(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Features and functional gradients ``[E, N, ...]`` of all slots."""
+    usual = prepare_slot_op(population, select_blended(population))
+    ops: list[list[_AskOp]] = [[] for _ in range(population.table.slots)]
+
+    def noted(slot: int, networks: range) -> SlotOp:
+        ops[slot].append(_AskOp(usual(slot, networks)))
+        return ops[slot][-1]
+
+    with torch.enable_grad():
+        frozen = {name: stacked.detach() for name, stacked in population.host.parameters.items()}
+        logits = build_program(population, noted, aside=True)(batch.inputs, frozen)
+        total = F.cross_entropy(logits.mT, batch.labels, reduction="sum")
+        leaves = [leaf for own in ops for op in own for leaf in op.leaves]
+        wishes = iter(torch.autograd.grad(total, leaves, materialize_grads=True))
+    return [
+        (
+            torch.cat([features for op in own for features in op.features]),
+            torch.cat([next(wishes) for op in own for _ in op.leaves]),
+        )
+        for own in ops
+    ]
+
+
+def _spread(
+    shape: tuple[int, int, int], places: Sequence[tuple[int, int]], compatible: Bools, found: Floats
+) -> Promises:
+    """From ``[places, 2, E]``."""
+    both = np.full((2, *shape), np.nan)
+    for (slot, blueprint), values in zip(places, found, strict=True):
+        both[:, :, slot, blueprint] = np.where(compatible[:, slot, blueprint], values, np.nan)
+    return Promises(both[0], both[1])

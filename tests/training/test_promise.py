@@ -1,0 +1,100 @@
+"""Promise in populations: what `model.look` says of each network alone, and nothing that a neighbour could change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper.training.evaluation import evaluate, remember
+from esper.training.learning import Batch, train
+from esper.training.population import Population
+from esper.training.promise import PromiseMeter, Promises
+from open_rules import open_rules
+from training.scenes import SUITE, VALIDATION, Draws, both, instances, networks, plan
+
+DECISIONS = 6
+EXAMPLES = 12
+SLOTS = range(len(SUITE.sites))
+
+
+def each_loss(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def measure(population: Population, batch: Batch) -> Promises:
+    return PromiseMeter(population).measure(batch, SLOTS).fetch()
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "looped"])
+def test_it_equals_looking_at_each_network_alone(strategy: str) -> None:
+    chosen = instances(14)
+    rules = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+    fast, slow = both(chosen, plan(rules, strategy=strategy))
+    draws = Draws(chosen)
+    for _ in range(DECISIONS):
+        actions = draws.actions(fast.legal_actions())
+        slow.evidence = fast.evidence
+        fast.decide(actions)
+        slow.decide(actions)
+        batches = [draws.batch() for _ in range(2)]
+        report = train(fast, batches)
+        slow.train(batches)
+        remember(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+    assert fast.table.owning.any()
+    assert not fast.table.owning.all()
+    batch = draws.batch(EXAMPLES)
+    found = measure(fast, batch)
+    assert np.isfinite(found.fitted).all(axis=(1, 2)).any()
+    for network, model in enumerate(slow.models):
+        for row in model.look(each_loss, [(batch.inputs[network], batch.labels[network])], draws=1).rows:
+            if row.blueprint not in SUITE.blueprints:
+                continue
+            place = network, SUITE.sites.index(row.slot), SUITE.blueprints.index(row.blueprint)
+            assert found.fitted[place] == pytest.approx(row.promise, abs=1e-7)
+            assert found.held_out[place] == pytest.approx(row.promise_held_out, abs=1e-7)
+
+
+def test_it_does_not_depend_on_neighbours_nor_on_how_many_are_computed_at_once() -> None:
+    chosen = instances(9)
+    batch = Draws(chosen).batch(EXAMPLES)
+    together = measure(Population(plan(open_rules()), networks(chosen)), batch)
+    in_parts = measure(Population(replace(plan(open_rules()), networks_per_pass=4), networks(chosen)), batch)
+    np.testing.assert_allclose(in_parts.fitted, together.fitted, rtol=1e-9)
+    alone = Population(plan(open_rules()), networks(chosen[3:4]))
+    own = measure(alone, Batch(batch.inputs[3:4], batch.labels[3:4]))
+    np.testing.assert_allclose(own.fitted[0], together.fitted[3], rtol=1e-9)
+    np.testing.assert_allclose(own.held_out[0], together.held_out[3], rtol=1e-9)
+
+
+def test_networks_that_come_later_are_measured_at_their_own_widths() -> None:
+    chosen = instances(14)
+    first, other = next((one, two) for one in chosen for two in chosen if one.widths[0] != two.widths[0])
+    population = Population(plan(open_rules()), networks([first]))
+    meter = PromiseMeter(population)
+    batch = Draws([other]).batch(EXAMPLES)
+    meter.measure(batch, SLOTS)
+    population.replace(np.array([0]), networks([other]))
+    expected = measure(Population(plan(open_rules()), networks([other])), batch)
+    np.testing.assert_allclose(meter.measure(batch, SLOTS).fetch().fitted, expected.fitted, rtol=1e-9)
+
+
+def test_slots_that_were_not_asked_for_are_left_out() -> None:
+    chosen = instances(3)
+    population = Population(plan(open_rules()), networks(chosen))
+    found = PromiseMeter(population).measure(Draws(chosen).batch(EXAMPLES), [1]).fetch()
+    assert np.isnan(found.fitted[:, [0, 2]]).all()
+    assert np.isfinite(found.fitted[:, 1]).any()
+
+
+def test_measuring_changes_nothing() -> None:
+    chosen = instances(4)
+    population = Population(plan(open_rules()), networks(chosen))
+    values, random = population.flat.values.detach().clone(), torch.get_rng_state()
+    measure(population, Draws(chosen).batch(EXAMPLES))
+    assert torch.equal(population.flat.values, values)
+    assert torch.equal(torch.get_rng_state(), random)
