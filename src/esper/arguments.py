@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-"""Of whole numbers."""
+"""The largest whole number that is taken."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from esper.errors import ConfigError
 CPU = "cpu"
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     try:
         return str(torch.device(name))
     except RuntimeError as error:
         raise ValueError(f"torch knows no device '{name}'") from error
 
 
-DeviceName = Annotated[str, AfterValidator(_known)]
+DeviceName = Annotated[str, AfterValidator(_check_name)]
 """A setting: a device by a name that torch knows, whether or not this machine has it."""
 
 

@@ -316,7 +316,7 @@ def test_flat_masks_start_each_head_with_a_legal_choice() -> None:
 
 
 def test_those_who_must_wait_may_do_nothing_else() -> None:
-    masks = masks_where_all_fit(SeedTable.dormant(3, 2)).waiting(np.array([True, False, True]))
+    masks = masks_where_all_fit(SeedTable.dormant(3, 2)).allow_only_waiting(np.array([True, False, True]))
     assert masks.op.sum(axis=1).tolist() == [1, 2, 1]
     assert is_legal(wait(3), masks).all()
     germinate = np.stack([action(Op.GERMINATE)] * 3)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from esper.errors import RunError
 from esper.telemetry.follower import StoreFollower
-from esper.telemetry.run_directory import RunDirectory
+from esper.telemetry.run_directory import RunDirectory, State
 from esper.telemetry.store import RunStore
 from esper.ui import run_view
 from esper.ui.run_view import RunView
@@ -85,3 +86,16 @@ def test_nothing_new_changes_nothing(run: RunDirectory):
         assert watch._look()
         assert watch.view is not None
         assert watch.view.curves["objective"] == [(1, 0.5)]
+
+
+def test_a_run_that_was_let_go_while_it_was_read_is_read_anew(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    real = run_view.read_progress
+    with RunStore.create(run.store) as store, closing(StoreFollower(run.store)) as follower:
+        plant(store)
+        watch = Watch(run, follower)
+        monkeypatch.setattr(run_view, "read_progress", lambda *given: replace(real(*given), state=State.RUNNING))
+        assert watch._look()
+        monkeypatch.undo()
+        assert watch._look()
+        assert watch.view is not None
+        assert watch.view.progress.state is State.INTERRUPTED

@@ -40,7 +40,7 @@ class History:
         self._shape = (environments, slots, blueprints)
         self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
         everyone = np.ones(environments, bool)
-        self.training = self._untrained()
+        self.training = self._report_guessing()
         self.losses: Floats = np.zeros((environments, LOOKBACK + 1))
         """Validation losses of the last steps, the newest first."""
         self.accuracies: Floats = np.zeros((environments, LOOKBACK + 1))
@@ -71,7 +71,7 @@ class History:
 
     def restart(self, rows: Bools) -> None:
         """Forget the episodes ``rows``, bool ``[E]``."""
-        self.training = replace_where(rows, self.training, self._untrained())
+        self.training = replace_where(rows, self.training, self._report_guessing())
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
         self.best_loss[rows] = self._chance_loss
@@ -94,7 +94,7 @@ class History:
         """
         vars(self).update(from_plain(vars(self), state, "history"))
 
-    def _untrained(self) -> TrainingReport:
+    def _report_guessing(self) -> TrainingReport:
         """As of networks that guess."""
         environments, slots, _ = self._shape
         return TrainingReport(

@@ -197,20 +197,20 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
 """``[E]`` each."""
 
 
-def _steps(view: FeatureInputs, ages: NDArray[np.integer]) -> Floats:
+def _divide_by_horizon(view: FeatureInputs, ages: NDArray[np.integer]) -> Floats:
     return ages / float(view.horizon)
 
 
 def _loss_contribution(view: FeatureInputs) -> Floats:
-    return _outcome(view, np.nan_to_num(view.history.loss_contribution))
+    return _scale_contribution(view, np.nan_to_num(view.history.loss_contribution))
 
 
 def _contribution_velocity(view: FeatureInputs) -> Floats:
     change = view.history.loss_contribution - view.history.loss_contribution_before
-    return _outcome(view, np.nan_to_num(change))
+    return _scale_contribution(view, np.nan_to_num(change))
 
 
-def _outcome(view: FeatureInputs, contribution: Floats) -> Floats:
+def _scale_contribution(view: FeatureInputs, contribution: Floats) -> Floats:
     return np.arcsinh(contribution * (OUTCOME_GAIN / view.chance_loss))
 
 
@@ -248,10 +248,10 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("alpha_target", 0, 1, lambda v: v.subject.table.alpha_target.astype(np.float64)),
     Feature("ramp_left", 0, 1, _ramp_left),
     Feature("pruning", 0, 1, lambda v: v.subject.table.pruning),
-    Feature("stage_age", 0, 1, lambda v: _steps(v, v.subject.table.stage_age)),
-    Feature("seed_age", 0, 1, lambda v: _steps(v, v.subject.table.seed_age)),
+    Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.table.stage_age)),
+    Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.table.seed_age)),
     Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
-    Feature("evidence_age", 0, 1, lambda v: _steps(v, v.subject.evidence.contribution_age)),
+    Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.evidence.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
     Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _loss_contribution),
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _contribution_velocity),
@@ -283,7 +283,7 @@ BLUEPRINT_FEATURES: tuple[Feature, ...] = (
     Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
     Feature("compatible", 0, 1, lambda v: v.subject.specs.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
-    Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _outcome(v, v.history.outcomes)),
+    Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _scale_contribution(v, v.history.outcomes)),
     *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),
 )
 """``[E, S, K]`` each."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from esper.arrays import Bools, Ints
+from esper.arrays import Bools, Ints, merge_arrays
 from esper.experiments.episode_log import EpisodeLog, StageChange
 from esper.experiments.evaluation import COHORT, EvaluationConfig, EvaluationResult, make_result
 from esper.experiments.results import Result
@@ -131,7 +131,8 @@ def training_flops(
     network with them in it.
     """
     host = np.array([prices.host(instance) for instance in instances])
-    cost = Cost.concatenate([prices.seeds(instance) for instance in instances]).of(slots.blueprint, slots.blend)
+    each = [prices.seeds(instance) for instance in instances]
+    cost = merge_arrays(np.concatenate, each).of(slots.blueprint, slots.blend)
     whole = host + (cost * _BLENDED[slots.stage]).sum(-1)
     isolated = slots.stage == Stage.TRAINING
     second = np.where(isolated.any(-1), whole + (cost * isolated).sum(-1), 0)

@@ -316,7 +316,7 @@ class Grower:
         accuracy that nobody named: so did policies see it where they were trained.
         Stop training then. The controller is not asked again, unless you train on and validation improves after all.
         """
-        return bool(self.conduct.stalled(self._history.plateau_age, self.network.table)[0])
+        return bool(self.conduct.find_stalled(self._history.plateau_age, self.network.table)[0])
 
     @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:

@@ -82,7 +82,7 @@ class ActionMasks:
 
         return map_arrays(select, self)
 
-    def waiting(self, rows: Bools) -> ActionMasks:
+    def allow_only_waiting(self, rows: Bools) -> ActionMasks:
         """The same masks with nothing but WAIT in the environments ``rows [E]``."""
         others = ~rows
         op, slot = self.op & others[:, None], self.slot & others[:, None, None]
@@ -104,7 +104,7 @@ class ActionMasks:
     @property
     def germination_target(self) -> Bools:
         """``[E, 3]`` alpha targets that the rules allow a new seed."""
-        return np.tile(_offered(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
+        return np.tile(_mark_offered(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
 
     def given(self, head: Head, op: Ints, slot: Ints) -> Bools:
         """The choices ``[E, n]`` of ``head`` after ``op [E]`` and ``slot [E]``; only 0 where the head is irrelevant."""
@@ -160,7 +160,7 @@ def legal_actions(
     verdicts = gate_ahead(table, evidence, rules)
     dormant = table.stage == Stage.DORMANT
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
-    allowed_targets = _offered(ALPHA_TARGETS, rules.alpha_targets)
+    allowed_targets = _mark_offered(ALPHA_TARGETS, rules.alpha_targets)
     retargets = steerable[:, :, None] & allowed_targets & (table.alpha_target[:, :, None] != _TARGETS)
 
     slot = np.zeros((environments, len(Op), slots), dtype=np.bool_)
@@ -170,7 +170,7 @@ def legal_actions(
     slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
     slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & verdicts.passed & table.arrived
     slot[:, Op.PRUNE] = table.live & ~table.pruning
-    slot &= _offered(list(Op), rules.operations)[:, None]
+    slot &= _mark_offered(list(Op), rules.operations)[:, None]
 
     def everywhere(choices: Bools) -> Bools:
         return np.tile(choices, (environments, 1))
@@ -179,16 +179,16 @@ def legal_actions(
         op=np.any(slot, axis=2),
         slot=slot,
         blueprint=on_offer & slot[:, Op.GERMINATE, :, None],
-        blend=everywhere(_offered(list(Blend), rules.blends)),
-        tempo=everywhere(_offered(TEMPOS, rules.tempos)),
+        blend=everywhere(_mark_offered(list(Blend), rules.blends)),
+        tempo=everywhere(_mark_offered(TEMPOS, rules.tempos)),
         alpha_target=(allowed_targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
-        alpha_speed=everywhere(_offered(ALPHA_SPEEDS, rules.alpha_speeds)),
-        alpha_curve=everywhere(_offered(list(Curve), rules.alpha_curves)),
+        alpha_speed=everywhere(_mark_offered(ALPHA_SPEEDS, rules.alpha_speeds)),
+        alpha_curve=everywhere(_mark_offered(list(Curve), rules.alpha_curves)),
         grounds=Grounds(table=table, verdicts=verdicts, rules=rules, affordable=affordable),
     )
 
 
-def _offered(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
+def _mark_offered(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
     return np.array([choice in allowed for choice in choices])
 
 

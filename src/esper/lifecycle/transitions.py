@@ -136,7 +136,7 @@ def step(
     np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
     ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
     reasons = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
-    return Step(table=draft, transitions=_changes(table, draft, causes, reasons), verdicts=verdicts)
+    return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), verdicts=verdicts)
 
 
 def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
@@ -146,7 +146,7 @@ def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     """
     draft = table.copy()
     _release(draft, np.nonzero(slots & table.owning))
-    return draft, _changes(table, draft, Cause.ROLLBACK, Reason.NO_GATE)
+    return draft, _list_changes(table, draft, Cause.ROLLBACK, Reason.NO_GATE)
 
 
 def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Transitions]:
@@ -173,7 +173,7 @@ def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Tra
     draft.alpha_start[at] = draft.alpha_target[at] = table.alpha[at]
     draft.alpha_elapsed[at] = table.alpha_duration[at]
     _release(draft, np.nonzero(pruned))
-    return draft, _changes(table, draft, Cause.FINISH, Reason.NO_GATE)
+    return draft, _list_changes(table, draft, Cause.FINISH, Reason.NO_GATE)
 
 
 def with_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bools) -> tuple[SeedTable, Transitions]:
@@ -201,7 +201,7 @@ def with_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: B
     draft.blend[at] = blends[at]
     for schedule in (draft.alpha, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration):
         schedule[at] = 1
-    return draft, _changes(table, draft, Cause.START, Reason.NO_GATE)
+    return draft, _list_changes(table, draft, Cause.START, Reason.NO_GATE)
 
 
 def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
@@ -245,13 +245,13 @@ def _operate(draft: SeedTable, table: SeedTable, actions: Ints, acting: Ints) ->
 
     chosen, at = places(Op.PRUNE)
     at_once = (chosen[:, Head.ALPHA_SPEED] == _AT_ONCE) | (table.alpha[at] == 0)
-    _release(draft, _among(at, at_once))
-    ramping = _among(at, ~at_once)
+    _release(draft, _select_places(at, at_once))
+    ramping = _select_places(at, ~at_once)
     _retarget(draft, table, ramping, np.zeros(len(ramping[0]), np.float32), chosen[~at_once])
     draft.pruning[ramping] = True
 
 
-def _among(at: Places, chosen: Bools) -> Places:
+def _select_places(at: Places, chosen: Bools) -> Places:
     return at[0][chosen], at[1][chosen]
 
 
@@ -274,7 +274,7 @@ def _germinate(draft: SeedTable, at: Places, chosen: Ints) -> None:
 def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Float32s, chosen: Ints) -> None:
     """Alpha leaves its present value for ``target``; the first step of the ramp is this one."""
     holding = table.stage[at] == Stage.HOLDING
-    _enter(draft, _among(at, holding), Stage.BLENDING)
+    _enter(draft, _select_places(at, holding), Stage.BLENDING)
     draft.alpha_start[at] = table.alpha[at]
     draft.alpha_target[at] = target
     draft.alpha_elapsed[at] = 1
@@ -294,7 +294,7 @@ def _release(draft: SeedTable, at: Places) -> None:
         schedule[at] = 0
 
 
-def _changes(table: SeedTable, draft: SeedTable, causes: Int8s | Cause, reasons: Int8s | Reason) -> Transitions:
+def _list_changes(table: SeedTable, draft: SeedTable, causes: Int8s | Cause, reasons: Int8s | Reason) -> Transitions:
     at, shape = np.nonzero(table.stage != draft.stage), table.stage.shape
     return Transitions(
         env=at[0],

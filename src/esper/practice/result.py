@@ -62,11 +62,11 @@ class GrowResult:
     host_parameters: int
     added_parameters: int
     training_flops: int
-    """Of host, seeds and forks, three forward passes for every example learned from; measurements are not counted."""
+    """For host, seeds and forks, three forward passes for every example learned from; measurements are not counted."""
     learning_seconds: float
-    """Of the epochs alone, in all processes that worked at the run."""
+    """Spent on the epochs alone, in all processes that worked at the run."""
     seconds: float
-    """Of these, measurements on validation data and decisions."""
+    """Spent on these, measurements on validation data and decisions."""
     rollbacks: int
     kept: tuple[KeptSeed, ...]
     choices: tuple[GrowthDecision, ...]
@@ -104,7 +104,7 @@ def summarise_run(training: HostTraining, test: Score, store: RunStore) -> GrowR
 
 
 def write_result(result: GrowResult, path: Path) -> None:
-    """As JSON, whole or not at all."""
+    """Write it as JSON, whole or not at all."""
     write_atomically(path, _RESULT.dump_json(result, indent=2) + b"\n")
 
 

@@ -18,7 +18,7 @@ from esper.practice.result import GrowResult, epoch_scalars, read_result, summar
 from esper.practice.training import Epoch, HostTraining
 from esper.signals import Interrupts, Terminated
 from esper.state_files import pack, take_prefix, unpack
-from esper.telemetry.events import RunEnded, RunInterrupted
+from esper.telemetry.events import RunInterrupted
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
@@ -64,7 +64,7 @@ class GrowRun:
             restore(training, found.tensors, found.state)
             self.done = found.iteration
         settings = training.settings
-        recording = Recording(store, training.model, training.grower.network.blueprints, settings.rent)
+        self._recording = Recording(store, training.model, training.grower.network.blueprints, settings.rent)
         facts = {
             "task": settings.task,
             "host": settings.host,
@@ -73,8 +73,8 @@ class GrowRun:
             "iterations": settings.epochs,
             "steps": settings.epochs,
         }
-        recording.begin(self.done, settings.seed, facts)
-        training.grower.recording = recording
+        self._recording.begin(self.done, settings.seed, facts)
+        training.grower.recording = self._recording
 
     def train(self, show: Callable[[Epoch], None]) -> None:
         """Do the epochs that remain and ``show`` each, up to a plateau; Ctrl-C and SIGTERM lose one at most.
@@ -110,8 +110,7 @@ class GrowRun:
         self.training.grower.finish()
         result = summarise_run(self.training, self.training.test(), self.store)
         save(self.training.model, self.run.model)
-        self.store.emit(RunEnded(iteration=self.done, seconds=result.seconds))
-        self.store.flush()
+        self._recording.keep_end(self.done, result.seconds)
         write_result(result, self.run.result)
         return result
 

@@ -56,12 +56,12 @@ class Epoch:
     """Before the decision, and before a rollback if there was one."""
     decision: Decision
     added_parameters: int
-    """Of all seeds there are after the decision."""
+    """Parameters of all seeds after the decision."""
     training_flops: int
-    """Of this epoch."""
+    """In this epoch."""
     learning_seconds: float
     seconds: float
-    """Of learning, measuring and deciding."""
+    """For learning, measuring and deciding."""
 
 
 class HostTraining:
@@ -220,7 +220,7 @@ class _ScoreSums:
 
 
 def count_flops(module: nn.Module, inputs: Tensor) -> int:
-    """Of one forward pass for one example, counted by torch; a multiply-add counts two."""
+    """FLOPs of one forward pass for one example, counted by torch; a multiply-add counts two."""
     was_training = module.training
     module.eval()
     # Fused attention is opaque to the counter on some devices; the plain formula shows its products.
@@ -231,5 +231,5 @@ def count_flops(module: nn.Module, inputs: Tensor) -> int:
 
 
 def count_seed_flops(*slots: Slot) -> int:
-    """Of one forward pass for one example through the seeds that are in these slots, as blueprints count them."""
+    """FLOPs of one forward pass for one example through the seeds that are in these slots, as blueprints count them."""
     return sum(0 if slot.seed is None else slot.seed.flops_at(slot.site) for slot in slots)

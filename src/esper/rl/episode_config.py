@@ -42,7 +42,7 @@ class EpisodeConfig(Settings):
         """
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
-    def stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
+    def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
         """``[E]``: the networks that end on a plateau, after that many decisions without an improvement, ``[E]``."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)

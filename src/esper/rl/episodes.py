@@ -135,7 +135,7 @@ class Episodes:
         self.size = len(instances)
         _require_known(suite, instances)
         given = fossils or [()] * self.size
-        networks = [_network(suite, *one) for one in zip(instances, given, strict=True)]
+        networks = [_specify_network(suite, *one) for one in zip(instances, given, strict=True)]
         plan = PopulationConfig(
             suite.template(),
             suite.sites,
@@ -163,7 +163,7 @@ class Episodes:
         capacity = max(instance.train_size for instance in instances)
         self._stream = TrainingStream(
             [suite.data(instance, "train") for instance in instances],
-            [self._order(instance) for instance in instances],
+            [self._draw_order(instance) for instance in instances],
             suite.batch_size,
             capacity,
             device,
@@ -189,7 +189,7 @@ class Episodes:
     def legal_actions(self) -> ActionMasks:
         """What the controllers may do now: in episodes that have ended, only wait."""
         masks = self.population.legal_actions()
-        return masks.waiting(self.finished) if self.finished.any() else masks
+        return masks.allow_only_waiting(self.finished) if self.finished.any() else masks
 
     def step(self, actions: Actions) -> StepResult:
         """One decision per network, int64 ``[E, 8]``, then its minibatches, then its measurement.
@@ -257,17 +257,17 @@ class Episodes:
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
         newer = self.history.complete(again, self.population.evidence)
         restored = replace_where(intervention.rows, evaluation, newer)
-        return training, restored, intervention, _incidents(intervention, evaluation, restored)
+        return training, restored, intervention, _list_incidents(intervention, evaluation, restored)
 
     def _reached_end(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
-        stalled = self._conduct.stalled(self.history.plateau_age, self.population.table)
+        stalled = self._conduct.find_stalled(self.history.plateau_age, self.population.table)
         return (self.step_index >= self.suite.steps) | intervention.exhausted | stalled
 
     def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
         _require_known(self.suite, instances)
-        self.population.replace(rows, [_network(self.suite, instance) for instance in instances])
+        self.population.replace(rows, [_specify_network(self.suite, instance) for instance in instances])
         everyone = np.zeros(self.size, np.bool_)
         everyone[rows] = True
         self.history.restart(everyone)
@@ -277,20 +277,20 @@ class Episodes:
         self.potential = np.where(everyone, 0.0, self.potential)
         for row, instance in zip(rows.tolist(), instances, strict=True):
             self.instances[row] = instance
-            self._stream.replace(row, self.suite.data(instance, "train"), self._order(instance))
+            self._stream.replace(row, self.suite.data(instance, "train"), self._draw_order(instance))
             self._set_validation(row, self.suite.data(instance, "validation"))
         self._problems = _Problems.of(self.instances)
         self._tracker.restart(everyone, self.instances)
 
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
-        data = [self.suite.data(instance, "test", self._phase(row)) for row, instance in enumerate(self.instances)]
+        data = [self.suite.data(instance, "test", self._find_phase(row)) for row, instance in enumerate(self.instances)]
         accuracy = evaluate_committed(self.population, stack_data(data, self.device)).accuracy
         added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
         rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
         return FinalScore(accuracy - rent, accuracy, added)
 
-    def _phase(self, row: int) -> int:
+    def _find_phase(self, row: int) -> int:
         return int(self.step_index[row] >= self._problems.drift_step[row])
 
     def _drift(self, running: Bools) -> Bools:
@@ -308,7 +308,7 @@ class Episodes:
         labels[row] = data.labels.to(labels, non_blocking=True)
         self.validation = Batch(inputs, labels)
 
-    def _order(self, instance: Instance) -> Ints:
+    def _draw_order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
         return shuffled_order(instance.train_size, count, rng)
@@ -332,7 +332,7 @@ class _Problems:
         )
 
 
-def _incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
+def _list_incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
     """One record per network that was rolled back."""
     changes = intervention.transitions
     return [
@@ -357,7 +357,7 @@ def _lost_a_seed(changes: Transitions, size: int) -> Bools:
     return rows
 
 
-def _network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:
+def _specify_network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:
     return NetworkSpec(suite.host(instance), instance.widths, instance.learning_rate, instance.seed, fossils)
 
 

@@ -101,13 +101,13 @@ class PPOSettings(Settings):
     def entropy_weights(self, progress: float) -> tuple[float, ...]:
         """The weight of each head's entropy at this progress, in the order of `Head`."""
         ends = zip(self.entropy_start.by_head, self.entropy_floor.by_head, strict=True)
-        return tuple(_between(start, floor, progress / self.entropy_anneal) for start, floor in ends)
+        return tuple(_interpolate(start, floor, progress / self.entropy_anneal) for start, floor in ends)
 
     def learning_rate_at(self, progress: float) -> float:
         """The step size at this progress."""
-        return _between(self.learning_rate, self.final_learning_rate, progress)
+        return _interpolate(self.learning_rate, self.final_learning_rate, progress)
 
 
-def _between(start: float, end: float, fraction: float) -> float:
+def _interpolate(start: float, end: float, fraction: float) -> float:
     share = min(max(fraction, 0.0), 1.0)
     return start * (1.0 - share) + end * share  # exact at both ends

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from esper.arrays import Bools, Floats, Ints
+from esper.arrays import Bools, Floats, Ints, map_arrays
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
@@ -46,11 +46,6 @@ class Cost:
     blends: Ints
     """What each `Blend` adds to that, ``[E, S, 3]``."""
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[Cost]) -> Cost:
-        """The cost in several populations, one after the other."""
-        return cls(np.concatenate([one.blueprints for one in parts]), np.concatenate([one.blends for one in parts]))
-
     def of(self, blueprint: NDArray[np.integer], blend: NDArray[np.integer]) -> Ints:
         """The cost of seeds of these blueprints and blends, ``[..., E, S]``; where there is none (-1), of any."""
         network, slot = np.ogrid[: self.blends.shape[0], : self.blends.shape[1]]
@@ -66,7 +61,7 @@ class Cost:
 
     def scale(self, factor: int) -> Cost:
         """The cost in a currency of which ``factor`` make one."""
-        return Cost(self.blueprints * factor, self.blends * factor)
+        return map_arrays(lambda cost: cost * factor, self)
 
 
 @dataclass(frozen=True)

@@ -176,12 +176,12 @@ class GradientHealth:
     """
 
     def __init__(self, incumbents: Iterable[nn.Parameter], seeds: Mapping[str, Iterable[nn.Parameter]]) -> None:
-        learning = {name: _learning(parameters) for name, parameters in seeds.items()}
+        learning = {name: _select_learning(parameters) for name, parameters in seeds.items()}
         for name, parameters in learning.items():
             if not parameters:
                 raise ConfigError(f"seed {name!r} has no parameter that needs a gradient: leave it out, or unfreeze it")
         self._names = list(learning)
-        self._groups = [_learning(incumbents), *learning.values()]
+        self._groups = [_select_learning(incumbents), *learning.values()]
         """The incumbents' parameters and those of each seed."""
         self._norms: list[Tensor] = []
         """Norms by group, ``[1 + S]`` per minibatch."""
@@ -190,24 +190,24 @@ class GradientHealth:
     def observe(self) -> None:
         """Take in the gradients of a minibatch: after ``backward()``, before clipping. Waits for no device."""
         device = next((parameter.device for group in self._groups for parameter in group), _CPU)
-        self._norms.append(torch.stack([_norm(group, device) for group in self._groups]))
+        self._norms.append(torch.stack([_compute_norm(group, device) for group in self._groups]))
 
     def report(self) -> dict[str, SeedHealth]:
         """The health of each seed over the minibatches since the last report."""
-        table = self._judged() if self._norms else HealthTable.none(len(self._names))
+        table = self._assess() if self._norms else HealthTable.none(len(self._names))
         self._norms.clear()
         return {name: table.at(place) for place, name in enumerate(self._names)}
 
-    def _judged(self) -> HealthTable:
+    def _assess(self) -> HealthTable:
         norms = torch.stack(self._norms).to("cpu", torch.float64).numpy()
         sizes = np.array([sum(parameter.numel() for parameter in group) for group in self._groups])
         return assess_health(GradientNorms(norms[:, 1:], sizes[1:]), GradientNorms(norms[:, :1], sizes[:1]))
 
 
-def _learning(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+def _select_learning(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def _norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
+def _compute_norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return get_total_norm(gradients).to(device) if gradients else torch.zeros((), device=device)

@@ -146,14 +146,14 @@ class StackedParameters:
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """These rows and ``r`` new ones ``[r, P]`` that have zero moments and no steps taken."""
-        return self.join(self._untrained(values, buffers, learning_rates, owners))
+        return self.join(self._make_untrained(values, buffers, learning_rates, owners))
 
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
         """The same with other parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``, that were never trained."""
         index = rows.to(self.values.device, non_blocking=True)
-        new = self._untrained(values, buffers, learning_rates, self.owners[rows])
+        new = self._make_untrained(values, buffers, learning_rates, self.owners[rows])
         return self._merge(lambda own, other: own.index_copy(0, index, other), new, self.owners)
 
     def join(self, other: StackedParameters) -> StackedParameters:
@@ -163,13 +163,13 @@ class StackedParameters:
     def select(self, rows: Tensor) -> StackedParameters:
         """Copies of the rows at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
-        return self._merge(lambda own, _: own[index], self, self.owners[rows])
+        return self._merge(lambda own, _: own.index_select(0, index), self, self.owners[rows])
 
     def without(self, owners: Tensor) -> StackedParameters:
         """All but the rows of the networks in ``owners``, int64 ``[n]``."""
         return self.select(torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1))
 
-    def _untrained(
+    def _make_untrained(
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """Rows of this architecture, type and device, with zero moments and no steps taken."""

@@ -315,7 +315,7 @@ class Population:
         ``learning_rates [E]`` are the networks'; ``germinations [E, S]`` counts the earlier seeds of each slot.
         """
         grown = dict(banks)
-        for kind in _kinds(changes, changes.born):
+        for kind in _list_kinds(changes, changes.born):
             owners = changes.env[changes.born & _is_of(changes, kind)].astype(np.int64)
             seeds = [specs.new_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
             rates = learning_rates[torch.from_numpy(owners).to(learning_rates.device, non_blocking=True)]
@@ -413,13 +413,13 @@ def drop_pruned(banks: Mapping[SeedKind, SeedBank], changes: Transitions) -> Map
     """The banks without the seeds that were pruned in ``changes``."""
     kept = dict(banks)
     died = changes.after == Stage.PRUNED
-    for kind in _kinds(changes, died):
+    for kind in _list_kinds(changes, died):
         leaving = changes.env[died & _is_of(changes, kind)]
         kept[kind] = kept[kind].without(torch.from_numpy(leaving.astype(np.int64)))
     return kept
 
 
-def _kinds(changes: Transitions, chosen: Bools) -> list[SeedKind]:
+def _list_kinds(changes: Transitions, chosen: Bools) -> list[SeedKind]:
     columns = (changes.slot, changes.blueprint, changes.blend)
     found = set(zip(*(column[chosen].tolist() for column in columns), strict=True))
     return [SeedKind(slot, blueprint, Blend(blend)) for slot, blueprint, blend in sorted(found)]

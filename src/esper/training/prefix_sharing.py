@@ -121,7 +121,7 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
         seeds = find_slot_seeds(population, variants.active, slot, networks)
         if seeds is None:
             return BranchingOp(branches.parents, examples) if branches.parents else None
-        alphas = torch.from_numpy(_alphas(variants, branches, seeds, slot)).to(
+        alphas = torch.from_numpy(_choose_alphas(variants, branches, seeds, slot)).to(
             population.host.values, non_blocking=True
         )
         return BranchingBlendOp(seeds, alphas, branches.parents, examples)
@@ -133,7 +133,7 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     return outputs if in_order else outputs[:, torch.tensor(plan.places, device=outputs.device)]
 
 
-def _alphas(variants: Variants, branches: SlotBranches, seeds: SlotSeeds, slot: int) -> Float32s:
+def _choose_alphas(variants: Variants, branches: SlotBranches, seeds: SlotSeeds, slot: int) -> Float32s:
     """``[r, P + A]``: what each seed counts with in each block that leaves the slot."""
     owners = seeds.owners
     usual: Float32s = variants.active.alpha[owners, slot, None]

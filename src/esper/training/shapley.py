@@ -65,13 +65,13 @@ def shapley_values(worths: Floats) -> Floats:
 
     ``phi_i = sum over C without i of |C|! (n - |C| - 1)! / n! * (v(C + i) - v(C))`` (Shapley, 1953).
     """
-    players = _players(worths)
+    players = _count_players(worths)
     coalitions = every_coalition(players)
     values = np.zeros((*worths.shape[:-1], players))
     for player in range(players):
         without = np.flatnonzero(~coalitions[:, player])
         marginal = worths[..., without + 2**player] - worths[..., without]
-        values[..., player] = marginal @ _weights(coalitions[without].sum(axis=1), players)
+        values[..., player] = marginal @ _weigh_orders(coalitions[without].sum(axis=1), players)
     return values
 
 
@@ -81,7 +81,7 @@ def shapley_interactions(worths: Floats) -> Floats:
     ``I_ij = sum over C without i, j of |C|! (n - |C| - 2)! / (n - 1)! * (v(C + ij) - v(C + i) - v(C + j) + v(C))``
     (Grabisch and Roubens, 1999).
     """
-    players = _players(worths)
+    players = _count_players(worths)
     coalitions = every_coalition(players)
     found = np.zeros((*worths.shape[:-1], players, players))
     for i in range(players):
@@ -90,17 +90,17 @@ def shapley_interactions(worths: Floats) -> Floats:
             # Bracketed so that a player without effect gives differences of exactly 0.
             with_i = worths[..., without + 2**i + 2**j] - worths[..., without + 2**i]
             synergy = with_i - (worths[..., without + 2**j] - worths[..., without])
-            found[..., i, j] = synergy @ _weights(coalitions[without].sum(axis=1), players - 1)
+            found[..., i, j] = synergy @ _weigh_orders(coalitions[without].sum(axis=1), players - 1)
             found[..., j, i] = found[..., i, j]
     return found
 
 
-def _weights(sizes: NDArray[np.int_], players: int) -> Floats:
+def _weigh_orders(sizes: NDArray[np.int_], players: int) -> Floats:
     """How often one of ``players`` in random order comes right after certain others, by the number of these."""
     return np.array([factorial(size) * factorial(players - size - 1) / factorial(players) for size in sizes.tolist()])
 
 
-def _players(worths: Floats) -> int:
+def _count_players(worths: Floats) -> int:
     return worths.shape[-1].bit_length() - 1
 
 
@@ -343,7 +343,7 @@ def attribute_model(
     usual = [seed.alpha.clone() for seed in seeds.values()]
     known: dict[bytes, float] = {}
 
-    def measured(coalition: Bools) -> float:
+    def measure(coalition: Bools) -> float:
         for seed, alpha, takes_part in zip(seeds.values(), usual, coalition, strict=True):
             seed.alpha.copy_(alpha if takes_part else alpha.new_zeros(()))
         return float(evaluate(model))
@@ -351,7 +351,7 @@ def attribute_model(
     def worth(coalitions: Bools) -> Floats:
         for coalition in coalitions:
             if coalition.tobytes() not in known:
-                known[coalition.tobytes()] = measured(coalition)
+                known[coalition.tobytes()] = measure(coalition)
         return np.array([known[coalition.tobytes()] for coalition in coalitions])
 
     try:

@@ -198,10 +198,14 @@ class Policy(nn.Module):
         that is likeliest before probabilities are raised to their floors.
         """
         tokens, memory, state, observation = self._remember(observation, state)
-        choose = _greedy if noise is None else _draw_with(noise)
+        choose = _choose_likeliest if noise is None else _choose_by_noise(noise)
         decision = self.heads(memory, tokens, observation, masks, choose)
         return PolicyStep(
-            decision.actions, _chosen(decision), self.value_head(memory), state, head_log_probs=decision.log_probs
+            decision.actions,
+            _gather_chosen(decision),
+            self.value_head(memory),
+            state,
+            head_log_probs=decision.log_probs,
         )
 
     @torch.no_grad()
@@ -221,10 +225,10 @@ class Policy(nn.Module):
         normalised = self.normaliser(flat)
         tokens, summary = self.encoder(normalised)
         memory, following = self._recur(summary.view(steps, environments, -1), state)
-        decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _take(flat_actions))
+        decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _choose_given(flat_actions))
         entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
         return PolicyEvaluation(
-            chosen_log_prob=_chosen(decision).view(steps, environments, len(Head)),
+            chosen_log_prob=_gather_chosen(decision).view(steps, environments, len(Head)),
             entropy=torch.stack(entropy, -1).view(steps, environments, len(Head)),
             value=self.value_head(memory),
             state=following,
@@ -260,19 +264,19 @@ class Policy(nn.Module):
         return memory, PolicyState(*following)
 
 
-def _chosen(decision: HeadOutputs) -> Tensor:
+def _gather_chosen(decision: HeadOutputs) -> Tensor:
     """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
     per_head = [log_prob_of(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
     return torch.stack(per_head, -1)
 
 
-def _greedy(head: Head, candidates: Candidates) -> Tensor:  # noqa: ARG001
+def _choose_likeliest(head: Head, candidates: Candidates) -> Tensor:  # noqa: ARG001
     return candidates.preferences.argmax(-1)
 
 
-def _draw_with(noise: Tensor) -> Choose:
+def _choose_by_noise(noise: Tensor) -> Choose:
     return lambda head, candidates: draw(candidates.log_probs, candidates.legal, noise[:, head])
 
 
-def _take(actions: Tensor) -> Choose:
+def _choose_given(actions: Tensor) -> Choose:
     return lambda head, candidates: actions[:, head]  # noqa: ARG005

@@ -46,11 +46,11 @@ class ActionBuilder:
         self.actions[rows, Head.BLUEPRINT] = blueprint[rows]
         self.actions[rows, Head.BLEND] = self._masks.blend[rows].argmax(1)
         self.actions[rows, Head.TEMPO] = self._masks.tempo[rows].argmax(1)
-        self.actions[rows, Head.ALPHA_TARGET] = _last(self._masks.germination_target[rows])
+        self.actions[rows, Head.ALPHA_TARGET] = _find_last(self._masks.germination_target[rows])
         self.open[rows] = False
 
 
-def _last(legal: Bools) -> Ints:
+def _find_last(legal: Bools) -> Ints:
     """Index of the last True column of each row."""
     return legal.shape[1] - 1 - legal[:, ::-1].argmax(1)
 

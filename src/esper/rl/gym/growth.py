@@ -176,15 +176,15 @@ def observation_space(suite: Suite) -> spaces.Dict:
     """
     slots, blueprints = len(suite.sites), len(suite.blueprints)
     parts: dict[str, spaces.Space[Any]] = {
-        "globals": _ranges(GLOBAL_FEATURES, ()),
-        "slots": _ranges(SLOT_FEATURES, (slots,)),
-        "blueprints": _ranges(BLUEPRINT_FEATURES, (slots, blueprints)),
+        "globals": _make_box(GLOBAL_FEATURES, ()),
+        "slots": _make_box(SLOT_FEATURES, (slots,)),
+        "blueprints": _make_box(BLUEPRINT_FEATURES, (slots, blueprints)),
         "action_mask": spaces.MultiBinary(sum(sizes_of(suite))),
     }
     return spaces.Dict(parts)
 
 
-def _ranges(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
+def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
     shape = (*leading, len(features))
     low, high = (
         np.broadcast_to(np.array(ends, np.float32), shape)

@@ -167,7 +167,6 @@ class TransformerBlock(nn.Module):
         return tokens + self.mlp(self.norm2(tokens))
 
 
-WIDTH, HEADS = 24, 4
 PATCHES = 4
 """Patches along the shorter side of an image, at most."""
 

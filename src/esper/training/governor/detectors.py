@@ -147,7 +147,7 @@ class Monitor:
         ``hopeless``, bool ``[E]``, says whose loss is unusual whatever it was before; None: nobody's.
         """
         settings = self._settings
-        mean, deviation = self._usual()
+        mean, deviation = self._describe_usual()
         unusual = (vitals.loss > mean + settings.sigmas * deviation) & (vitals.loss > settings.multiple * mean)
         if hopeless is not None:
             unusual |= hopeless
@@ -166,7 +166,7 @@ class Monitor:
         self.restart(~sound)
         return Assessment(trouble, usual, usual & ~worse)
 
-    def _usual(self) -> tuple[Floats, Floats]:
+    def _describe_usual(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each network's window, ``[E]``; infinity and 0 where too little is known."""
         known = ~np.isnan(self._losses)
         count = known.sum(axis=1)

@@ -122,9 +122,9 @@ class Governor:
             loss: Training loss since the last check, in any unit.
             accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
         """
-        known = math.nan if accuracy is None or self._classes is None else _number(accuracy)
+        known = math.nan if accuracy is None or self._classes is None else _to_float(accuracy)
         by_accuracy = float(skill(np.array(known), self._classes or 2))
-        return self.accept(self.judge(_number(loss), (by_accuracy, math.nan), self.finite()))
+        return self.accept(self.judge(_to_float(loss), (by_accuracy, math.nan), self.finite()))
 
     def finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters and the optimizer's moments are, and the ``gradients`` too."""
@@ -267,7 +267,7 @@ class Governor:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def _number(value: float | Tensor) -> float:
+def _to_float(value: float | Tensor) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
 
 

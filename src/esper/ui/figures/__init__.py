@@ -1,4 +1,1 @@
-"""Figures and tables for papers, each with the query that made it.
-
-Importing this needs no matplotlib; drawing does.
-"""
+"""Figures and tables of reports and papers, each with the query or the files that its numbers come from."""

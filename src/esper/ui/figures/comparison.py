@@ -63,12 +63,11 @@ def exhibit_configurations(found: Comparison) -> dict[str, Exhibit]:
     return exhibit_comparison("configurations", about, source, found)
 
 
-def exhibit_arms(found: Comparison, configuration: str = "") -> dict[str, Exhibit]:
+def exhibit_arms(found: Comparison, configuration: str) -> dict[str, Exhibit]:
     """Policies of a configuration among all arms."""
-    trained = f" of {configuration}" if configuration else ""
     about = (
-        f"the policies{trained} ({found.seeds} training seeds) and all other arms on the same {found.instances} "
-        "held-out instances"
+        f"the policies of {configuration} ({found.seeds} training seeds) and all other arms on the same "
+        f"{found.instances} held-out instances"
     )
     source = Files(
         f"FIRST-CONFIGURATION/{ARMS}/ARM.json and FIRST-CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's "

@@ -63,7 +63,7 @@ class Watch(App[None]):
         self._run_directory = run
         self._follower = follower
         self._state: object = None
-        """Equal as long as there is nothing new."""
+        """Equal as long as nothing is committed to the store."""
         self._reading_seconds = 0.0
         """CPU time of the last look."""
 
@@ -122,8 +122,10 @@ class Watch(App[None]):
         return self.view is not before[0] or self.trouble != before[1]
 
     def _read(self, reader: RunReader) -> RunView:
-        state = reader, reader.data_version(), read_progress(self._run_directory, reader)
-        if self.view is None or state != self._state:
+        state = reader, reader.data_version()
+        # Whether a process holds the run is not in the store.
+        moved = self.view and read_progress(self._run_directory, reader) != self.view.progress
+        if self.view is None or moved or state != self._state:
             self.view, self._state = RunView.read(self._run_directory, reader, self.view), state
         return self.view
 
