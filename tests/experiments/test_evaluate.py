@@ -99,7 +99,7 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     settings, policy = tiny(), load_policy(run, tiny()).controller
     chosen = instances_for(settings, "heldout", HELDOUT)
     with LocalWorkers(1) as workers:
-        actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].tallies[0].actions
+        actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].logs[0].actions
         scores = {
             donor: evaluate_controllers(
                 workers,

@@ -51,9 +51,9 @@ def tasks() -> list[CohortTask]:
 
 
 @pytest.fixture
-def tally(tasks: list[CohortTask]) -> EpisodeLog:
+def log(tasks: list[CohortTask]) -> EpisodeLog:
     (played,) = evaluate_cohort(tasks[0])
-    return played.tallies[0]
+    return played.logs[0]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -70,21 +70,21 @@ def assert_same(one: EpisodeLog, other: EpisodeLog) -> None:
         assert same(value, vars(other)[name]), name
 
 
-def test_a_tally_survives_json(tally: EpisodeLog):
-    assert tally.changes
-    assert tally.gradients
-    tally.rollbacks.append(RecordedRollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
-    text = json.dumps(log_to_json(tally))
-    assert_same(log_from_json(json.loads(text), get_suite("short"), tally.instances), tally)
+def test_a_tally_survives_json(log: EpisodeLog):
+    assert log.changes
+    assert log.gradients
+    log.rollbacks.append(RecordedRollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
+    text = json.dumps(log_to_json(log))
+    assert_same(log_from_json(json.loads(text), get_suite("short"), log.instances), log)
 
 
 @pytest.mark.parametrize("change", [{"more": []}, {}])
-def test_a_tally_of_another_kind_is_refused(tally: EpisodeLog, change: dict[str, Any]):
-    record = log_to_json(tally) | change
+def test_a_tally_of_another_kind_is_refused(log: EpisodeLog, change: dict[str, Any]):
+    record = log_to_json(log) | change
     if not change:
         del record["kept"]
-    with pytest.raises(ValueError, match="not the record of a tally"):
-        log_from_json(record, get_suite("short"), tally.instances)
+    with pytest.raises(ValueError, match="not the record of a log"):
+        log_from_json(record, get_suite("short"), log.instances)
 
 
 class Counting(LocalWorkers):
@@ -119,7 +119,7 @@ def test_what_was_played_is_taken_over_exactly(folder: Path, tasks: list[CohortT
     for task, cohort in zip(tasks, found, strict=True):
         for one, other in zip(cohort, evaluate_cohort(task), strict=True):
             assert one.records == other.records
-            assert_same(one.tallies[0], other.tallies[0])
+            assert_same(one.logs[0], other.logs[0])
     progress.remove()
     assert not folder.exists()
 

@@ -107,7 +107,7 @@ def test_transitions_replayed_give_the_stages_of_every_step(which: str, request:
 def test_every_episode_is_told_from_start_to_end(told: Told) -> None:
     steps = get_suite("short").steps
     (result,) = told.results
-    assert [event.instance for event in told.of(EpisodeStarted)] == [one.name for one in result.tally.instances]
+    assert [event.instance for event in told.of(EpisodeStarted)] == [one.name for one in result.log.instances]
     assert [event.environment for event in told.of(EpisodeEnded)] == list(range(16))
     taken = Counter(event.environment for event in told.of(StepTaken))
     assert taken == dict.fromkeys(range(16), steps)
@@ -134,9 +134,9 @@ def test_ends_are_those_of_the_tally(which: str, request: pytest.FixtureRequest)
     (result,) = told.results
     for event in told.of(EpisodeEnded):
         row = event.environment
-        assert event.objective == result.tally.objective[row]
-        assert event.added == result.tally.added[row]
-        assert [name is not None for name in event.kept] == result.tally.kept[row].tolist()
+        assert event.objective == result.log.objective[row]
+        assert event.added == result.log.added[row]
+        assert [name is not None for name in event.kept] == result.log.kept[row].tolist()
     assert any(any(event.kept) for event in told.of(EpisodeEnded))
 
 
@@ -160,7 +160,7 @@ def test_watched_networks_tell_how_likely_their_choices_were(told: Told) -> None
         chosen = 1.0
         for head, probabilities in event.probabilities.items():
             assert sum(probabilities) == pytest.approx(1, abs=1e-4)
-            chosen *= probabilities[int(result.tally.steps[event.step][event.environment][HEADS.index(head)])]
+            chosen *= probabilities[int(result.log.steps[event.step][event.environment][HEADS.index(head)])]
         assert decision.log_prob is not None
         assert chosen == pytest.approx(2.718281828**decision.log_prob, rel=5e-3, abs=5e-5)
     assert {len(event.probabilities) for event in looked} == {1, 2, 4, 6}, "wait; fossilize; prune; germinate"

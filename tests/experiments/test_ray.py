@@ -140,7 +140,7 @@ def collected(workers: Workers, marks: list[str]) -> tuple[list[Any], list[Any]]
     tasks = [Doomed(mark, ShardTask(settings, 1, shard, weights)) for shard, mark in enumerate(marks)]
     results = workers.gather(collect_short, tasks, told.extend)
     events = sorted((row.type, row.payload) for row in told)
-    return [tensors_of([result.rollout, result.tally.accuracies, result.tally.objective]) for result in results], events
+    return [tensors_of([result.rollout, result.log.accuracies, result.log.objective]) for result in results], events
 
 
 @pytest.fixture(scope="module")

@@ -106,14 +106,14 @@ def test_every_germinated_seed_of_played_episodes_is_followed() -> None:
     instances = get_suite("short").sample(4, "heldout", np.random.default_rng(1))
     (task,) = split_into_cohorts([Uniform()], EvaluationConfig("short", Rules()), instances)
     (played,) = evaluate_cohort(task)
-    (tally,) = played.tallies
+    (log,) = played.logs
     learning = ("blending", "fossilized")
-    born = {(one.environment, one.slot) for one in tally.changes if one.after in learning}
-    assert {(seed.environment, seed.slot) for seed in tally.gradients} == born
+    born = {(one.environment, one.slot) for one in log.changes if one.after in learning}
+    assert {(seed.environment, seed.slot) for seed in log.gradients} == born
     assert born
-    assert all(seed.ratio is not None and seed.ratio > 0 for seed in tally.gradients)
-    assert [seed.environment for seed in tally.part(slice(2, 4)).gradients] == [
-        seed.environment - 2 for seed in tally.gradients if 2 <= seed.environment < 4
+    assert all(seed.ratio is not None and seed.ratio > 0 for seed in log.gradients)
+    assert [seed.environment for seed in log.part(slice(2, 4)).gradients] == [
+        seed.environment - 2 for seed in log.gradients if 2 <= seed.environment < 4
     ]
 
 

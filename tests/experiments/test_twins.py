@@ -49,8 +49,8 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:
     plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.twin=true"))
     assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
-    assert np.array_equal(plain.tally.objective, beside.tally.objective)
-    assert np.array_equal(plain.tally.actions, beside.tally.actions)
+    assert np.array_equal(plain.log.objective, beside.log.objective)
+    assert np.array_equal(plain.log.actions, beside.log.actions)
     assert not plain.rollout.control_variate.any()
     assert plain.twin_steps == 0
     assert beside.twin_steps == 2 * get_suite("short").steps

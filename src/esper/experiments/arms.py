@@ -179,7 +179,7 @@ class _PolicyFollowers:
         """The policy's own actions, each instance's played on another one."""
         rng = numpy_generator(self._settings.seed, Stream.SHUFFLED_ARM)
         seeds = [instance.seed for instance in self._instances]
-        played = self._play(shuffle_actions(stack_actions(self._played.tallies), seeds, rng))
+        played = self._play(shuffle_actions(stack_actions(self._played.logs), seeds, rng))
         return ArmResults(self._steps, measure_arm(played, self._suite).outcomes)
 
     def _search(self, spent: Spent) -> ArmResults:
@@ -189,7 +189,7 @@ class _PolicyFollowers:
 
     def _train_final(self, _: Spent) -> ArmResults:
         """The policy's final networks from scratch, for the same minibatches."""
-        lengths = np.concatenate([np.sum(tally.running, axis=0) for tally in self._played.tallies])
+        lengths = np.concatenate([np.sum(log.running, axis=0) for log in self._played.logs])
         return ArmResults(self._steps, self._train(STATIC, self._final_fossils, lengths.tolist()))
 
     def _train_final_for_equal_flops(self, _: Spent) -> ArmResults:

@@ -88,10 +88,10 @@ def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Spli
     episodes: list[EpisodeTimeline] = []
     for split, one in played:
         families = sorted({record.family for record in one.records})
-        usage += [_usage(family, split, one.tallies) for family in families]
+        usage += [_usage(family, split, one.logs) for family in families]
         episodes += [_first(family, split, one) for family in families]
     earned = tuple(earnings for _, one in played for earnings in one.earnings)
-    seeds = [seed for _, one in played for tally in one.tallies for seed in tally.gradients]
+    seeds = [seed for _, one in played for log in one.logs for seed in log.gradients]
     gradients = tuple(average_by_blueprint(seeds))
     return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned, gradients)
 
@@ -142,17 +142,17 @@ _STAGES = {stage.name.lower() for stage in Stage}
 _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_coherent)])
 
 
-def _usage(family: str, split: Split, tallies: Sequence[EpisodeLog]) -> Usage:
+def _usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
     operations = np.zeros(len(Op))
     germinated: Counter[tuple[int, str]] = Counter()
     kept: Counter[tuple[int, str]] = Counter()
     episodes = 0
-    for tally in tallies:
-        rows = {row for row, instance in enumerate(tally.instances) if instance.family == family}
+    for log in logs:
+        rows = {row for row, instance in enumerate(log.instances) if instance.family == family}
         episodes += len(rows)
-        chosen = tally.actions[:, sorted(rows), Head.OP]
+        chosen = log.actions[:, sorted(rows), Head.OP]
         operations += np.bincount(chosen.ravel(), minlength=len(Op))
-        for change in tally.changes:
+        for change in log.changes:
             if change.environment in rows and change.blueprint is not None:
                 place = (change.slot, change.blueprint)
                 germinated[place] += change.after == _GERMINATED
@@ -170,17 +170,17 @@ def _usage(family: str, split: Split, tallies: Sequence[EpisodeLog]) -> Usage:
 def _first(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
     """The first episode of a family, of which there is one."""
     records = iter(played.records)
-    for tally in played.tallies:
-        for row, instance in enumerate(tally.instances):
+    for log in played.logs:
+        for row, instance in enumerate(log.instances):
             record = next(records)
             if instance.family == family:
-                return _episode(row, split, tally, record)
+                return _episode(row, split, log, record)
     raise ValueError(f"no episode of family {family} was played")
 
 
-def _episode(row: int, split: Split, tally: EpisodeLog, record: Result) -> EpisodeTimeline:
-    instance = tally.instances[row]
-    accuracies = tally.accuracies[np.stack(tally.running)[:, row], row]
+def _episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
+    instance = log.instances[row]
+    accuracies = log.accuracies[np.stack(log.running)[:, row], row]
     drift = instance.drift_step
     return EpisodeTimeline(
         instance.name,
@@ -191,5 +191,5 @@ def _episode(row: int, split: Split, tally: EpisodeLog, record: Result) -> Episo
         record.added_parameters / record.host_parameters,
         drift if drift is not None and drift < len(accuracies) else None,
         tuple(accuracies.tolist()),
-        tuple(change for change in tally.changes if change.environment == row),
+        tuple(change for change in log.changes if change.environment == row),
     )

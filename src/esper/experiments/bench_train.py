@@ -80,7 +80,7 @@ def _iterate(settings: TrainSettings, learner: Learner, number: int) -> int:
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
     shards: list[ShardResult] = [run_task(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
     learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
-    return sum(int(running.sum()) for shard in shards for running in shard.tally.running)
+    return sum(int(running.sum()) for shard in shards for running in shard.log.running)
 
 
 def shares(profile: cProfile.Profile) -> dict[str, float]:

@@ -52,9 +52,9 @@ class ShardResult:
     """The shard's rollout, on the CPU, and what happened in it."""
 
     rollout: Rollout
-    tally: EpisodeLog
+    log: EpisodeLog
     twin_steps: int = 0
-    """Decisions, all of them to wait, in the episodes of the twins, which the tally does not know."""
+    """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
 
 
 def new_policy(settings: TrainSettings) -> Policy:
@@ -108,7 +108,7 @@ def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
     waited = [twins.step(wait(twins.size)) for _ in range(steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
     rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
-    return ShardResult(rollout, result.tally, sum(int(step.running.sum()) for step in waited))
+    return ShardResult(rollout, result.log, sum(int(step.running.sum()) for step in waited))
 
 
 def _scope(task: ShardTask, first: int) -> Scope:
@@ -137,7 +137,7 @@ def run_policy(
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
-    tally = EpisodeLog(episodes.suite, episodes.instances)
+    log = EpisodeLog(episodes.suite, episodes.instances)
     yield as_rows(recorder.record_start())
     for uniforms in noise.to(device):
         observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
@@ -148,11 +148,11 @@ def run_policy(
         yield told + as_rows(recorder.record_step(actions, result, step))
         running = torch.from_numpy(result.running)
         buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
-        tally.add(actions, result)
+        log.add(actions, result)
         state = step.state
-    tally.finish(episodes)
+    log.finish(episodes)
     everyone = torch.ones(episodes.size, dtype=torch.bool)
-    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), tally)
+    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), log)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class EpisodeLog:
         self.added = population.parameters_in(self.kept) / population.host_parameters
 
     def part(self, place: slice) -> EpisodeLog:
-        """The finished tally of some of the episodes alone, numbered from 0."""
+        """The finished log of some of the episodes alone, numbered from 0."""
         own = copy.copy(self)
         own.instances = self.instances[place]
         own.changes = _within(self.changes, place)
@@ -162,10 +162,10 @@ class EpisodeLog:
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
 
 
-def stack_actions(tallies: Sequence[EpisodeLog]) -> NDArray[np.int64]:
+def stack_actions(logs: Sequence[EpisodeLog]) -> NDArray[np.int64]:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
-    longest = max(len(tally.steps) for tally in tallies)
-    padded = [np.stack(tally.steps + [wait(len(tally.instances))] * (longest - len(tally.steps))) for tally in tallies]
+    longest = max(len(log.steps) for log in logs)
+    padded = [np.stack(log.steps + [wait(len(log.instances))] * (longest - len(log.steps))) for log in logs]
     return np.concatenate(padded, axis=1)
 
 
@@ -232,12 +232,12 @@ def _average(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradien
 
 
 _RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback, SeedGradients)}
-"""Dataclasses of plain values that a tally may list."""
+"""Dataclasses of plain values that a log may list."""
 
 
-def log_to_json(tally: EpisodeLog) -> dict[str, Any]:
+def log_to_json(log: EpisodeLog) -> dict[str, Any]:
     """All that was counted; not the suite and the instances, which whoever reads it back has to know."""
-    return {name: _encode(value) for name, value in _list_fields(tally).items()}
+    return {name: _encode(value) for name, value in _list_fields(log).items()}
 
 
 def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
@@ -246,15 +246,15 @@ def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[I
     Raises:
         ValueError: what was counted then is not what is counted now.
     """
-    tally = EpisodeLog(suite, instances)
-    if record.keys() != _list_fields(tally).keys():
-        raise ValueError(f"not the record of a tally: {sorted(record)}")
-    vars(tally).update({name: _decode(value) for name, value in record.items()})
-    return tally
+    log = EpisodeLog(suite, instances)
+    if record.keys() != _list_fields(log).keys():
+        raise ValueError(f"not the record of a log: {sorted(record)}")
+    vars(log).update({name: _decode(value) for name, value in record.items()})
+    return log
 
 
-def _list_fields(tally: EpisodeLog) -> dict[str, Any]:
-    return {name: value for name, value in vars(tally).items() if name != "instances" and not name.startswith("_")}
+def _list_fields(log: EpisodeLog) -> dict[str, Any]:
+    return {name: value for name, value in vars(log).items() if name != "instances" and not name.startswith("_")}
 
 
 def _encode(value: Any) -> Any:

@@ -158,7 +158,7 @@ def _shuffle_game(game: _Game, settings: TrainSettings, played: EvaluationResult
     """The game in which the policy's own actions are played again, each instance's on another one of the split."""
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
     rng = numpy_generator(settings.seed, _STREAMS[game.split], Stream.SHUFFLED_EVALUATION)
-    controller = shuffle_actions(stack_actions(played.tallies), [instance.seed for instance in instances], rng)
+    controller = shuffle_actions(stack_actions(played.logs), [instance.seed for instance in instances], rng)
     return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
 
 

@@ -44,7 +44,7 @@ class EvaluationResult:
     """The records of a list of instances, in its order, and what happened on the way."""
 
     records: list[Result]
-    tallies: list[EpisodeLog]
+    logs: list[EpisodeLog]
     earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
     """One per record if they were asked for, otherwise none."""
 
@@ -52,7 +52,7 @@ class EvaluationResult:
         """JSON values."""
         return {
             "records": [one.to_json() for one in self.records],
-            "tallies": [log_to_json(one) for one in self.tallies],
+            "logs": [log_to_json(one) for one in self.logs],
             "earnings": [asdict(one) for one in self.earnings],
         }
 
@@ -65,7 +65,7 @@ class EvaluationResult:
         """
         return cls(
             [Result(**record) for record in values["records"]],
-            [log_from_json(tally, suite, instances) for tally in values["tallies"]],
+            [log_from_json(log, suite, instances) for log in values["logs"]],
             _EARNINGS.validate_python(values["earnings"]),
         )
 
@@ -154,7 +154,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     episodes = terms.episodes(instances)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
-    tally = EpisodeLog(suite, instances)
+    log = EpisodeLog(suite, instances)
     states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
     while not episodes.finished.all():
         observation, masks = episodes.observe(), episodes.legal_actions()
@@ -164,8 +164,8 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
             chosen, states[index] = part.controller.act(seen, masks.rows(place), states[index])
             actions.append(chosen)
         joint = np.concatenate(actions)
-        tally.add(joint, episodes.step(joint))
-    tally.finish(episodes)
+        log.add(joint, episodes.step(joint))
+    log.finish(episodes)
     final = episodes.final_score()
     earned = attribute_kept_seeds(episodes) if task.attributed else []
     hosts: list[int] = episodes.population.host_parameters.tolist()
@@ -174,7 +174,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
         for part, place in zip(task.parts, places, strict=True)
         for row, instance in enumerate(part.instances, start=place.start)
     ]
-    return [EvaluationResult(records[place], [tally.part(place)], earned[place]) for place in places]
+    return [EvaluationResult(records[place], [log.part(place)], earned[place]) for place in places]
 
 
 def make_result(
@@ -222,7 +222,7 @@ def join_cohorts(controllers: int, played: Sequence[Sequence[EvaluationResult]])
     return [
         EvaluationResult(
             [record for one in own for record in one.records],
-            [tally for one in own for tally in one.tallies],
+            [log for one in own for log in one.logs],
             [earned for one in own for earned in one.earnings],
         )
         for own in (parts[start : start + each] for start in range(0, len(parts), each))

@@ -62,25 +62,25 @@ def summarise_iteration(
     seconds: float,
 ) -> Iteration:
     """The figures of iteration ``number``, which had these shards and ended with the newest of these ``updates``."""
-    tallies = [shard.tally for shard in shards]
-    objective = np.concatenate([tally.objective for tally in tallies])
-    families = np.array([instance.family for tally in tallies for instance in tally.instances])
-    shares = [tally.operation_shares() for tally in tallies]
-    kept = np.concatenate([tally.kept for tally in tallies]).mean(0)
+    logs = [shard.log for shard in shards]
+    objective = np.concatenate([log.objective for log in logs])
+    families = np.array([instance.family for log in logs for instance in log.instances])
+    shares = [log.operation_shares() for log in logs]
+    kept = np.concatenate([log.kept for log in logs]).mean(0)
     return Iteration(
         number,
         settings.iterations,
         float(objective.mean()),
         {family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))},
-        float(np.mean([tally.accuracies[-1].mean() for tally in tallies])),
-        float(np.concatenate([tally.added for tally in tallies]).mean()),
+        float(np.mean([log.accuracies[-1].mean() for log in logs])),
+        float(np.concatenate([log.added for log in logs]).mean()),
         dict(zip(get_suite(settings.suite).sites, kept.tolist(), strict=True)),
         {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score,
         updates[-1],
         find_anomalies(updates, settings.ppo.target_kl),
-        sum(int(np.sum(shard.tally.running)) + shard.twin_steps for shard in shards),
-        sum(len(tally.rollbacks) for tally in tallies),
+        sum(int(np.sum(shard.log.running)) + shard.twin_steps for shard in shards),
+        sum(len(log.rollbacks) for log in logs),
         seconds,
     )
 

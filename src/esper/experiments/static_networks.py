@@ -152,11 +152,11 @@ class MeasuredArm:
 
 def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
     """FLOPs and slots of the episodes that a controller has played."""
-    slots = [track_slots(tally, suite) for tally in played.tallies]
+    slots = [track_slots(log, suite) for log in played.logs]
     prices = Prices(suite)
     flops = [
-        training_flops(suite, prices, tally.instances, own, np.stack(tally.running)).sum(0)
-        for tally, own in zip(played.tallies, slots, strict=True)
+        training_flops(suite, prices, log.instances, own, np.stack(log.running)).sum(0)
+        for log, own in zip(played.logs, slots, strict=True)
     ]
     spent: list[int] = np.concatenate(flops).tolist()
     outcomes = [replace(one, flops=cost) for one, cost in zip(played.records, spent, strict=True)]
@@ -211,14 +211,14 @@ def train_cohort(task: StaticTask) -> list[Result]:
     fossils = [network.fossils for network in task.networks]
     terms = replace(task.terms, conduct=task.terms.conduct.model_copy(update={"plateau": None}))
     episodes = terms.episodes(instances, suite=suite, fossils=fossils)
-    tally, waiting = EpisodeLog(suite, instances), wait(len(instances))
+    log, waiting = EpisodeLog(suite, instances), wait(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):
-        tally.add(waiting, episodes.step(waiting))
+        log.add(waiting, episodes.step(waiting))
         if decision in ends:
             finals[decision] = episodes.final_score()
-    slots = track_slots(tally, suite, fossils)
-    spent = training_flops(suite, Prices(suite), instances, slots, np.stack(tally.running)).cumsum(0)
+    slots = track_slots(log, suite, fossils)
+    spent = training_flops(suite, Prices(suite), instances, slots, np.stack(log.running)).cumsum(0)
     hosts = episodes.population.host_parameters
     return [
         make_result(task.arm, instance, finals[end], row, int(hosts[row]), int(spent[end - 1, row]))

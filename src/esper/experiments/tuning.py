@@ -121,7 +121,7 @@ def _score(
     """Mean scores, every family weighing the same, and the steps that were taken."""
     weights, played = family_weights(instances), evaluate_controllers(workers, controllers, terms, instances)
     scores = np.array([np.array([record.score for record in one.records]) @ weights for one in played])
-    return scores, sum(int(np.sum(tally.running)) for one in played for tally in one.tallies)
+    return scores, sum(int(np.sum(log.running)) for one in played for log in one.logs)
 
 
 def _best(scores: Floats, count: int) -> list[int]:

@@ -66,29 +66,27 @@ def test_three_passes_are_what_a_counter_counts() -> None:
 
 def test_occupancy_is_the_table_while_networks_trained() -> None:
     suite, chosen = get_suite("short"), instances(4)
-    tally = planted(chosen).tallies[0]
-    found = track_slots(tally, suite)
+    log = planted(chosen).logs[0]
+    found = track_slots(log, suite)
     assert found.stage.shape == (suite.steps, 4, 3)
     assert (SeedKind(0, MIX), SeedKind(2, SKIP)) in found.fossils
-    assert [[kind.slot for kind in own] for own in found.fossils] == [
-        np.flatnonzero(own).tolist() for own in tally.kept
-    ]
+    assert [[kind.slot for kind in own] for own in found.fossils] == [np.flatnonzero(own).tolist() for own in log.kept]
     assert found.stage[:, 0, 0].tolist()[:3] == [Stage.GERMINATED, Stage.BLENDING, Stage.BLENDING]
     assert set(found.blueprint[:, :, 1].ravel().tolist()) == {-1}
-    assert np.array_equal(found.stage[-1] == Stage.FOSSILIZED, tally.kept)
+    assert np.array_equal(found.stage[-1] == Stage.FOSSILIZED, log.kept)
 
 
 def test_a_rollback_is_felt_by_the_next_training_only() -> None:
     """Even where a slot germinates, and a rollback takes the seed away again, in one decision."""
     suite, chosen = get_suite("short"), instances(1)
-    tally = EpisodeLog(suite, chosen)
-    tally.steps = [action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[wait(1)] * 2]
-    tally.changes = [
+    log = EpisodeLog(suite, chosen)
+    log.steps = [action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[wait(1)] * 2]
+    log.changes = [
         StageChange(0, 0, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
         StageChange(0, 0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),
         StageChange(0, 1, 1, "fossilized", "pruned", "input_skip", "rollback", "no_gate"),
     ]
-    found = track_slots(tally, suite, [(SeedKind(1, SKIP),)])
+    found = track_slots(log, suite, [(SeedKind(1, SKIP),)])
     assert found.stage[:, 0, 0].tolist() == [Stage.GERMINATED, Stage.PRUNED, Stage.PRUNED]
     assert found.blend[:, 0, 0].tolist() == [Blend.GATE] * 3
     assert found.blueprint[:, 0, 0].tolist() == [MIX, -1, -1]
