@@ -43,9 +43,18 @@ def test_what_was_learned_before_changes_what_is_promised(capsys: Capture) -> No
     assert losses[1] < losses[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "wrong"), [(("--after", "-1"), "--after -1"), (("--examples", "1"), "examples is 1")]
-)
+@pytest.mark.parametrize(("words", "wrong"), [(("--after", "-1"), "--after -1"), (("--examples", "1"), "--examples 1")])
 def test_wrong_numbers_are_refused(words: tuple[str, str], wrong: str, capsys: Capture) -> None:
     assert main(["look", *QUICK, *words]) == 2
     assert wrong in capsys.readouterr().err
+
+
+def test_it_takes_the_configuration_of_a_run_that_grows(tmp_path: Path, capsys: Capture) -> None:
+    config = tmp_path / "grow.yaml"
+    config.write_text(
+        "host: mlp\nepochs: 3\nevidence: refit\ncontroller: heuristic\nconduct: {counterfactual_every: 3}\n"
+    )
+    assert main(["look", *QUICK, "--config", str(config), "--after", "0"]) == 0
+    assert "counterfactual_every: 3" in capsys.readouterr().out
+    assert main(["look", *QUICK, "--config", str(config), "--after", "4"]) == 0
+    assert "epoch 4/4" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.growth import promise as promises
 from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.promise import RIDGE, Batch, gram_of, held_out_promise, promise
+from esper.growth.promise import RIDGE, AskedBatch, gram_of, held_out_promise, promise
 from esper.growth.site import Layout, Site
 from growth.blueprint_cases import batch, draw, every_case, grown, newborn
 
@@ -39,17 +39,17 @@ def test_the_gram_matrix_is_that_of_gradients_example_by_example(kind: type[Blue
     module, wishes = make(kind, site), wishes_like(features)
     expected = plain_gram(module, features, inputs, wishes)
     assert expected.abs().max() > 0
-    torch.testing.assert_close(gram_of(module, [Batch((features, inputs), wishes)]), expected)
+    torch.testing.assert_close(gram_of(module, [AskedBatch((features, inputs), wishes)]), expected)
 
 
 def test_memory_is_bounded_without_changing_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(Layout.TOKENS, width=6, extent=(4,), input_shape=(4, 6))
     features, inputs = batch(site, EXAMPLES)
     module, wishes = newborn_of("mlp", site), wishes_like(features)
-    whole = gram_of(module, [Batch((features, inputs), wishes)])
+    whole = gram_of(module, [AskedBatch((features, inputs), wishes)])
     usual, sizes = promises.example_gradients, []
 
-    def counted(module: nn.Module, names: list[str], given: Batch) -> Tensor:
+    def counted(module: nn.Module, names: list[str], given: AskedBatch) -> Tensor:
         found = usual(module, names, given)
         sizes.append(found.nbytes)
         return found
@@ -58,7 +58,7 @@ def test_memory_is_bounded_without_changing_the_matrix(monkeypatch: pytest.Monke
     for limit in (sum(p.nbytes for p in module.parameters()) * 5, 1):
         sizes.clear()
         monkeypatch.setattr(promises, "GRAM_BYTES", limit)
-        torch.testing.assert_close(gram_of(module, [Batch((features, inputs), wishes)]), whole)
+        torch.testing.assert_close(gram_of(module, [AskedBatch((features, inputs), wishes)]), whole)
         assert 2 * max(sizes) <= limit or max(sizes) == min(sizes)
         assert len(sizes) > 1
 
@@ -73,7 +73,7 @@ def test_examples_may_come_in_batches_of_different_shapes() -> None:
     module, parts = newborn_of("attention", long), []
     for site in (long, short):
         features, _ = batch(site, EXAMPLES)
-        parts.append(Batch((features, features), wishes_like(features)))
+        parts.append(AskedBatch((features, features), wishes_like(features)))
     gram = gram_of(module, parts)
     assert gram.shape == (2 * EXAMPLES, 2 * EXAMPLES)
     torch.testing.assert_close(gram, gram.mT)
@@ -89,7 +89,7 @@ def test_what_is_padded_asks_for_nothing() -> None:
     asked = torch.cat([wishes, torch.zeros(EXAMPLES, 3, 6, dtype=wishes.dtype)], 1)
     module = newborn_of("mlp", site)
     torch.testing.assert_close(
-        gram_of(module, [Batch((wide, wide), asked)]), gram_of(module, [Batch((features, features), wishes)])
+        gram_of(module, [AskedBatch((wide, wide), asked)]), gram_of(module, [AskedBatch((features, features), wishes)])
     )
 
 
@@ -135,7 +135,7 @@ def test_a_linear_problem_with_a_known_answer() -> None:
 
     features = torch.zeros(200, 1, dtype=torch.float64)
     wishes = (2 * (features - targets.unsqueeze(1))).detach()
-    assert promise(gram_of(Bias(), [Batch((features,), wishes)])).item() == pytest.approx(expected)
+    assert promise(gram_of(Bias(), [AskedBatch((features,), wishes)])).item() == pytest.approx(expected)
 
 
 def test_promise_is_the_natural_gradient_s_squared_length() -> None:

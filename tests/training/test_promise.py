@@ -98,3 +98,9 @@ def test_measuring_changes_nothing() -> None:
     measure(population, Draws(chosen).batch(EXAMPLES))
     assert torch.equal(population.flat.values, values)
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_without_slots_nothing_is_promised() -> None:
+    chosen = instances(2)
+    found = PromiseMeter(Population(plan(open_rules()), networks(chosen))).measure(Draws(chosen).batch(EXAMPLES), [])
+    assert np.isnan(found.fetch().fitted).all()

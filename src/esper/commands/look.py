@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from esper.config import Overrides, load_settings
 from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.experiments.process_pool import prepare_process
+from esper.grower.apart import Counterfactual
 from esper.growth.model import GrowingModel
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
@@ -58,18 +60,10 @@ def command(
     """
     console = console_beside(json)
     prepare_process()
-    if after < 0:
-        raise ConfigError(f"--after {after}: it must be 0 or more")
-    named = {
-        "task": task,
-        "host": host,
-        "seed": seed,
-        "text": text,
-        "controller": Never.name,
-        "epochs": max(after, 1),
-    }
-    given = (*overrides, *(f"{name}={value}" for name, value in named.items() if value is not None))
-    settings = load_settings(GrowSettings, config, given)
+    for option, value, least in (("--after", after, 0), ("--examples", examples, 2), ("--draws", draws, 1)):
+        if value < least:
+            raise ConfigError(f"{option} {value}: it must be {least} or more")
+    settings = _load_settings(after, config, overrides, {"task": task, "host": host, "seed": seed, "text": text})
     say_differences(
         console, f"settings of {settings.host} on {settings.task}", compare_settings(settings, settings.usual())
     )
@@ -85,6 +79,14 @@ def command(
         say(console, f"map: {svg}")
     if json:
         print_json({"rows": [asdict(row) for row in looked.rows], "layers": [asdict(row) for row in looked.layers]})
+
+
+def _load_settings(after: int, config: Path | None, overrides: Overrides, named: Mapping[str, object]) -> GrowSettings:
+    """Those of a run of `esper grow` in which nothing grows, and which is long enough."""
+    fixed = {**named, "controller": Never.name, "evidence": Counterfactual.DEPENDENCE.value}
+    given = (*overrides, *(f"{name}={value}" for name, value in fixed.items() if value is not None))
+    settings = load_settings(GrowSettings, config, given)
+    return settings if after <= settings.epochs else load_settings(GrowSettings, config, (*given, f"epochs={after}"))
 
 
 def _losses(model: GrowingModel, batch: Minibatch) -> Tensor:

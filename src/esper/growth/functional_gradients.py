@@ -37,7 +37,7 @@ class _Call:
     """Zeros that were added to the features: their gradient is that of the features, frozen or not."""
 
 
-class Watch:
+class FeatureRecorder:
     """Forward hooks that note what modules are called with and return, and let a gradient be asked for.
 
     Args:
@@ -68,7 +68,7 @@ class Watch:
         return note
 
     def leaves(self) -> Iterator[Tensor]:
-        """Of the calls of the pass under way, module by module."""
+        """Those of the calls of the pass under way, module by module."""
         return (call.leaf for calls in self._calls.values() for call in calls)
 
     def keep(self, gradients: Iterator[Tensor | None], count: int) -> None:
@@ -107,29 +107,29 @@ class Measured:
 
 def ask(
     model: nn.Module,
-    watches: Iterable[Watch],
+    recorders: Iterable[FeatureRecorder],
     loss: Callable[[Any, Any], Any],
     batches: Iterable[Any],
     examples: int,
     after: Callable[[], object],
 ) -> Measured:
-    """Run ``loss(model, batch)`` until ``examples`` were seen, and let ``watches`` note all they can; within `quietly`.
+    """Run ``loss(model, batch)`` until ``examples`` were seen, and let ``recorders`` note all they can.
 
-    ``after`` is called after each batch's forward and backward pass.
+    It is called within `quietly`. ``after`` is called after each batch's forward and backward pass.
 
     Raises:
         LookError: the loss is not one number per example, nor their mean; it is not finite; no gradient follows from
             it; or there are no batches.
     """
-    watches, seen, total = list(watches), 0, 0.0
+    recorders, seen, total = list(recorders), 0, 0.0
     for batch in batches:
         losses = loss(model, batch)
-        leaves = [leaf for watch in watches for leaf in watch.leaves()]
+        leaves = [leaf for recorder in recorders for leaf in recorder.leaves()]
         count = len(leaves[0]) if leaves else 0
         summed = _sum(losses, count)
         gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
-        for watch in watches:
-            watch.keep(gradients, count)
+        for recorder in recorders:
+            recorder.keep(gradients, count)
         after()
         seen, total = seen + count, total + float(summed.detach())
         if seen >= examples:

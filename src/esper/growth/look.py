@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from esper.errors import LookError
 from esper.files import write_atomically
 from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.functional_gradients import Asked, Watch, ask, quietly
-from esper.growth.promise import Batch, gram_of, held_out_promise, promise
+from esper.growth.functional_gradients import Asked, FeatureRecorder, ask, quietly
+from esper.growth.promise import AskedBatch, gram_of, held_out_promise, promise
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
 from esper.random_streams import seed_generator
@@ -107,7 +107,7 @@ class Look:
         """Write a map of ``promise_held_out``: slots across, blueprints down, darker where more is promised.
 
         Raises:
-            OSError: the file cannot be written.
+            RunError: the file cannot be written.
         """
         write_atomically(Path(path), self._draw().encode())
 
@@ -148,8 +148,8 @@ def look(
     inputs: list[Tensor] = []
     tap = next(iter(slots.values())).tap
     with quietly(model):
-        places = Watch({name: host.get_submodule(name) for name in slots}, first=False, arguments=False)
-        own = Watch(parts, first=True, arguments=True)
+        places = FeatureRecorder({name: host.get_submodule(name) for name in slots}, first=False, arguments=False)
+        own = FeatureRecorder(parts, first=True, arguments=True)
         try:
             measured = ask(model, (places, own), loss, batches, examples, lambda: inputs.append(tap.inputs.detach()))
         finally:
@@ -177,7 +177,7 @@ def _promise_of(
     """Mean over the draws; one is enough where nothing is drawn."""
     others = inputs if kind.reads_inputs else asked.features
     batches = [
-        Batch((_precise(features), _precise(other)), _precise(wishes))
+        AskedBatch((_precise(features), _precise(other)), _precise(wishes))
         for features, other, wishes in zip(asked.features, others, asked.wishes, strict=True)
     ]
     like = batches[0].wishes
@@ -203,7 +203,7 @@ def _promise_of(
 
 def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
     batches = [
-        Batch(tuple(map(_precise, arguments)), _precise(wishes))
+        AskedBatch(tuple(map(_precise, arguments)), _precise(wishes))
         for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
     ]
     figures = _summarise(gram_of(layer, batches).unsqueeze(0))
@@ -222,7 +222,7 @@ def _precise(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _require_asked(places: Watch, name: str) -> Asked:
+def _require_asked(places: FeatureRecorder, name: str) -> Asked:
     if name not in places.asked:
         raise LookError(
             f"submodule {name!r} did not run once per call of loss(model, batch) with the batch first: call the model "

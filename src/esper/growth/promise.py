@@ -21,7 +21,8 @@ applies it to the other: what is granted there was learned, and noise cannot rai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -36,26 +37,24 @@ _EXAMPLES_AT_ONCE = 32
 """Examples that are differentiated side by side."""
 
 
-def promise(gram: Tensor, ridge: float = RIDGE) -> Tensor:
+def promise(gram: Tensor) -> Tensor:
     """The share of the examples' wish that one step grants, in [0, 1).
 
     Args:
         gram: ``[..., N, N]``, the inner products of per-example gradients.
-        ridge: Lambda, as a share of the mean of the diagonal; above 0.
 
     Returns:
         ``[...]``; 0 where all gradients are zero, NaN where one is not finite.
     """
     scaled = _scale(gram)
-    return _apply(scaled, _fit(scaled, ridge))
+    return _apply(scaled, _fit(scaled))
 
 
-def held_out_promise(gram: Tensor, ridge: float = RIDGE) -> Tensor:
+def held_out_promise(gram: Tensor) -> Tensor:
     """The same for each half of the examples (first and second in order), with the step that the other half asks for.
 
     Args:
         gram: ``[..., N, N]``, N at least 2.
-        ridge: As for `promise`.
 
     Returns:
         ``[..., 2]``, at most about 1; negative where the step does harm.
@@ -64,7 +63,7 @@ def held_out_promise(gram: Tensor, ridge: float = RIDGE) -> Tensor:
     first, second = slice(None, half), slice(half, None)
     return torch.stack(
         [
-            _apply(scaled[..., judged, fitted], _fit(scaled[..., fitted, fitted], ridge))
+            _apply(scaled[..., judged, fitted], _fit(scaled[..., fitted, fitted]))
             for judged, fitted in ((first, second), (second, first))
         ],
         dim=-1,
@@ -77,11 +76,11 @@ def _scale(gram: Tensor) -> Tensor:
     return torch.where(mean != 0, gram / mean, 0)
 
 
-def _fit(gram: Tensor, ridge: float) -> Tensor:
+def _fit(gram: Tensor) -> Tensor:
     """``(K + lambda I)^-1 1 [..., N, 1]``: the weights of examples in the step that they ask for together."""
     # As a share of this part's own diagonal: the other half may be asked for by larger gradients.
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    damping = torch.where(mean != 0, ridge * mean, 1) * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    damping = torch.where(mean != 0, RIDGE * mean, 1) * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     wish = gram.new_ones(*gram.shape[:-1], 1)
     # `_ex` does not raise: one network of many may have diverged.
     weights = cast(tuple[Tensor, Tensor], torch.linalg.solve_ex(gram + damping, wish))[0]
@@ -93,7 +92,7 @@ def _apply(gram: Tensor, weights: Tensor) -> Tensor:
     return (gram @ weights).squeeze(-1).mean(-1)
 
 
-class Batch(NamedTuple):
+class AskedBatch(NamedTuple):
     """Examples that go through a module together."""
 
     inputs: tuple[Tensor, ...]
@@ -102,14 +101,14 @@ class Batch(NamedTuple):
     """``[B, ...]`` as its output: the gradient of every example's loss with respect to that."""
 
 
-def gram_of(module: nn.Module, batches: Sequence[Batch]) -> Tensor:
+def gram_of(module: nn.Module, batches: Sequence[AskedBatch]) -> Tensor:
     """K ``[N, N]`` of all examples of ``batches``, whose shapes may differ, for a module that works under ``vmap``.
 
     At most `GRAM_BYTES` of gradients are held at a time, or those of two examples.
     """
     wishes = batches[0].wishes
     count = sum(len(batch.wishes) for batch in batches)
-    names = _reached(module, batches)
+    names = find_reached_parameters(module, batches)
     if not names:
         return wishes.new_zeros(count, count)
     size = sum(parameter.numel() for name, parameter in module.named_parameters() if name in names)
@@ -130,41 +129,43 @@ def gram_of(module: nn.Module, batches: Sequence[Batch]) -> Tensor:
     return gram
 
 
-def _split(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+def _split(batches: Iterable[AskedBatch], size: int) -> Iterator[AskedBatch]:
     """Batches of at most ``size`` examples, in order."""
     for inputs, wishes in batches:
         for start in range(0, len(wishes), size):
             part = slice(start, start + size)
-            yield Batch(tuple(one[part] for one in inputs), wishes[part])
+            yield AskedBatch(tuple(one[part] for one in inputs), wishes[part])
 
 
-def example_gradients(module: nn.Module, names: Sequence[str], batch: Batch) -> Tensor:
+def example_gradients(module: nn.Module, names: Sequence[str], batch: AskedBatch) -> Tensor:
     """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` by the parameters ``names``, side by side."""
     values = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    fixed = {name: value for name, value in values.items() if name not in names} | dict(module.named_buffers())
-    gradients = vmap(grad(_granted(module, fixed)), in_dims=(None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
-        {name: values[name] for name in names}, batch.inputs, batch.wishes
+    moving = {name: values.pop(name) for name in names}
+    gradients = vmap(grad(partial(grant, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
+        moving, values, batch.inputs, batch.wishes
     )
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
-def _granted(
-    module: nn.Module, fixed: dict[str, Tensor]
-) -> Callable[[dict[str, Tensor], tuple[Tensor, ...], Tensor], Tensor]:
-    def granted(moving: dict[str, Tensor], inputs: tuple[Tensor, ...], wish: Tensor) -> Tensor:
-        output = functional_call(module, {**fixed, **moving}, tuple(one.unsqueeze(0) for one in inputs))
-        return (output.squeeze(0) * wish).sum()
+def grant(
+    module: nn.Module,
+    moving: Mapping[str, Tensor],
+    fixed: Mapping[str, Tensor],
+    inputs: tuple[Tensor, ...],
+    wish: Tensor,
+) -> Tensor:
+    """``<wish, module(inputs)>`` of one example; buffers are the module's own, or in ``fixed``."""
+    output = functional_call(module, {**fixed, **moving}, tuple(one.unsqueeze(0) for one in inputs))
+    return (output.squeeze(0) * wish).sum()
 
-    return granted
 
-
-def _reached(module: nn.Module, batches: Iterable[Batch]) -> list[str]:
+def find_reached_parameters(module: nn.Module, batches: Iterable[AskedBatch]) -> list[str]:
     """The parameters that any gradient reaches: at birth, those that feed a last layer of zeros have none."""
     named = {name: parameter.detach().requires_grad_() for name, parameter in module.named_parameters()}
     total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
     for inputs, wishes in batches:
         with torch.enable_grad():
-            output = functional_call(module, {**named, **dict(module.named_buffers())}, inputs)
+            output = functional_call(module, named, inputs)
             gradients = torch.autograd.grad(output, list(named.values()), wishes, materialize_grads=True)
         for name, gradient in zip(named, gradients, strict=True):
             total[name] += gradient.abs()

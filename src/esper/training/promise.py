@@ -19,15 +19,17 @@ from torch.nn import functional as F
 
 from esper.arrays import Bools, Floats
 from esper.growth.blueprints.registry import Blueprint
-from esper.growth.promise import held_out_promise, promise
-from esper.growth.site import Site
+from esper.growth.promise import AskedBatch, find_reached_parameters, grant, held_out_promise, promise
 from esper.random_streams import seed_generator
 from esper.training.deferred import Deferred
-from esper.training.execution import Parameters, SlotOp, call_with
+from esper.training.execution import Parameters, SlotOp
 from esper.training.forward import build_program, prepare_slot_op, select_blended
 from esper.training.learning import Batch
 from esper.training.parameters import StackedParameters
 from esper.training.population import Population
+
+_SEED, _DRAW = 0, 0
+"""Of the initial values of newborns; all networks of one width share them."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,14 @@ class PromiseMeter:
 
     Args:
         population: Whose networks.
-        seed: For the initial values of newborns.
-        draw: Number of the draw.
     """
 
-    def __init__(self, population: Population, seed: int = 0, draw: int = 0) -> None:
+    def __init__(self, population: Population) -> None:
         self._population = population
-        self._key = (seed, draw)
         self._newborns: dict[tuple[int, int], _Newborns] = {}
 
     def measure(self, batch: Batch, slots: Sequence[int]) -> Deferred[Promises]:
-        """Of these slots, by examples ``[E, N, ...]``."""
+        """What is promised in these slots, by examples ``[E, N, ...]``."""
         population = self._population
         population.execution.train(False)
         asked = _ask(population, batch)
@@ -81,6 +80,9 @@ class PromiseMeter:
                     gram = self._gram(slot, blueprint, *asked[slot], batch.inputs)
                     found.append(torch.stack([promise(gram), held_out_promise(gram).mean(-1)]))
                     places.append((slot, blueprint))
+        if not found:
+            nothing = np.full(shape, np.nan)
+            return Deferred((), lambda: Promises(nothing, nothing))
         return Deferred((torch.stack(found),), partial(_spread, shape, places, population.specs.compatible))
 
     def _gram(self, slot: int, blueprint: int, features: Tensor, wishes: Tensor, inputs: Tensor) -> Tensor:
@@ -94,8 +96,8 @@ class PromiseMeter:
         fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
         moving = {name: own[name] for name in newborns.names}
         seen = inputs if newborns.template.reads_inputs else features
-        gradients = vmap(vmap(grad(partial(_granted, newborns.template)), (None, None, 0, 0, 0)))(
-            moving, fixed, features, seen, wishes
+        gradients = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))(
+            moving, fixed, (features, seen), wishes
         )
         rows = torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
         return rows @ rows.mT
@@ -112,38 +114,20 @@ class PromiseMeter:
     def _make(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
         config = self._population.config
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
-        seed, draw = self._key
 
         def newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), seed_generator(seed, slot, draw)).to(config.device, config.dtype)
+            return kind(site.with_width(width), seed_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
 
         template = newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)
         values, buffers = stack.stack([newborn(width) for width in widths])
-        return _Newborns(template, _find_reached(template, site), widths, stack.layout.unflatten(values), buffers)
-
-
-def _granted(
-    template: Blueprint, moving: Parameters, fixed: Parameters, features: Tensor, inputs: Tensor, wishes: Tensor
-) -> Tensor:
-    """What one example is granted by a newborn of one network."""
-    output = call_with(template, {**moving, **fixed}, {}, features.unsqueeze(0), inputs.unsqueeze(0))
-    return (output.squeeze(0) * wishes).sum()
-
-
-def _find_reached(template: Blueprint, site: Site) -> tuple[str, ...]:
-    """The parameters of a newborn that any gradient reaches: those of its last layer."""
-    like = next(template.parameters())
-    generator = torch.Generator().manual_seed(0)
-    features, inputs = (
-        torch.randn(8, *shape, generator=generator).to(like) for shape in (site.shape, site.input_shape)
-    )
-    with torch.enable_grad():
-        output = template(features, inputs)
-        found = torch.autograd.grad(output, list(template.parameters()), output.detach() + 1, materialize_grads=True)
-    return tuple(
-        name for (name, _), gradient in zip(template.named_parameters(), found, strict=True) if bool(gradient.any())
-    )
+        generator = torch.Generator().manual_seed(0)
+        drawn = [
+            torch.randn(8, *shape, generator=generator).to(config.device, config.dtype)
+            for shape in (site.shape, site.input_shape)
+        ]
+        reached = find_reached_parameters(template, [AskedBatch(tuple(drawn), torch.ones_like(drawn[0]))])
+        return _Newborns(template, tuple(reached), widths, stack.layout.unflatten(values), buffers)
 
 
 @dataclass
