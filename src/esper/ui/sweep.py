@@ -38,7 +38,7 @@ class _Row:
 
     @property
     def objective(self) -> str:
-        return "" if self.progress.objective is None else score(self.progress.objective)
+        return score(self.progress.objectives[-1]) if self.progress.objectives else ""
 
     @property
     def left(self) -> str:

@@ -160,6 +160,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
         **_described(metadata, _OF_MODEL),
         "about": {**plain(about.metadata()), "direction": about.direction, "contribution": contributions(metadata)},
         "decisions": network.decisions,
+        "ending": network.ending,
         "transitions": network.transitions,
         "seeds": network.seeds(),
         "gates": network.gates,
