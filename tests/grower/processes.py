@@ -72,10 +72,11 @@ def main(folder: Path, rank: int, how: str) -> None:
         told.append(decision)
         if grower.decisions == SAVED_AFTER and rank == 0 and not resume:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
+    forks = grower.apart.state_dict()  # before the end, which lets go of all of them
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    state |= {"forks": grower.apart.state_dict(), "ending": ending}
+    state |= {"forks": forks, "ending": ending}
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 

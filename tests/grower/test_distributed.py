@@ -149,6 +149,7 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     alone = [train(model, grower, slice(96), blown_up=number == 0) for number in range(DECISIONS - BLOWN_UP)]
     assert first["told"][BLOWN_UP:] == second["told"][BLOWN_UP:] == [decision for _, decision in alone]
     forks = grower.apart.state_dict()
+    assert forks["forks"]
     torch.testing.assert_close(first["forks"]["forks"], forks["forks"], rtol=1e-3, atol=1e-5)
 
 
