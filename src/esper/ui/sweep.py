@@ -79,7 +79,7 @@ class SweepView:
                 f"({choices_text(row.trial.choices)})",
             )
 
-    def finished(self, number: int, ranked: RankedTrial) -> None:
+    def conclude(self, number: int, ranked: RankedTrial) -> None:
         """A trial's policy has its score."""
         row = self._rows[number]
         row.ranked, row.progress.done = ranked, row.progress.total
