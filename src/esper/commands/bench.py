@@ -42,11 +42,12 @@ def measure_suite(
         json: Print a machine-readable last line.
     """
     require_seed(seed)
+    console = console_beside(json)
     began = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers:
-        report = bench_suite(suite, rules, search, score, seed, workers)
-    _print_gap(console_beside(json), report, time.perf_counter() - began)
+        report = bench_suite(suite, rules, search, score, seed, workers, lambda line: say(console, line))
+    _print_gap(console, report, time.perf_counter() - began)
     if json:
         print_json(asdict(report))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,6 +60,8 @@ def command(
     if seeds < 1 or instances < 2:
         raise ConfigError(f"{seeds} seeds on {instances} instances: ask for at least 1 seed and 2 instances")
     console = console_beside(json)
+    if not configs:
+        raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
     if len(configs) < 2 and not arms:
         raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
     compared = _settings(configs, overrides)
@@ -90,6 +93,9 @@ def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str
         while name in compared:
             name, number = f"{config.stem}-{number}", number + 1
         compared[name] = load_settings(TrainSettings, config, overrides)
+    for (one, settings), (other, same) in itertools.combinations(compared.items(), 2):
+        if settings == same:
+            raise ConfigError(f"{one} and {other} do not differ in any setting: leave one of them out")
     return compared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,9 @@ def command(
         token: Secret that the address must contain; made up where one is needed and none is given.
         browser: Open the page in the browser.
     """
+    for place in runs:
+        if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
+            _say(f"there is no folder {place} yet: its runs show up once there are some")
     serve(RunFinder(runs), create_access(host, token), port, browser, _say)
 
 

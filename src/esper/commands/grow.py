@@ -18,7 +18,7 @@ from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.settings import compare_settings
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.ui.formats import duration, score
+from esper.ui.formats import mega, score, time_taken
 from esper.ui.growth import GrowthView
 from esper.ui.output import console_beside, print_json, say, say_differences
 
@@ -112,8 +112,8 @@ def _conclude(console: Console, run: GrowDirectory, result: GrowResult) -> None:
     say(
         console,
         f"{result.host} on {result.task}: accuracy {score(result.accuracy)}, loss {score(result.loss)}, "
-        f"score {score(result.score)} on test data; {grown}, {result.training_flops:.2g} training FLOPs, "
-        f"{duration(result.seconds)}",
+        f"score {score(result.score)} on test data; {grown}, {mega(result.training_flops)} MFLOP of training, "
+        f"{time_taken(result.seconds)}",
     )
     say(console, f"model: {run.model}")
     say(console, f"run: {run.path}")

@@ -63,6 +63,8 @@ def command(
     for option, value, least in (("--after", after, 0), ("--examples", examples, 2), ("--draws", draws, 1)):
         if value < least:
             raise ConfigError(f"{option} {value}: it must be {least} or more")
+    if svg is not None and not svg.parent.is_dir():
+        raise ConfigError(f"there is no folder {svg.parent} for the map: make it, or choose another for --svg")
     settings = _load_settings(after, config, overrides, {"task": task, "host": host, "seed": seed, "text": text})
     say_differences(
         console, f"settings of {settings.host} on {settings.task}", compare_settings(settings, settings.usual())

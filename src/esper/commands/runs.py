@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.commands.options import RUNS
-from esper.telemetry.run_directory import ListedRun, RunProgress, State, list_runs
+from esper.telemetry.run_directory import ListedRun, RunDirectory, RunProgress, State, list_runs
 from esper.ui.formats import measure
 from esper.ui.output import print_json, say
 from esper.ui.terminal import plain_table, printable
@@ -36,6 +37,9 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     runs = list_runs(folder)
     if json:
         print_json([_json(run) for run in runs])
+    elif not runs and RunDirectory(folder).store.is_file():
+        quoted = shlex.quote(str(folder))
+        say(console, f"{folder} is a run itself: `esper report {quoted}` and `esper query {quoted} SQL` tell of it")
     elif not runs:
         say(console, f"no runs in {folder}: `esper train` makes one")
     else:

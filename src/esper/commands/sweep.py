@@ -13,7 +13,7 @@ from esper.commands.options import hint_if_stopped, require_seed
 from esper.config import Overrides
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep import CAUTION, Sweep, load_space, run_sweep
+from esper.experiments.sweep import BASE, CAUTION, Sweep, load_space, run_sweep
 from esper.experiments.workers import Backend
 from esper.settings import compare_settings, shared_differences
 from esper.telemetry.run_directory import RunDirectory
@@ -62,7 +62,8 @@ def command(
     sweep = Sweep(folder, known.trials(trials, seed), instances)
     say(console, f"{len(sweep.trials)} trials at {known.points} points of the grid")
     found = [compare_settings(trial.settings, TrainSettings()) for trial in sweep.trials]
-    say_differences(console, "what all trials have in common", shared_differences(found))
+    shared = [one for one in shared_differences(found) if known.part(one.key) == BASE]  # of a single trial, all are
+    say_differences(console, "what all trials have in common", shared)
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"),
         computing.open(len(sweep.trials)) as crew,

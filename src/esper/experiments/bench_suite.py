@@ -14,6 +14,7 @@ import numpy as np
 
 from esper.arrays import Floats
 from esper.control.rules.schedule import Planting, Schedule
+from esper.errors import ConfigError
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.workers import Workers
 from esper.lifecycle.rules import Rules
@@ -25,6 +26,8 @@ from esper.tasks.suite import Suite
 Scores = dict[str, Floats]
 """Schedule name to scores, one per instance."""
 
+FEWEST_SCORED = 2
+"""Instances per variant that a standard error needs."""
 CONTENDERS = 2
 """Single plantings taken from each family into pairs and triples."""
 
@@ -70,22 +73,36 @@ class SuiteReport:
     episodes: int
 
 
-def bench_suite(name: str, rules: Rules, search: int, score: int, seed: int, workers: Workers) -> SuiteReport:
+def bench_suite(
+    name: str, rules: Rules, search: int, score: int, seed: int, workers: Workers, show: Callable[[str], None]
+) -> SuiteReport:
     """Measure the gap with ``search`` instances per variant to choose on and ``score`` fresh ones to score on.
 
-    Single plantings are tried first; pairs and triples combine those that did best in some family.
+    Single plantings are tried first; pairs and triples combine those that did best in some family. ``show`` is told
+    what begins.
+
+    Raises:
+        ConfigError: there are too few instances.
     """
+    if search < 1 or score < FEWEST_SCORED:
+        raise ConfigError(
+            f"--search {search} and --score {score}: ask for at least 1 instance to choose on and {FEWEST_SCORED} to "
+            "score on, of which a standard error can be told"
+        )
     suite = get_suite(name)
     chosen_on = instances_per_variant(suite, search, numpy_generator(seed, Stream.SUITE_SEARCH_INSTANCES))
     scored_on = instances_per_variant(suite, score, numpy_generator(seed, Stream.SUITE_SCORE_INSTANCES))
 
     singles = {schedule.name: schedule for schedule in single_schedules(suite)}
+    show(f"1 of 3: {len(singles)} schedules of one planting at most, on {len(chosen_on)} instances")
     found = _scores(workers, list(singles.values()), suite, rules, chosen_on)
     combined = combinations_of(suite, [singles[name] for name in _contenders(found, chosen_on)])
+    show(f"2 of 3: {len(combined)} combinations of the best, on {len(chosen_on)} instances")
     found |= _scores(workers, combined, suite, rules, chosen_on)
     everything = singles | {schedule.name: schedule for schedule in combined}
 
     def score_afresh(names: Sequence[str]) -> Scores:
+        show(f"3 of 3: {len(names)} chosen ones, on {len(scored_on)} other instances")
         return _scores(workers, [everything[name] for name in names], suite, rules, scored_on)
 
     return measure_gap(found, chosen_on, score_afresh, scored_on)

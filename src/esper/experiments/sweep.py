@@ -182,6 +182,7 @@ def _draw(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
     return choice[rng.integers(len(choice))] if isinstance(choice, list) else choice.draw(rng)
 
 
+RANKING = "sweep.json"
 WHAT = "esper sweep"
 """Who holds a trial's directory."""
 CAUTION = (
@@ -228,7 +229,7 @@ class Sweep:
     @property
     def ranking(self) -> Path:
         """The file of what is finished, best first."""
-        return self.folder / "sweep.json"
+        return self.folder / RANKING
 
     def path(self, trial: SweepTrial) -> Path:
         """The trial's run directory."""

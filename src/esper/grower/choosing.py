@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -137,16 +137,20 @@ def choose_controller(
     return ControllerChoice(policy, timing, origin)
 
 
-def rules_of(name: str) -> Rules:
-    """The rules that the controller of that name knows, as `choose_controller` tells them; raises what it raises."""
-    return Rules() if name in _RULES else _open_run(name)[1].rules
+def rules_of(name: str, others: Sequence[str] = ()) -> Rules:
+    """The rules that the controller of that name knows, as `choose_controller` tells them; raises what it raises.
+
+    ``others`` may be chosen as well where the name comes from.
+    """
+    return Rules() if name in _RULES else _open_run(name, others)[1].rules
 
 
-def _open_run(name: str) -> tuple[RunDirectory, PolicyOrigin]:
+def _open_run(name: str, others: Sequence[str] = ()) -> tuple[RunDirectory, PolicyOrigin]:
     """The run with that directory, and what it says of its policy."""
+    known = (*_RULES, *others)
     if not Path(name).exists():
         raise ConfigError(
-            f"no controller {name!r}{did_you_mean(name, _RULES)}: give one of {', '.join(_RULES)}, "
+            f"no controller {name!r}{did_you_mean(name, known)}: give one of {', '.join(known)}, "
             "or the directory of a run of `esper train`"
         )
     run = RunDirectory.open_own(Path(name))

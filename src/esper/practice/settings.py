@@ -109,7 +109,7 @@ def _rules(controller: Any, given: Any) -> Any:
     said = cast("dict[str, Any]", given or {})
     if said.keys() >= Rules.model_fields.keys():  # of a run that goes on, whose controller need not be there any more
         return said
-    usual = Rules() if controller == ALL_FROM_START else rules_of(controller)
+    usual = Rules() if controller == ALL_FROM_START else rules_of(controller, (ALL_FROM_START,))
     return {**usual.model_dump(), **said}
 
 

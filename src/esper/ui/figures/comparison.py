@@ -21,6 +21,7 @@ _MARGIN = 0.6
 """Inches of a figure of rows that are not rows."""
 _SHADES = {"policy": BLUE, "above": GREEN, "below": VERMILION, "other": GREY}
 _NOBODY = "nobody has played"
+_NO_FLOPS = "the FLOPs of training are not recorded there"
 _UP_AND_LEFT = "Up and to the left is better."
 _FIELDS = (
     "score, test_accuracy, added_parameters / host_parameters and flops, averaged over training seeds and instances; "
@@ -82,8 +83,9 @@ def exhibit_comparison(name: str, about: str, source: Files, comparison: Compari
     spread, reference = "with 95% intervals", comparison.reference.name
     height = _MARGIN + ROW_HEIGHT * len(rows)
 
-    def draw(kind: str, caption: str, how: Callable[[Canvas, Rows], None], rows: Rows, height: float = 2.6) -> Exhibit:
-        return Exhibit(Figure(f"{name}_{kind}", caption, source, how, _NOBODY, height), rows)
+    def draw(kind: str, caption: str, how: Callable[[Canvas, Rows], None], shown: Rows, height: float = 2.6) -> Exhibit:
+        absent = _NO_FLOPS if kind == "flops" and rows else _NOBODY
+        return Exhibit(Figure(f"{name}_{kind}", caption, source, how, absent, height), shown)
 
     scores = f"Mean score of {about}, {spread}. Score is test accuracy minus the rent on added parameters."
     differences = (

@@ -193,7 +193,7 @@ def _exhibit_result(result: GrowResult | None) -> list[Exhibit]:
         "result",
         "What came out; loss (in nats), accuracy and score, the accuracy less rent, are on test data.",
         Files("result.json in the run's directory, its fields as they are.\n"),
-        (Column("field"), Column("value", str)),
+        (Column("field"), Column("value", _write_field)),
         _UNFINISHED,
     )
     kept_table = Table(
@@ -207,6 +207,10 @@ def _exhibit_result(result: GrowResult | None) -> list[Exhibit]:
         Exhibit(result_table, Rows.of(plain)),
         Exhibit(kept_table, Rows.of(kept)),
     ]
+
+
+def _write_field(value: float) -> str:
+    return str(value) if isinstance(value, int) else measure(value)
 
 
 def _draw_curves(canvas: Canvas, rows: Rows) -> None:

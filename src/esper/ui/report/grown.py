@@ -19,7 +19,7 @@ from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import GROWER, RunProgress, maker_of, read_progress
 from esper.ui.figures.exhibit import Exhibit, Rows, Table
 from esper.ui.figures.grown import ADDED, grown_exhibits
-from esper.ui.formats import duration, measure, percent, score
+from esper.ui.formats import measure, mega, percent, score, time_taken
 from esper.ui.report.page import Headline, Page, Report, Reproduction, Section
 
 
@@ -75,7 +75,8 @@ def _say_result(run: Path, result: GrowResult | None) -> Headline:
     sentence = (
         f"Loss {measure(result.loss)}, {score(result.score)} of accuracy less rent; "
         f"{result.host_parameters:,} parameters and {result.added_parameters:,} that grew ({kept}); "
-        f"{result.training_flops:.2g} training FLOPs in {duration(result.seconds)}, {result.rollbacks} rollbacks."
+        f"{mega(result.training_flops)} MFLOP of training in {time_taken(result.seconds)}, "
+        f"{result.rollbacks} rollbacks."
     )
     return Headline(f"{percent(result.accuracy)} right on test data", [sentence])
 

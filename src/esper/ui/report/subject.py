@@ -9,6 +9,7 @@ from pathlib import Path
 from esper.errors import RunError
 from esper.experiments.contest import is_contest, read_contest
 from esper.experiments.evaluate import read_over_seeds
+from esper.experiments.sweep import RANKING
 from esper.practice.run import GrowDirectory
 from esper.telemetry.reader import RunReader
 from esper.telemetry.run_directory import MADE, RunDirectory
@@ -39,4 +40,8 @@ def report_on(paths: Sequence[Path]) -> Report:
         return report_grown(GrowDirectory(path)) if grown else report_training(run)
     if path.is_dir() and is_contest(path):
         return report_configurations(path, read_contest(path))
+    if (path / RANKING).is_file():
+        raise RunError(
+            f"{path} is a sweep, whose ranking is in {path / RANKING}: give the directory of one of its trials"
+        )
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")

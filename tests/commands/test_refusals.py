@@ -1,0 +1,56 @@
+"""What commands say of arguments that cannot be what was meant, before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.cli import main
+from esper.commands import dash
+from esper.telemetry.run_directory import RunDirectory
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["look", "--svg", "nowhere/map.svg"], "there is no folder nowhere for the map"),
+        (["bench", "suite", "--score", "1"], "--search 6 and --score 1"),
+        (["bench", "suite", "--search", "0"], "--search 0 and --score 16"),
+        (["compare"], "nothing to compare"),
+        (["compare", "a.yaml", "a.yaml"], "a and a-2 do not differ"),
+        (["grow", "--controller", "nowhere"], "all_at_start, periodic, heuristic, all_from_start"),
+        (["report", "sweep"], "sweep is a sweep, whose ranking is in sweep/sweep.json"),
+    ],
+)
+def test_it_is_refused_at_once(
+    words: list[str], sentence: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("iterations: 1\n")
+    Path("sweep").mkdir()
+    Path("sweep/sweep.json").write_text("[]")
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert not told.out
+
+
+def test_a_run_where_a_folder_of_runs_should_be_is_called_one(tmp_path: Path, capsys: Capture) -> None:
+    run = RunDirectory.create(tmp_path / "r")
+    with run.open_store():
+        pass
+    assert main(["runs", str(run.path)]) == 0
+    assert f"is a run itself: `esper report {run.path}`" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_yet_is_named(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dash, "serve", lambda *_: None)
+    dash.command((tmp_path, tmp_path / "nope"))
+    assert (
+        capsys.readouterr().out == f"there is no folder {tmp_path / 'nope'} yet: its runs show up once there are some\n"
+    )
