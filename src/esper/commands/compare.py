@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,14 +88,14 @@ def command(
 def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
     """By configuration; files of one name are told apart by a number."""
     compared: dict[str, TrainSettings] = {}
+    for config, count in Counter(one.resolve() for one in configs).items():
+        if count > 1:
+            raise ConfigError(f"{config} is given {count} times: give each configuration once")
     for config in configs:
         name, number = config.stem, 2
         while name in compared:
             name, number = f"{config.stem}-{number}", number + 1
         compared[name] = load_settings(TrainSettings, config, overrides)
-    for (one, settings), (other, same) in itertools.combinations(compared.items(), 2):
-        if settings == same:
-            raise ConfigError(f"{one} and {other} do not differ in any setting: leave one of them out")
     return compared
 
 
