@@ -49,7 +49,10 @@ def test_a_run_where_a_folder_of_runs_should_be_is_called_one(tmp_path: Path, ca
 def test_a_folder_that_is_not_there_yet_is_named(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dash, "serve", lambda *_: None)
+    def serve_nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(dash, "serve", serve_nothing)
     dash.command((tmp_path, tmp_path / "nope"))
     assert (
         capsys.readouterr().out == f"there is no folder {tmp_path / 'nope'} yet: its runs show up once there are some\n"
