@@ -129,7 +129,7 @@ def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
         return done
     _say(name, seed)
     controller = trained(name, setup, seed)
-    instances = Contest(folder, {OURS: setup.settings}, 1, setup.instances).played()
+    instances = Contest(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
     with LocalWorkers(1) as workers:
         played = evaluate_controllers(workers, [controller], evaluation_config(setup.settings), instances)[0]
     done = Done(setup, [record.score for record in played.records])

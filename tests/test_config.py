@@ -177,6 +177,20 @@ class TestMistakes:
         with pytest.raises(ConfigError, match="^key `suite` is missing$"):
             load_settings(Task, None)
 
+    def test_half_a_character_in_what_a_check_says(self, tmp_path: Path):
+        class Checked(Settings):
+            name: Any = ""
+
+            @model_validator(mode="after")
+            def _check(self) -> "Checked":
+                raise ValueError(f"nobody is called {self.name}")
+
+        path = tmp_path / "config.yaml"
+        path.write_text(r'name: "\ud800"')
+        with pytest.raises(ConfigError) as caught:
+            load_settings(Checked, path)
+        assert str(caught.value) == r"a value of the settings is no text: 'nobody is called \ud800'"
+
     def test_a_missing_file(self, tmp_path: Path):
         with pytest.raises(ConfigError, match="cannot read the configuration .*: No such file"):
             load_settings(Train, tmp_path / "nowhere.yaml")

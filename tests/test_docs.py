@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pytest
 
 from esper.cli import COMMANDS, Command, main
 from esper.config import load_settings
+from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +89,25 @@ def test_commands_and_their_options_exist(page: str, line: str, command: Command
 )
 def test_settings_exist_and_take_these_values(assignments: tuple[str, ...]):
     load_settings(TrainSettings, None, [re.sub(r"=[A-Z]$", "=1", one) for one in assignments])
+
+
+def imports(page: Path) -> Iterator[str]:
+    """Each import in the Python blocks of a page, as one statement."""
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(textwrap.dedent(block))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize(("page", "statement"), [(page.name, one) for page in PAGES for one in imports(page)])
+def test_imports_of_the_pages_work(page: str, statement: str):
+    module = statement.split()[1].partition(".")[0]
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    try:
+        exec(statement, {})  # noqa: S102 - a page of this repository
+    except ConfigError as missing:  # an extra of Esper that is not installed; wrong names are ImportErrors
+        pytest.skip(str(missing))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -17,6 +17,27 @@ def test_only_one_number_has_two_names_and_that_is_said() -> None:
     assert aliases == {"SHUFFLED_EVALUATION"}
 
 
+def test_no_number_ever_changes() -> None:
+    assert {name: member.value for name, member in Stream.__members__.items()} == {
+        "TRAINING_INSTANCES": 1,
+        "SHUFFLED_EVALUATION": 1,
+        "ACTIONS": 2,
+        "PROBE_INSTANCES": 3,
+        "HELDOUT_INSTANCES": 4,
+        "TRANSFER_INSTANCES": 5,
+        "COMPARED_INSTANCES": 8,
+        "DEMONSTRATED_INSTANCES": 9,
+        "SUITE_SEARCH_INSTANCES": 11,
+        "SUITE_SCORE_INSTANCES": 12,
+        "TUNING": 21,
+        "SEQUENCE_SEARCH": 22,
+        "SHUFFLED_ARM": 23,
+        "SWEPT_INSTANCES": 24,
+        "CLONING_ORDER": 0xC10E,
+        "DATA_ORDER": 0x0DDE5,
+    }
+
+
 def test_equal_keys_give_equal_draws_and_different_ones_do_not() -> None:
     keys = [(0, stream) for stream in Stream] + [(1, stream) for stream in Stream]
 

@@ -36,7 +36,8 @@ ROOTS: dict[type[Settings], Settings] = {
 }
 """What entry points take, and its defaults."""
 WRITTEN_BY_ESPER = {
-    *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "PolicyOrigin"),  # parts of saved files
+    *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
+    "PolicyOrigin",  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_File"),  # what a sweep draws from
 }

@@ -5,7 +5,6 @@ docstring becomes the help; it may return an exit code. A target is imported onl
 `esper --help` does not wait for torch.
 """
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import tyro
 
 from esper import __version__
-from esper.errors import ConfigError, EsperError
+from esper.errors import ConfigError, EsperError, did_you_mean
 from esper.signals import raise_terminated
 
 EXIT_OK = 0
@@ -106,9 +105,9 @@ def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
     if asked in MOVED:
         return f"`{asked}` is a script in Esper's repository now: python benchmarks/{words[1]}.py"
     names = [command.name for command in commands]
-    near = difflib.get_close_matches(asked, names, n=1) or difflib.get_close_matches(words[0], names, n=1)
-    advice = f"did you mean `{near[0]}`?" if near else "`esper --help` lists all commands"
-    return f"unknown command `{asked}`, {advice}"
+    hints = (did_you_mean(one, names, spell=lambda near: f"`{near}`", most=1, mark=",") for one in (asked, words[0]))
+    advice = next(filter(None, hints), ", `esper --help` lists all commands")
+    return f"unknown command `{asked}`{advice}"
 
 
 def _overview(commands: Sequence[Command]) -> str:

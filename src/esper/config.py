@@ -53,6 +53,8 @@ def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[
     except ValidationError as error:
         mistake = describe_first_error(error, model)
         raise ConfigError(f"{source(mistake.key)}{mistake.sentence}") from error
+    except UnicodeEncodeError as error:  # of what a check says of half a character, which YAML's escapes can spell
+        raise ConfigError(f"a value of the settings is no text: {error.object!r}") from error
 
 
 def dump_settings(settings: Settings, path: Path) -> None:

@@ -5,7 +5,7 @@ and what to do about it.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 LONGEST_MESSAGE = 2000
 
@@ -69,7 +69,12 @@ class LookError(EsperError):
     """A loss or data by which a model cannot be looked at."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near."""
-    near = difflib.get_close_matches(name, [one for one in known if one], n=3)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+def did_you_mean(
+    name: str, known: Iterable[str], *, spell: Callable[[str], str] = repr, most: int = 3, mark: str = ";"
+) -> str:
+    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near.
+
+    There are at most ``most`` names, written as ``spell`` writes them, and ``mark`` parts the hint from what it ends.
+    """
+    near = difflib.get_close_matches(name, [one for one in known if one], n=most)
+    return f"{mark} did you mean {' or '.join(map(spell, near))}?" if near else ""

@@ -5,7 +5,6 @@ changes the keys it names and nothing else, whether it comes from a keyword, a f
 in what settings differ from others; and what is wrong with settings is a sentence that a person can act on.
 """
 
-import difflib
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from esper.errors import did_you_mean
 
 
 class Settings(BaseModel):
@@ -29,7 +30,7 @@ class Settings(BaseModel):
         """Complete mappings by the defaults of the fields that they are for."""
         if not isinstance(given, Mapping):
             return given
-        return _completed(cls, cast("Mapping[str, Any]", given), {})
+        return _complete(cls, cast("Mapping[str, Any]", given), {})
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -39,14 +40,14 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
-def _completed(model: type[BaseModel], given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(model: type[BaseModel], given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """``usual`` values of a model, or its fields' defaults, changed at any depth where ``given`` says so."""
     values = {**usual, **given}
     for name, field in model.model_fields.items():
         default, own = usual.get(name, field.default), given.get(name)
         sole = models_in(field.annotation) == [type(default)]  # of several, a mapping may mean another one
         if sole and isinstance(default, Settings) and isinstance(own, Mapping):
-            values[name] = _completed(type(default), cast("Mapping[str, Any]", own), dict(default))
+            values[name] = _complete(type(default), cast("Mapping[str, Any]", own), dict(default))
     return values
 
 
@@ -160,10 +161,8 @@ def _find(model: type[BaseModel], detail: ErrorDetails) -> _Place:
 
 def _suggestion(place: _Place) -> str:
     *parents, name = place.key.split(".")
-    near = difflib.get_close_matches(name, place.siblings, n=1)
-    if near:
-        return f", did you mean `{'.'.join([*parents, near[0]])}`?"
-    return f", known here: {', '.join(place.siblings)}"
+    hint = did_you_mean(name, place.siblings, spell=lambda near: f"`{'.'.join([*parents, near])}`", most=1, mark=",")
+    return hint or f", known here: {', '.join(place.siblings)}"
 
 
 def _demand(place: _Place, detail: ErrorDetails) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
 from esper.cli import main
+from esper.practice.result import read_result
+from esper.practice.run import GrowDirectory
 from esper.practice.training import Epoch
+from esper.telemetry.reader import RunReader
+from esper.ui.dash.answers import describe_model
+from esper.ui.figures.grown import grown_exhibits
 from esper.ui.growth import GrowthView
 
 Capture = pytest.CaptureFixture[str]
@@ -33,6 +39,27 @@ def test_growing_leaves_a_whole_run_directory(tmp_path: Path, capsys: Capture) -
     config = (path / "config.yaml").read_text()
     assert "seed: 7" in config
     assert "rent: 0.1" in config
+
+
+def test_all_views_say_what_the_end_of_growth_made_of_unfinished_seeds(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "run"
+    assert main(["grow", "--task", "digits", "--host", "mlp", "--epochs", "3", "--run-dir", str(path)]) == 0
+    found = re.findall(r"^finished: (kept|pruned) (\w+) in (\w+) \(", capsys.readouterr().out, re.MULTILINE)
+    assert found
+    stages = {slot: {"kept": "fossilized", "pruned": "pruned"}[verb] for verb, _, slot in found}
+    run = GrowDirectory(path)
+    with RunReader.open(run.store) as reader:
+        told, metadata = describe_model(reader), reader.metadata()
+    assert told["ending"]["step"] == len(told["decisions"]) == 3
+    after = dict(zip(metadata["slots"], told["ending"]["stages"], strict=True))
+    assert {slot: after[slot] for slot in stages} == stages
+    exhibits = {one.what.name: one.rows for one in grown_exhibits(run.store, metadata, read_result(run.result))}
+    lanes = exhibits["stages"].by("slot_name")
+    assert {slot: (lanes[slot].texts("decision")[-1], lanes[slot].texts("stage")[-1]) for slot in stages} == {
+        slot: ("4", stage) for slot, stage in stages.items()
+    }
+    changes = exhibits["decisions"].texts("changes")[-1]
+    assert all(f"to {stage} (finish)" in changes for stage in stages.values())
 
 
 def test_growing_prints_a_line_for_machines(tmp_path: Path, capsys: Capture) -> None:

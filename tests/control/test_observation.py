@@ -276,7 +276,7 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
         ops |= set(op.tolist())
         for head in Head:
-            expected = masks.given(head, op, slot)
+            expected = masks.find_legal(head, op, slot)
             actual = legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
             assert np.array_equal(actual.numpy(), expected), head.name
         table = step(table, evidence, actions, rules, compatible).table

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -65,17 +67,19 @@ def main(folder: Path, rank: int, how: str) -> None:
     mine = slice(rank * 48, (rank + 1) * 48)
     told: list[str] = []
     gradients: list[float] = []
+    forks: list[dict[str, Any]] = []
     for number in range(grower.decisions, EARLY if how == "early" else DECISIONS):
         blown_up = number == (FALSE_ALARM if rank else BLOWN_UP)
         gradient, decision = train(network, grower, mine, blown_up=blown_up)
         gradients.append(gradient)
         told.append(decision)
+        forks.append(copy_forks(grower))
         if grower.decisions == SAVED_AFTER and rank == 0 and not resume:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
-    state |= {"forks": grower.apart.state_dict(), "ending": ending}
+    state |= {"forks": forks, "ending": ending}
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 
@@ -91,6 +95,14 @@ def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) ->
     gradient = float(nn.utils.clip_grad_norm_(network.parameters(), 0.5))
     grower.optimizer.step()
     return gradient, str(grower.step(train_loss=float("nan") if blown_up else loss))
+
+
+def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:
+    """The tensors of all forks there are now, by slot."""
+    return {
+        slot: {name: copy.deepcopy(value) for name, value in fork.items() if not isinstance(value, str)}
+        for slot, fork in grower.apart.state_dict()["forks"].items()
+    }
 
 
 def _only_first(rank: int) -> Evaluate:

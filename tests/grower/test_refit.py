@@ -494,6 +494,12 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
     _, grower = on_trial()
     with pytest.raises(ConfigError, match="learned nothing since the last decision: call grower.learn_apart"):
         grower.step(train_loss=1.0)
+    training, grower = on_trial()
+    training.learn(grower.learn_apart)
+    grower.step(train_loss=1.0)
+    assert grower.apart.forks
+    with pytest.raises(ConfigError, match="learned nothing since the last decision"):
+        grower.step(train_loss=1.0)
 
 
 def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:

@@ -91,7 +91,7 @@ def sample(masks: ActionMasks, generator: np.random.Generator) -> Ints:
     """A random legal action ``[E, 8]``, drawn head by head; each head uniform over its legal choices."""
     actions = np.zeros((masks.environments, len(Head)), dtype=np.int64)
     for head in Head:
-        legal = masks.given(head, actions[:, Head.OP], actions[:, Head.SLOT])
+        legal = masks.find_legal(head, actions[:, Head.OP], actions[:, Head.SLOT])
         actions[:, head] = np.where(legal, generator.random(legal.shape), -1.0).argmax(axis=1)
     return actions
 

@@ -259,7 +259,7 @@ def test_a_slot_that_no_blueprint_fits_stays_empty() -> None:
     compatible = np.array([[[False, False], [False, True]]])
     masks = legal_actions(SeedTable.dormant(1, 2), good_evidence(1, 2), DEFAULT, compatible)
     assert masks.slot[0, Op.GERMINATE].tolist() == [False, True]
-    assert masks.given(Head.BLUEPRINT, np.array([Op.GERMINATE]), np.array([1])).tolist() == [[False, True]]
+    assert masks.find_legal(Head.BLUEPRINT, np.array([Op.GERMINATE]), np.array([1])).tolist() == [[False, True]]
     nothing = legal_actions(SeedTable.dormant(1, 2), good_evidence(1, 2), DEFAULT, np.zeros((1, 2, 2), np.bool_))
     assert np.flatnonzero(nothing.op[0]).tolist() == [Op.WAIT]
 
@@ -269,7 +269,7 @@ def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
     held = play(rising, DEFAULT, WAIT, WAIT, WAIT).table
     assert (rising.stage[0, 0], held.stage[0, 0]) == (Stage.BLENDING, Stage.HOLDING)
     for table in (rising, held):
-        allowed = masks_where_all_fit(table).given(Head.ALPHA_TARGET, np.array([Op.SET_ALPHA]), np.array([0]))[0]
+        allowed = masks_where_all_fit(table).find_legal(Head.ALPHA_TARGET, np.array([Op.SET_ALPHA]), np.array([0]))[0]
         assert [target for target, is_legal in zip(ALPHA_TARGETS, allowed, strict=True) if is_legal] == [0.5, 1.0]
 
 
@@ -290,9 +290,9 @@ def test_the_rules_narrow_the_choices() -> None:
     table = SeedTable.dormant(1, 1)
     op, slot = np.array([Op.GERMINATE]), np.array([0])
     masks = masks_where_all_fit(table, rules)
-    assert masks.given(Head.BLEND, op, slot).tolist() == [[True, False, False]]
-    assert masks.given(Head.TEMPO, op, slot).tolist() == [[False, True, False]]
-    assert masks.given(Head.ALPHA_TARGET, op, slot).tolist() == [[True, False, True]]
+    assert masks.find_legal(Head.BLEND, op, slot).tolist() == [[True, False, False]]
+    assert masks.find_legal(Head.TEMPO, op, slot).tolist() == [[False, True, False]]
+    assert masks.find_legal(Head.ALPHA_TARGET, op, slot).tolist() == [[True, False, True]]
     germinated = play(table, rules, action(Op.GERMINATE, tempo=5)).table
     assert np.flatnonzero(masks_where_all_fit(germinated, rules).op[0]).tolist() == [Op.WAIT]
 
@@ -300,7 +300,7 @@ def test_the_rules_narrow_the_choices() -> None:
 def test_an_irrelevant_head_can_only_be_zero() -> None:
     masks = masks_where_all_fit(SeedTable.dormant(1, 2))
     for head in list(Head)[Head.BLUEPRINT :]:
-        assert np.flatnonzero(masks.given(head, np.array([Op.WAIT]), np.array([0]))[0]).tolist() == [0]
+        assert np.flatnonzero(masks.find_legal(head, np.array([Op.WAIT]), np.array([0]))[0]).tolist() == [0]
 
 
 def test_flat_masks_start_each_head_with_a_legal_choice() -> None:

@@ -135,7 +135,7 @@ def assert_masks_are_exact(masks: ActionMasks, allowed: Ints) -> None:
         for slot in np.unique(with_op[:, Head.SLOT]):
             with_slot = with_op[with_op[:, Head.SLOT] == slot]
             given = (np.full(masks.environments, op), np.full(masks.environments, slot))
-            choices = [np.flatnonzero(masks.given(head, *given)[0]) for head in list(Head)[Head.BLUEPRINT :]]
+            choices = [np.flatnonzero(masks.find_legal(head, *given)[0]) for head in list(Head)[Head.BLUEPRINT :]]
             for head, legal_choices in zip(list(Head)[Head.BLUEPRINT :], choices, strict=True):
                 assert legal_choices.tolist() == np.unique(with_slot[:, head]).tolist(), (op, slot, head)
             assert math.prod(map(len, choices)) == len(with_slot), "later heads depend on op and slot only"

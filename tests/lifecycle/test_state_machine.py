@@ -84,7 +84,7 @@ def draw_legal(data: st.DataObject, masks: ActionMasks) -> Ints:
     """A legal action for each environment; shrinking goes towards WAIT and first choices."""
     actions = wait(ENVIRONMENTS)
     for head in Head:
-        legal = masks.given(head, actions[:, Head.OP], actions[:, Head.SLOT])
+        legal = masks.find_legal(head, actions[:, Head.OP], actions[:, Head.SLOT])
         for environment in range(ENVIRONMENTS):
             choices = np.flatnonzero(legal[environment]).tolist()
             if head is Head.OP:

@@ -13,7 +13,7 @@ from esper.experiments.settings import TrainSettings
 from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
 from esper.settings import compare_settings
-from esper.tasks.practice.registry import get_host, get_task, task_names
+from esper.tasks.practice.registry import TASKS, get_host, get_task
 from esper.telemetry.run_directory import RunDirectory
 from esper.telemetry.store import RunStore
 
@@ -22,7 +22,7 @@ def load(*overrides: str) -> GrowSettings:
     return load_settings(GrowSettings, None, overrides)
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", TASKS)
 def test_a_task_alone_is_enough(task: str) -> None:
     settings = load(f"task={task}")
     kind = get_host(settings.host)

@@ -303,7 +303,7 @@ from esper.telemetry.events import CheckpointWritten
 from esper.telemetry.store import RunStore
 store = RunStore.create(Path({str(path)!r}))
 for number in range(1, 10**9):
-    store.emit(CheckpointWritten(number, "c", "0"))
+    store.emit(CheckpointWritten(iteration=number, file="c", sha256="0"))
     if number % 7 == 0:
         store.flush()
         print(number, flush=True)

@@ -181,3 +181,11 @@ def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
         view.iteration(iteration(2, 2))
     assert isinstance(console.file, io.StringIO)
     assert "2/2" in console.file.getvalue()
+
+
+def test_lines_tell_the_newest_objective_like_all_other_figures():
+    output = io.StringIO()
+    with LineView(Console(file=output, width=200), TrainingProgress(2, levels=LEVELS, clock=Clock())) as view:
+        for number, objective in ((1, 0.1), (2, 0.5)):
+            view.iteration(iteration(number, 2, objective=objective))
+    assert "iteration 2/2, J 0.500," in output.getvalue()

@@ -44,5 +44,5 @@ def test_a_trial_that_goes_on_counts_what_was_done_before_and_tells_only_of_its_
     assert (trial, done, objective) == ("trial-000", f"6/{TOTAL}", "0.500")
     assert left != "waiting"
     assert output.getvalue().startswith(f"trial-000: iteration 6/{TOTAL}, J 0.500, ")  # every quarter gets a line
-    view.finished(1, RankedTrial("trial-001", {"seed": 1}, 0.25, 0.3, 0.1))
+    view.conclude(1, RankedTrial("trial-001", {"seed": 1}, 0.25, 0.3, 0.1))
     assert rows(view)[1] == ["trial-001", f"{TOTAL}/{TOTAL}", "0.250", "done", "seed=1"]

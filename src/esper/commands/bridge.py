@@ -44,7 +44,7 @@ def command(
     open_logger = load_logger(to)
     directory = RunDirectory.open(run)
     settings = flatten(parse_yaml(directory.config.read_bytes(), str(directory.config)))
-    folder = _made(directory.path / BRIDGES)
+    folder = _make(directory.path / BRIDGES)
     console = Console()
     with hold(folder / f"{to}.lock", f"esper bridge --to {to}"), Tail.open(directory.store) as tail:
         bridge = Bridge(to, open_logger, tail, folder, directory.path.absolute().name, settings, destination)
@@ -55,10 +55,10 @@ def command(
             else:
                 say(console, _count(bridge.carry()))
     if bridge.destination is not None:
-        say(console, f"{to}: {_shown(to, bridge.destination)}")
+        say(console, f"{to}: {_describe(to, bridge.destination)}")
 
 
-def _made(folder: Path) -> Path:
+def _make(folder: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -70,5 +70,5 @@ def _count(carried: int) -> str:
     return f"{carried} iterations carried over"
 
 
-def _shown(to: str, destination: str) -> str:
+def _describe(to: str, destination: str) -> str:
     return f"tensorboard --logdir {shlex.quote(destination)}" if to == "tensorboard" else destination

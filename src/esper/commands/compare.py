@@ -68,7 +68,7 @@ def command(
     contest = Contest(folder, compared, seeds, instances)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
         trained = _run(contest, computing, console)
-        played = _played(contest, computing, console) if arms else None
+        played = _play(contest, computing, console) if arms else None
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     for one in configurations.standings:
@@ -93,7 +93,7 @@ def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str
     return compared
 
 
-def _played(contest: Contest, computing: Backend, console: Console) -> Comparison:
+def _play(contest: Contest, computing: Backend, console: Console) -> Comparison:
     """The first configuration's policies and all other arms."""
     with progress_bar(console) as bar:
         shown = bar.add_task("loading the policies", total=None)

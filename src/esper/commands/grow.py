@@ -11,6 +11,7 @@ from esper.commands.options import hold_run
 from esper.config import Overrides, load_settings
 from esper.errors import ConfigError
 from esper.experiments.process_pool import prepare_process
+from esper.grower.decision import Ending
 from esper.practice.result import GrowResult
 from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings
@@ -96,7 +97,12 @@ def _grow(run: GrowDirectory, training: HostTraining, console: Console) -> GrowR
             growing.train(view.epoch)
         if growing.done < training.settings.epochs:
             say(console, f"stopped on a plateau: {training.settings.conduct.plateau} epochs without a better loss")
-        return growing.conclude()
+
+        def show_ending(ending: Ending) -> None:
+            for line in ending.lines if ending.changes else ():
+                say(console, line)
+
+        return growing.conclude(show_ending)
 
 
 def _conclude(console: Console, run: GrowDirectory, result: GrowResult) -> None:

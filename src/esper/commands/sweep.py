@@ -68,7 +68,7 @@ def command(
         computing.open(len(sweep.trials)) as crew,
         SweepView(console, sweep.trials) as view,
     ):
-        ranking = run_sweep(sweep, crew, view.hear, view.finished)
+        ranking = run_sweep(sweep, crew, view.hear, view.conclude)
     for trial in sweep.trials:
         write_report(RunDirectory(sweep.path(trial)))
     console.print(ranking_table(ranking))

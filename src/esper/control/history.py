@@ -60,7 +60,7 @@ class History:
 
     @property
     def chance_loss(self) -> float:
-        """Of networks that guess."""
+        """Loss of networks that guess."""
         return self._chance_loss
 
     def expect(self, chance_loss: float, chance_accuracy: float) -> None:

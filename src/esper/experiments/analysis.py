@@ -53,11 +53,6 @@ class Interval:
         """The whole interval is positive."""
         return self.low > 0
 
-    @property
-    def below_zero(self) -> bool:
-        """The whole interval is negative."""
-        return self.high < 0
-
 
 def interquartile_mean(values: Floats) -> float:
     """Mean of the middle half of all values: as robust as a median, less noisy (Agarwal et al., 2021)."""

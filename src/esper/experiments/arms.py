@@ -73,7 +73,7 @@ def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> 
     Raises:
         CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
     """
-    instances, name = contest.played(), next(iter(contest.arms))
+    instances, name = contest.sample_instances(), next(iter(contest.arms))
     settings, folder, controllers = contest.arms[name], contest.folder / name, baselines(get_suite(contest.suite))
     found: dict[str, list[ArmResults]] = {}
     with hold(folder / "arms.lock", WHAT), backend.open(settings.shards) as workers:

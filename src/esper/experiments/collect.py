@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Floats
 from esper.control.controller import Controller
 from esper.control.observation import SPEC, mask_tensors
 from esper.control.policy import Policy, PolicyStep
@@ -70,7 +70,7 @@ def sample_instances(settings: TrainSettings, iteration: int) -> list[Instance]:
     return [instance for instance in drawn for _ in range(group)]
 
 
-def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int) -> NDArray[np.float64]:
+def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int) -> Floats:
     """The uniform numbers ``[T, 8]`` that decide one environment's actions."""
     rng = numpy_generator(settings.seed, iteration, environment, Stream.ACTIONS)
     return rng.random((steps, len(Head)))

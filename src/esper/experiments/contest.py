@@ -84,7 +84,7 @@ class Contest:
             Trial(names[(place + seed) % len(names)], seed) for seed in range(self.seeds) for place in range(len(names))
         ]
 
-    def played(self) -> list[Instance]:
+    def sample_instances(self) -> list[Instance]:
         """The held-out instances that every policy plays."""
         return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
 
@@ -104,7 +104,7 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
-    trials, instances = contest.trials(), contest.played()
+    trials, instances = contest.trials(), contest.sample_instances()
     found: dict[Trial, ArmResults] = {}
     with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
         for done, trial in enumerate(trials):

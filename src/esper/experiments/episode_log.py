@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.arrays import Bools, Floats, Ints
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
@@ -85,20 +86,20 @@ class EpisodeLog:
         """Of every seed that learned; known at the end."""
         self._transitions: list[Transitions] = []
         self._health: list[HealthTable] = []
-        self.steps: list[NDArray[np.int64]] = []
+        self.steps: list[Ints] = []
         """Actions per step, each ``[E, 8]``."""
-        self.running: list[NDArray[np.bool_]] = []
+        self.running: list[Bools] = []
         """Whose episode had not ended before the step, each ``[E]``."""
-        self.measured: list[NDArray[np.float64]] = []
+        self.measured: list[Floats] = []
         """Validation accuracies per step, each ``[E]``."""
-        self.objective: NDArray[np.float64] = np.zeros(len(instances))
+        self.objective: Floats = np.zeros(len(instances))
         """J of each committed network on validation data, ``[E]``."""
-        self.added: NDArray[np.float64] = np.zeros(len(instances))
+        self.added: Floats = np.zeros(len(instances))
         """Committed seeds' parameters over the host's, ``[E]``."""
-        self.kept: NDArray[np.bool_] = np.zeros((len(instances), len(suite.sites)), np.bool_)
+        self.kept: Bools = np.zeros((len(instances), len(suite.sites)), np.bool_)
         """Which slots ended with a committed seed, ``[E, S]``."""
 
-    def add(self, actions: NDArray[np.int64], result: StepResult) -> None:
+    def add(self, actions: Ints, result: StepResult) -> None:
         """One step of all episodes."""
         step = len(self.steps)
         self.steps.append(actions)
@@ -146,12 +147,12 @@ class EpisodeLog:
         return own
 
     @property
-    def actions(self) -> NDArray[np.int64]:
+    def actions(self) -> Ints:
         """``[T, E, 8]``."""
         return np.stack(self.steps)
 
     @property
-    def accuracies(self) -> NDArray[np.float64]:
+    def accuracies(self) -> Floats:
         """Validation accuracy after each step, ``[T, E]``."""
         return np.stack(self.measured)
 
@@ -162,7 +163,7 @@ class EpisodeLog:
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
 
 
-def stack_actions(logs: Sequence[EpisodeLog]) -> NDArray[np.int64]:
+def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
     longest = max(len(log.steps) for log in logs)
     padded = [np.stack(log.steps + [wait(len(log.instances))] * (longest - len(log.steps))) for log in logs]

@@ -91,11 +91,11 @@ class Prices:
 
     def host(self, instance: Instance) -> int:
         """What the instance's host takes."""
-        return self._priced(instance)[0]
+        return self._price(instance)[0]
 
     def seeds(self, instance: Instance) -> Cost:
         """What seeds in the host's slots add, for E = 1."""
-        return self._priced(instance)[1]
+        return self._price(instance)[1]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:
         """What the host with fossils takes."""
@@ -105,7 +105,7 @@ class Prices:
         ]
         return self.host(instance) + int(sum(of_fossils))
 
-    def _priced(self, instance: Instance) -> tuple[int, Cost]:
+    def _price(self, instance: Instance) -> tuple[int, Cost]:
         """Hosts of equal widths cost the same, and counting takes milliseconds."""
         widths = instance.widths
         if widths not in self._known:

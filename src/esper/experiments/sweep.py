@@ -251,7 +251,7 @@ def run_sweep(
     sweep: Sweep,
     workers: Workers,
     hear: Callable[[TrialProgress], None],
-    finished: Callable[[int, RankedTrial], None],
+    conclude: Callable[[int, RankedTrial], None],
 ) -> list[RankedTrial]:
     """All trials, best first; each computes in one process, whatever its shards.
 
@@ -267,7 +267,7 @@ def run_sweep(
     ranking: list[RankedTrial] = []
     for number, results in workers.stream(_compute_trial, tasks, hear):
         ranked = _rank_trial(sweep.trials[number], results)
-        finished(number, ranked)
+        conclude(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
         record = {
             "trials": len(sweep.trials),

@@ -219,7 +219,7 @@ def _summarise(grams: Tensor) -> tuple[float, float, float]:
 
 def _precise(values: Tensor) -> Tensor:
     """Half precision as float32: a Gram matrix wants it. Indices stay what they are."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return values.float() if values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize else values
 
 
 def _require_asked(places: FeatureRecorder, name: str) -> Asked:

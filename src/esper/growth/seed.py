@@ -131,6 +131,11 @@ class Seed(BlendedBlueprint):
         """Accuracy with the seed less accuracy without it, as a grower last measured it."""
         self.register_buffer("alpha", torch.zeros(()))
 
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers it learns."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
         if self.isolation is Isolation.SHADOW:
             return features

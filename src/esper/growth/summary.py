@@ -141,7 +141,7 @@ def _describe_slot(slot: Slot) -> SlotSummary:
         *where,
         SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE,
         seed.blueprint.name,
-        sum(parameter.numel() for parameter in seed.parameters()),
+        seed.parameter_count,
         seed.flops_at(slot.site),
         float(seed.alpha),
         seed.contribution,

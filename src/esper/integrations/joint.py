@@ -66,7 +66,7 @@ class JointActions:
             legal = legal & (given | ~RELEVANT[op, head])
         return legal
 
-    def decoded(self, chosen: Array) -> Ints:
+    def decode(self, chosen: Array) -> Ints:
         """The actions ``[E, 8]`` with these numbers, integers ``[E]``.
 
         Raises:
@@ -113,7 +113,7 @@ class JointVectorEnv(GrowthVectorEnv):
     ) -> tuple[Arrays, Info]:
         """As `GrowthVectorEnv.reset`."""
         observation, info = super().reset(seed=seed, options=options)
-        return self._masked(observation), info
+        return self._add_mask(observation), info
 
     def step(self, actions: Array) -> Transition:
         """One decision per network, integers ``[E]``; what is illegal now becomes WAIT.
@@ -122,13 +122,13 @@ class JointVectorEnv(GrowthVectorEnv):
             IllegalActionError: ``actions`` is not one number of an action per network.
             ResetNeeded: an episode has ended, or none was begun.
         """
-        decoded = self.actions.decoded(np.asarray(actions))
+        decoded = self.actions.decode(np.asarray(actions))
         observation, rewards, terminations, truncations, info = super().step(decoded)
-        return self._masked(observation), rewards, terminations, truncations, info
+        return self._add_mask(observation), rewards, terminations, truncations, info
 
     def action_masks(self) -> Bools:
         """Which actions are legal now, bool ``[E, n]``."""
         return self.actions.legal(conditional_masks(self.growth.masks))
 
-    def _masked(self, observation: Arrays) -> Arrays:
+    def _add_mask(self, observation: Arrays) -> Arrays:
         return {**observation, ACTION_MASK: self.action_masks().astype(np.int8)}

@@ -86,13 +86,13 @@ class GrowerCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Before a checkpoint is loaded: have the model's state dict carry growth."""
-        model = _growing(pl_module)
+        model = _find_model(pl_module)
         if model not in self._carriers:
             self._carriers[model] = GrowthInStateDict(model)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Optimizers are there, and whatever a checkpoint held has been loaded."""
-        model = _growing(pl_module)
+        model = _find_model(pl_module)
         optimizer = _optimizer(trainer)
         self._step = trainer.global_step
         _mirror_averages(trainer, model)
@@ -151,7 +151,7 @@ class GrowerCallback(Callback):
         trainer.should_stop |= decide(self.grower, self._losses, log_figures, _log)
 
 
-def _growing(module: LightningModule) -> GrowingModel:
+def _find_model(module: LightningModule) -> GrowingModel:
     found = [part for part in module.modules() if isinstance(part, GrowingModel)]
     if len(found) != 1:
         raise ConfigError(
@@ -210,7 +210,7 @@ def mute(module: LightningModule) -> Generator[None]:
         setattr(owner, name, metric.clone())
     methods = {name: method for name, method in vars(module).items() if name in _LOGGING}
     for name in _LOGGING:
-        setattr(module, name, _dropped)
+        setattr(module, name, _drop)
     try:
         yield
     finally:
@@ -224,7 +224,7 @@ def mute(module: LightningModule) -> Generator[None]:
 _LOGGING = ("log", "log_dict")
 
 
-def _dropped(*_: Any, **__: Any) -> None:
+def _drop(*_: Any, **__: Any) -> None:
     pass
 
 

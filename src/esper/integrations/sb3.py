@@ -169,7 +169,7 @@ class ModelController:
         else:
             begins = np.full(len(seen), state is None)
             chosen, state = self._model.predict(seen, state, begins, deterministic=True)
-        actions, _ = canonicalise(self._actions.decoded(chosen), masks)
+        actions, _ = canonicalise(self._actions.decode(chosen), masks)
         return actions.astype(np.int64), state
 
 

@@ -47,7 +47,7 @@ class Grounds:
 class ActionMasks:
     """Conditional legality: True where a choice is legal given the earlier heads.
 
-    A row for an operation or slot that is itself illegal is all False. Whoever samples head by head from `given`
+    A row for an operation or slot that is itself illegal is all False. Whoever samples head by head from `find_legal`
     always ends with a legal action.
     """
 
@@ -106,7 +106,7 @@ class ActionMasks:
         """``[E, 3]`` alpha targets that the rules allow a new seed."""
         return np.tile(_mark_offered(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
 
-    def given(self, head: Head, op: Ints, slot: Ints) -> Bools:
+    def find_legal(self, head: Head, op: Ints, slot: Ints) -> Bools:
         """The choices ``[E, n]`` of ``head`` after ``op [E]`` and ``slot [E]``; only 0 where the head is irrelevant."""
         environment = np.arange(self.environments)
         if head is Head.OP:
@@ -212,7 +212,7 @@ def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
     safe = np.where(in_range[:, None], actions, 0)
     verdict = in_range
     for head in Head:
-        verdict = verdict & masks.given(head, safe[:, Head.OP], safe[:, Head.SLOT])[environment, safe[:, head]]
+        verdict = verdict & masks.find_legal(head, safe[:, Head.OP], safe[:, Head.SLOT])[environment, safe[:, head]]
     return verdict
 
 
@@ -290,7 +290,7 @@ def _explain_choice(action: Ints, masks: ActionMasks) -> str:
     """Why the only environment may not choose as it does in the first head that is wrong, behind the slot."""
     op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
     given = np.array([op]), np.array([slot])
-    head = next(head for head in Head if not masks.given(head, *given)[0, action[head]])
+    head = next(head for head in Head if not masks.find_legal(head, *given)[0, action[head]])
     name, value = head.name.lower(), int(action[head])
     if head is Head.BLUEPRINT and not masks.grounds.affordable[0, slot, value]:
         return f"blueprint {value} does not fit into what is left of the budget"

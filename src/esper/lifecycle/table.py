@@ -138,5 +138,8 @@ class Evidence:
         )
 
     def without(self, slots: Bools) -> Self:
-        """The evidence without what was known of the seeds in ``slots [E, S]``, which are gone or new."""
+        """The evidence without what was known of the seeds in ``slots``, which are gone or new.
+
+        Seeds are picked one by one, ``[E, S]``, or all those of some networks, ``[E]``.
+        """
         return replace_where(slots, self, self.none(*self.probed.shape))

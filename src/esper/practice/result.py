@@ -98,7 +98,7 @@ def summarise_run(training: HostTraining, test: Score, store: RunStore) -> GrowR
         learning_seconds=total(LEARNING_SECONDS),
         seconds=total(SECONDS),
         rollbacks=len(store.events(RolledBack)),
-        kept=_kept(training.model),
+        kept=_list_kept(training.model),
         choices=_choices(store, list(training.model.slots)),
     )
 
@@ -120,11 +120,8 @@ def read_result(path: Path) -> GrowResult:
         raise RunError(f"{path} holds no result of `esper grow`: delete it, and resume the run") from error
 
 
-def _kept(model: GrowingModel) -> tuple[KeptSeed, ...]:
-    return tuple(
-        KeptSeed(name, seed.blueprint.name, sum(parameter.numel() for parameter in seed.parameters()))
-        for name, seed in model.seeds.items()
-    )
+def _list_kept(model: GrowingModel) -> tuple[KeptSeed, ...]:
+    return tuple(KeptSeed(name, seed.blueprint.name, seed.parameter_count) for name, seed in model.seeds.items())
 
 
 def _choices(store: RunStore, slots: list[str]) -> tuple[GrowthDecision, ...]:

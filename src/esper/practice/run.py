@@ -11,6 +11,7 @@ from torch import Tensor
 
 from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
+from esper.grower.decision import Ending
 from esper.grower.recording import Recording
 from esper.grower.state_dict import regrow, structure
 from esper.growth.persist import save
@@ -103,11 +104,13 @@ class GrowRun:
         """Whether all epochs are done, or nothing more is to be won by another."""
         return self.done >= self.training.settings.epochs or self.training.grower.finished
 
-    def conclude(self) -> GrowResult:
-        """Judge what is unfinished, test and save what stays; the second time, only read the result."""
+    def conclude(self, show: Callable[[Ending], None] | None = None) -> GrowResult:
+        """Judge what is unfinished, ``show`` it, test and save what stays; the second time, only read the result."""
         if self.run.result.exists():
             return read_result(self.run.result)
-        self.training.grower.finish()
+        ending = self.training.grower.finish()
+        if show is not None:
+            show(ending)
         result = summarise_run(self.training, self.training.test(), self.store)
         save(self.training.model, self.run.model)
         self._recording.keep_end(self.done, result.seconds)

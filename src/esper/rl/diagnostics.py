@@ -107,7 +107,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class _Thresholds:
     """Beyond these a metric, or its course over the updates that are remembered, is an anomaly."""
 
     ratio_deviation: float = 1e-4
@@ -126,12 +126,10 @@ class Thresholds:
     """Lower bound of the explained variance."""
 
 
-THRESHOLDS = Thresholds()
+THRESHOLDS = _Thresholds()
 
 
-def find_anomalies(
-    history: UpdateHistory, target_kl: float, thresholds: Thresholds = THRESHOLDS
-) -> tuple[Anomaly, ...]:
+def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Anomaly, ...]:
     """What is wrong with the newest update of the ``history``, in the order of `Anomaly`; empty if nothing is."""
     metrics = history[-1]
     numbers = metrics.scalars().values()
@@ -139,17 +137,17 @@ def find_anomalies(
     chosen = metrics.head_share["op"] > 0
     found = {
         Anomaly.NON_FINITE: not metrics.finite or not all(math.isfinite(number) for number in numbers),
-        Anomaly.RATIO: metrics.first_ratio_deviation > thresholds.ratio_deviation,
-        Anomaly.KL: metrics.kl > thresholds.kl_targets * target_kl,
-        Anomaly.ENTROPY: chosen and op_entropies[-1] < thresholds.op_entropy,
-        Anomaly.ENTROPY_FALL: chosen and op_entropies[-1] < thresholds.op_entropy_kept * max(op_entropies),
-        Anomaly.SHORT_UPDATES: _short_updates(history, thresholds),
-        Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < thresholds.explained_variance,
+        Anomaly.RATIO: metrics.first_ratio_deviation > THRESHOLDS.ratio_deviation,
+        Anomaly.KL: metrics.kl > THRESHOLDS.kl_targets * target_kl,
+        Anomaly.ENTROPY: chosen and op_entropies[-1] < THRESHOLDS.op_entropy,
+        Anomaly.ENTROPY_FALL: chosen and op_entropies[-1] < THRESHOLDS.op_entropy_kept * max(op_entropies),
+        Anomaly.SHORT_UPDATES: _short_updates(history),
+        Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < THRESHOLDS.explained_variance,
     }
     return tuple(anomaly for anomaly in Anomaly if found[anomaly])
 
 
-def _short_updates(history: UpdateHistory, thresholds: Thresholds) -> bool:
-    newest = history[-thresholds.short_updates :]
-    short = [update.stopped_early and update.optimizer_steps <= thresholds.short_steps for update in newest]
-    return len(short) == thresholds.short_updates and all(short)
+def _short_updates(history: UpdateHistory) -> bool:
+    newest = history[-THRESHOLDS.short_updates :]
+    short = [update.stopped_early and update.optimizer_steps <= THRESHOLDS.short_steps for update in newest]
+    return len(short) == THRESHOLDS.short_updates and all(short)

@@ -10,7 +10,6 @@ costs for what a controller does; they differ in when they pay it. docs/rewards.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.arrays import Bools, Floats, Int8s, Ints, replace_where
+from esper.errors import did_you_mean
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
@@ -195,8 +195,7 @@ class RewardSettings(Settings):
     @classmethod
     def _mode_exists(cls, name: str) -> str:
         if name not in MODES:
-            near = difflib.get_close_matches(name, MODES, n=1)
-            hint = f", did you mean '{near[0]}'?" if near else ""
+            hint = did_you_mean(name, MODES, most=1, mark=",")
             raise ValueError(f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)})")
         return name
 

@@ -7,22 +7,20 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from esper.arrays import Float32s, Ints
 
 Part = Literal["train", "validation", "test"]
 """train feeds the host's optimizer, validation the controller, test only evaluation."""
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
-Floats = NDArray[np.float32]
-Labels = NDArray[np.int64]
-
 
 class LabelledArrays(NamedTuple):
     """N raw examples ``[N, ...]`` and their labels ``[N]``."""
 
-    inputs: Floats
-    labels: Labels
+    inputs: Float32s
+    labels: Ints
 
 
 @dataclass(frozen=True)
@@ -44,21 +42,21 @@ class Scale:
     deviation: float
 
     @classmethod
-    def of(cls, inputs: Floats) -> Scale:
+    def of(cls, inputs: Float32s) -> Scale:
         """The scale of the given inputs, any shape."""
         return cls(float(inputs.mean()), float(inputs.std()))
 
-    def apply(self, inputs: Floats) -> Floats:
+    def apply(self, inputs: Float32s) -> Float32s:
         """Inputs with the mean subtracted, in units of the deviation; a new array of the same shape."""
         return (inputs - np.float32(self.mean)) / np.float32(self.deviation)
 
 
-def standardise(inputs: Floats, labels: Labels, scale: Scale) -> Data:
+def standardise(inputs: Float32s, labels: Ints, scale: Scale) -> Data:
     """Standardised arrays ``[N, ...]`` and labels ``[N]`` as Data that shares no memory with them."""
     return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
 
 
-def add_label_noise(labels: Labels, fraction: float, classes: int, rng: np.random.Generator) -> Labels:
+def add_label_noise(labels: Ints, fraction: float, classes: int, rng: np.random.Generator) -> Ints:
     """Labels ``[N]`` of which each is redrawn uniformly (and so may stay) with probability ``fraction``."""
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)

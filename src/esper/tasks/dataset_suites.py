@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from esper.arrays import Float32s, Ints
 from esper.errors import TaskError
 from esper.random_streams import child_generator
 from esper.stacking import Stackable
-from esper.tasks.data import PARTS, Data, Floats, LabelledArrays, Part, Scale, add_label_noise, standardise
+from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.datasets import (
     CLASSES,
     DIGITS_SOURCE,
@@ -168,7 +168,7 @@ class DatasetSuite(Suite):
     def _widths(self) -> dict[str, tuple[int, ...]]:
         return {"_".join(map(str, widths)): widths for widths in self.host_widths}
 
-    def _inputs(self, instance: Instance, part: Part) -> Floats:
+    def _inputs(self, instance: Instance, part: Part) -> Float32s:
         inputs = self.dataset().inputs[self._rows(instance, part)]
         distortion = _condition(instance.family).distortion
         if distortion is None:
@@ -176,7 +176,7 @@ class DatasetSuite(Suite):
         fixed, fresh = child_generator(instance.seed, _FIXED), child_generator(instance.seed, _FRESH, PARTS.index(part))
         return distortion(inputs, fixed, fresh)
 
-    def _rows(self, instance: Instance, part: Part) -> NDArray[np.int64]:
+    def _rows(self, instance: Instance, part: Part) -> Ints:
         """The rows ``[N]`` of the data set that make up a part of the instance."""
         total = len(self.dataset().labels)
         pool = total - self.test_size

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
-from esper.tasks.data import Floats, LabelledArrays
+from esper.arrays import Bools, Float32s, Floats, Ints
+from esper.tasks.data import LabelledArrays
 from esper.tasks.suite import Source
 
 CLASSES = 10
 """Classes of either data set."""
 
 
-def _read_only(inputs: NDArray[np.float64], labels: NDArray[np.int64]) -> LabelledArrays:
+def _read_only(inputs: Floats, labels: Ints) -> LabelledArrays:
     """A data set that every instance in the process shares."""
     shared = LabelledArrays(inputs.astype(np.float32), labels.astype(np.int64))
     for array in shared:
@@ -40,7 +40,7 @@ DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.data
 @cache
 def digits() -> LabelledArrays:
     """1797 examples of 64 pixels in their published order (later rows come from other writers), ten classes."""
-    return _read_only(*cast("tuple[NDArray[np.float64], NDArray[np.int64]]", load_digits(return_X_y=True)))
+    return _read_only(*cast("tuple[Floats, Ints]", load_digits(return_X_y=True)))
 
 
 EXAMPLES_PER_CLASS = 500
@@ -82,14 +82,14 @@ def mnist1d() -> LabelledArrays:
     return _read_only((signals - signals.mean()) / signals.std(), labels)
 
 
-def normalise_templates() -> NDArray[np.float64]:
+def normalise_templates() -> Floats:
     """The curves ``[CLASSES, TEMPLATE_LENGTH]`` with equal deviation, starting and ending at 0."""
     curves = np.array(TEMPLATES)
     curves = (curves - curves.mean(axis=1, keepdims=True)) / curves.std(axis=1, keepdims=True)
     return (curves - curves[:, :1]) * TEMPLATE_SCALE
 
 
-def _signals(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+def _signals(labels: Ints, rng: np.random.Generator) -> Floats:
     """One deformed curve ``[N, LENGTH]`` for each label ``[N]``."""
     column = (len(labels), 1)
     curve, drawn = _stretch(labels, rng.integers(PADDING[0], PADDING[1] + 1, size=column))
@@ -107,7 +107,7 @@ def _signals(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.
     return _resample(signal - slope * np.linspace(-0.5, 0.5, CANVAS))
 
 
-def _stretch(labels: NDArray[np.int64], padding: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _stretch(labels: Ints, padding: Ints) -> tuple[Floats, Bools]:
     """Curves padded with ``padding [N, 1]`` zeros and interpolated to ``[N, CANVAS]``; where a curve is drawn, too."""
     padded = np.pad(normalise_templates(), ((0, 0), (0, PADDING[1])))
     position = np.linspace(0, 1, CANVAS) * (TEMPLATE_LENGTH + padding - 1)
@@ -118,7 +118,7 @@ def _stretch(labels: NDArray[np.int64], padding: NDArray[np.int64]) -> tuple[NDA
     return curve, position < TEMPLATE_LENGTH
 
 
-def _resample(signals: NDArray[np.float64]) -> NDArray[np.float64]:
+def _resample(signals: Floats) -> Floats:
     """Signals ``[N, CANVAS]`` interpolated to ``[N, LENGTH]``."""
     position = np.linspace(0, CANVAS - 1, LENGTH)
     left = np.minimum(position.astype(np.int64), CANVAS - 2)
@@ -126,7 +126,7 @@ def _resample(signals: NDArray[np.float64]) -> NDArray[np.float64]:
     return (1 - fraction) * signals[:, left] + fraction * signals[:, left + 1]
 
 
-Distortion = Callable[[Floats, np.random.Generator, np.random.Generator], Floats]
+Distortion = Callable[[Float32s, np.random.Generator, np.random.Generator], Float32s]
 """``(inputs [N, D], fixed, fresh)`` to inputs: ``fixed`` is the same stream for every part of an instance, ``fresh``
 another for each."""
 
@@ -136,14 +136,14 @@ GRAIN = 0.5
 """White noise, in deviations of the undistorted inputs."""
 
 
-def mask_features(inputs: Floats, fixed: np.random.Generator, fresh: np.random.Generator) -> Floats:
+def mask_features(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
     """Blank the same random features in every example."""
     del fresh
     blank = fixed.choice([True, False], size=inputs.shape[1], p=[MASKED, 1 - MASKED])
     return np.where(blank, np.float32(0), inputs)
 
 
-def add_grain(inputs: Floats, fixed: np.random.Generator, fresh: np.random.Generator) -> Floats:
+def add_grain(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
     """Add white noise to every feature of every example."""
     del fixed
     grained = fresh.standard_normal(inputs.shape, dtype=np.float32)

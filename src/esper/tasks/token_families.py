@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from esper.tasks.data import Floats, LabelledArrays, Labels
+from esper.arrays import Float32s, Ints
+from esper.tasks.data import LabelledArrays
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
 
-Sampler = Callable[[int, Floats, np.random.Generator], LabelledArrays]
+Sampler = Callable[[int, Float32s, np.random.Generator], LabelledArrays]
 """``(N, directions, rng)`` to N examples ``[N, TOKENS, FEATURES]``. The rows of ``directions`` ``[FEATURES, FEATURES]``
 are orthonormal and fixed for the instance: they are what its host has to find."""
 
@@ -25,18 +26,18 @@ CLASS_NOISE = 0.4
 """Deviation of the noise on token classes."""
 
 
-def random_directions(rng: np.random.Generator) -> Floats:
+def random_directions(rng: np.random.Generator) -> Float32s:
     """A random orthonormal basis, one direction per row ``[FEATURES, FEATURES]``."""
     basis, _ = np.linalg.qr(rng.standard_normal((FEATURES, FEATURES)))
     return basis.astype(np.float32)
 
 
-def gaussian_tokens(count: int, rng: np.random.Generator) -> Floats:
+def gaussian_tokens(count: int, rng: np.random.Generator) -> Float32s:
     """Standard normal tokens ``[N, TOKENS, FEATURES]``."""
     return rng.standard_normal((count, TOKENS, FEATURES), dtype=np.float32)
 
 
-def class_tokens(classes: Labels, directions: Floats, rng: np.random.Generator) -> Floats:
+def class_tokens(classes: Ints, directions: Float32s, rng: np.random.Generator) -> Float32s:
     """Noisy vectors ``[N, TOKENS, FEATURES]`` for token classes ``[N, TOKENS]``, one direction each."""
     vectors = CLASS_NORM * directions[:CLASSES]
     tokens = gaussian_tokens(len(classes), rng)
@@ -45,7 +46,7 @@ def class_tokens(classes: Labels, directions: Floats, rng: np.random.Generator) 
     return tokens
 
 
-def random_labels(count: int, rng: np.random.Generator) -> Labels:
+def random_labels(count: int, rng: np.random.Generator) -> Ints:
     """Uniform labels ``[N]``."""
     return rng.integers(CLASSES, size=count)
 
@@ -54,7 +55,7 @@ FAITHFUL = 0.85
 """Probability that a token follows the rule instead of being uniform."""
 
 
-def order(count: int, directions: Floats, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
+def order(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """``z_t = z_{t-distance} + y (mod 4)`` for most tokens.
 
     Every single token is uniform whatever the label, so a host that cannot mix tokens is at chance: it needs a seed
@@ -75,7 +76,7 @@ HALF = 1.12
 """Strength of a bit that half of the tokens carry."""
 
 
-def context(count: int, directions: Floats, rng: np.random.Generator, *, flipped: bool) -> LabelledArrays:
+def context(count: int, directions: Float32s, rng: np.random.Generator, *, flipped: bool) -> LabelledArrays:
     """Three bits as signs of three directions: b0 in all tokens, f in the first half, b1 in the last.
 
     ``y = b0 + 2 (b1 xor f)`` if ``flipped``, which no sum over tokens can tell, so that a gate pays; else
@@ -91,7 +92,7 @@ def context(count: int, directions: Floats, rng: np.random.Generator, *, flipped
     return LabelledArrays(inputs, b0 + 2 * (b1 ^ f if flipped else b1))
 
 
-def largest_mean(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
+def largest_mean(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """``y = argmax_k v_k . mean_t x_t``.
 
     Easy at full width; behind a bottleneck of two channels (family bott) only a skip from the input brings back what
@@ -102,7 +103,7 @@ def largest_mean(count: int, directions: Floats, rng: np.random.Generator) -> La
     return LabelledArrays(inputs, scores.argmax(axis=1))
 
 
-def largest_power(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
+def largest_power(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """``y = argmax_k mean_t (v_k . x_t)^2``: needs a curved function of each token, which a linear host lacks."""
     inputs = gaussian_tokens(count, rng)
     scores = np.square(inputs @ directions[:CLASSES].T).mean(axis=1)
@@ -113,7 +114,7 @@ HONEST = 0.5
 """Probability that a token shows the label instead of a uniform class."""
 
 
-def vote(count: int, directions: Floats, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
+def vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
     """Token classes are mostly the label; each token is scaled by ``exp(spread * N(0, 1))``.
 
     With a large spread the loudest token drowns the others, and normalising each token pays.
@@ -130,7 +131,7 @@ MARK = 3.0
 """Length of the mark, along a direction that no token class uses."""
 
 
-def pointer(count: int, directions: Floats, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
+def pointer(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """The label is the class of the token ``distance`` behind the marked one; all token classes are uniform.
 
     Without mixing tokens a host can only count classes, among which the label is one vote in eight. A seed must bring
@@ -148,7 +149,7 @@ STRENGTH = 1.12
 """Length of a sign's direction in the tokens that carry it."""
 
 
-def halves(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
+def halves(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """Each half carries a sign along each of two directions; the label's two bits say which signs agree.
 
     Both bits are an exclusive or across the halves, so a host that cannot mix tokens is at chance; a gate or a
@@ -168,7 +169,7 @@ CORRELATION = 0.8
 """Correlation, of either sign, inside each pair of features."""
 
 
-def product(count: int, directions: Floats, rng: np.random.Generator) -> LabelledArrays:
+def product(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """Each of the label's two bits is the sign of the correlation between two of the five hidden features.
 
     Every feature alone is standard normal whatever the label, so a linear host is at chance and a host with a

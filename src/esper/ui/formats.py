@@ -17,7 +17,7 @@ def score(value: float) -> str:
 
 
 def measure(value: float) -> str:
-    """Of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
+    """A number of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
     size = abs(value)
     if value and size < 0.1:
         return _true_minus(f"{value:.3g}")

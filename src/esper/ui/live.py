@@ -16,7 +16,7 @@ from rich.text import Text
 from esper.experiments.iteration import Iteration
 from esper.ui.formats import duration, percent, score
 from esper.ui.output import say
-from esper.ui.progress import TrainingProgress, moving_average
+from esper.ui.progress import SMOOTHING, TrainingProgress, moving_average
 from esper.ui.run_view import rank_scores
 from esper.ui.terminal import LABEL_STYLE, POLICY, POLICY_STYLE, score_table, sparkline
 
@@ -101,7 +101,7 @@ def _line(progress: TrainingProgress, iteration: Iteration) -> str:
     update = iteration.update
     parts = [
         f"iteration {iteration.number}/{iteration.total}",
-        f"J {score(progress.objective or 0)}",
+        f"J {score(iteration.objective)}",
         f"accuracy {score(iteration.accuracy)}",
         f"added {iteration.added:.2f}",
         f"entropy {update.entropy:.2f}",
@@ -169,7 +169,10 @@ def _growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row]:
     curve = moving_average(progress.objectives)
     used = [(name, percent(share)) for name, share in latest.operations.items() if share]
     return [
-        ("J, exploring", Text.assemble(f"{score(curve[-1])}  ", (sparkline(curve, SPARKS), POLICY_STYLE))),
+        (
+            "J, exploring",
+            Text.assemble(f"{score(curve[-1])} (mean of {SMOOTHING})  ", (sparkline(curve, SPARKS), POLICY_STYLE)),
+        ),
         ("accuracy", score(latest.accuracy)),
         ("growth", f"{percent(latest.added)} of the host's parameters"),
         ("seeds kept", _pairs((site, percent(share)) for site, share in latest.kept.items())),

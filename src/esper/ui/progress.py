@@ -59,11 +59,6 @@ class TrainingProgress:
             self.last_seen[anomaly] = iteration.number
 
     @property
-    def objective(self) -> float | None:
-        """Newest J, smoothed."""
-        return fmean(self.objectives[-SMOOTHING:]) if self.objectives else None
-
-    @property
     def elapsed(self) -> float:
         """Since this process took the run up."""
         return self.clock() - self._began

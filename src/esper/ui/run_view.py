@@ -150,6 +150,30 @@ class NetworkView:
         return self.events[LifecycleTransition.name]
 
     @property
+    def ending(self) -> Fields | None:
+        """How its slots stood once the end of growth had judged its seeds, as one step after its last decision."""
+        last = self.decisions[-1] if self.decisions else {}
+        judged = {
+            change.get("slot"): str(change.get("after"))
+            for change in self.transitions
+            if change.get("cause") == "finish" and change.get("step") == last.get("step")
+        }
+        if not judged:
+            return None
+        stages = [judged.get(slot, stage) for slot, stage in enumerate(last.get("stages") or ())]
+
+        def unless_pruned(name: str, gone: object) -> list[object]:
+            values = last.get(name) or ()
+            return [gone if judged.get(slot) == "pruned" else value for slot, value in enumerate(values)]
+
+        return {
+            "step": last["step"] + 1,
+            "stages": stages,
+            "blueprints": unless_pruned("blueprints", None),
+            "alphas": unless_pruned("alphas", 0.0),
+        }
+
+    @property
     def gates(self) -> list[Fields]:
         """New verdicts of gates."""
         return self.events[GateJudged.name]

@@ -38,7 +38,7 @@ class _Row:
 
     @property
     def objective(self) -> str:
-        return "" if self.progress.objective is None else score(self.progress.objective)
+        return score(self.progress.objectives[-1]) if self.progress.objectives else ""
 
     @property
     def left(self) -> str:
@@ -79,7 +79,7 @@ class SweepView:
                 f"({choices_text(row.trial.choices)})",
             )
 
-    def finished(self, number: int, ranked: RankedTrial) -> None:
+    def conclude(self, number: int, ranked: RankedTrial) -> None:
         """A trial's policy has its score."""
         row = self._rows[number]
         row.ranked, row.progress.done = ranked, row.progress.total

@@ -8,8 +8,8 @@ from torch import nn
 
 from esper.errors import TaskError
 from esper.growth.attach import attach
-from esper.tasks.practice.hosts import build_host
-from esper.tasks.practice.registry import get_host, get_task, host_for, host_names, task_names
+from esper.tasks.practice.hosts import HOSTS, build_host
+from esper.tasks.practice.registry import TASKS, get_host, get_task, host_for
 
 CLASSES = 7
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -19,7 +19,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "cifar10": (3, 32, 32),
     "charlm": (16,),
 }
-SUITED = [(task, host) for task in task_names() for host in get_task(task).hosts]
+SUITED = [(task, host) for task in TASKS for host in get_task(task).hosts]
 
 
 def example(task: str, count: int = 3) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_every_blueprint_of_a_host_fits_where_it_is_on_offer(task: str, name: st
     assert {slot.site.causal for slot in model.slots.values()} == {name == "gpt"}
 
 
-@pytest.mark.parametrize("name", host_names())
+@pytest.mark.parametrize("name", HOSTS)
 def test_weights_follow_from_the_generator_and_leave_the_global_one_alone(name: str) -> None:
     task = next(task for task, suited in SUITED if suited == name)
     before = torch.get_rng_state()

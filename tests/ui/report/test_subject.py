@@ -20,8 +20,8 @@ from grower.training_loop import Loop
 from ui.figures_cases import grown, trained
 
 
-def add_arm(path: Path, mean: float) -> None:
-    outcomes = [replace(one, flops=9_000_000, split=None) for one in planted({"policy": mean})]
+def add_arm(path: Path, mean: float, instances: slice = slice(None)) -> None:
+    outcomes = [replace(one, flops=9_000_000, split=None) for one in planted({"policy": mean})[instances]]
     load_or_compute(path, "", lambda: ArmResults(7, outcomes))
 
 
@@ -116,6 +116,14 @@ def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Pat
     assert "Who is better" in report.html
     names = {what.name: rows for what, rows in report.exhibits}
     assert names["arms"].texts("name") == ["policy", "none"]
+
+
+def test_a_comparison_of_policies_that_played_other_instances_is_refused(comparison: Path) -> None:
+    results = comparison / "alpha" / "seed-4" / "arms" / "policy.json"
+    results.unlink()
+    add_arm(results, 0.6, slice(-1))
+    with pytest.raises(RunError, match="did not all play the same instances: call `esper compare` again"):
+        report_on([comparison])
 
 
 def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:

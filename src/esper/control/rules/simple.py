@@ -43,7 +43,7 @@ class Uniform:
         uniforms = state.draw()
         actions = wait(masks.environments)
         for head in Head:
-            legal = masks.given(head, actions[:, Head.OP], actions[:, Head.SLOT])
+            legal = masks.find_legal(head, actions[:, Head.OP], actions[:, Head.SLOT])
             actions[:, head] = _pick(legal, uniforms[:, head])
         return actions, state
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.arrays import Ints
 from esper.errors import TaskError
 from esper.random_streams import child_generator
-from esper.tasks.data import Labels, Scale
+from esper.tasks.data import Scale
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """Indices into a vocabulary."""
@@ -157,7 +157,7 @@ Inputs = NDArray[Any]
 """``[N, ...]``, of any number type."""
 
 
-def split_examples(pool: tuple[Inputs, Labels], test: tuple[Inputs, Labels], validation: int, classes: int) -> Splits:
+def split_examples(pool: tuple[Inputs, Ints], test: tuple[Inputs, Ints], validation: int, classes: int) -> Splits:
     """``validation`` random examples of ``pool`` are for the controller, the others for training."""
     inputs, labels = pool
     order = child_generator(SPLIT_SEED).permutation(len(labels))
@@ -171,5 +171,5 @@ def split_examples(pool: tuple[Inputs, Labels], test: tuple[Inputs, Labels], val
     )
 
 
-def _label(inputs: Inputs, labels: Labels, scale: Scale) -> Labelled:
+def _label(inputs: Inputs, labels: Ints, scale: Scale) -> Labelled:
     return Labelled(torch.from_numpy(inputs.copy()), torch.from_numpy(labels.astype(np.int64)), scale)

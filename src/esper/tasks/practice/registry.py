@@ -44,7 +44,7 @@ class Task(Protocol):
 
 
 # By address, so that only those who ask wait for the libraries behind them to be imported.
-_TASKS: Mapping[str, str] = {
+TASKS: Mapping[str, str] = {
     "digits": "esper.tasks.practice.images:Digits",
     "mnist1d": "esper.tasks.practice.images:Mnist1d",
     "fashion-mnist": "esper.tasks.practice.images:FashionMnist",
@@ -53,20 +53,10 @@ _TASKS: Mapping[str, str] = {
 }
 
 
-def task_names() -> tuple[str, ...]:
-    """Names of all tasks."""
-    return tuple(_TASKS)
-
-
-def host_names() -> tuple[str, ...]:
-    """Names of all hosts."""
-    return tuple(HOSTS)
-
-
 @cache
 def get_task(name: str) -> Task:
     """The task of that name; raises TaskError with near names if there is none."""
-    task: type[Task] = resolve_name(lookup("task", name, _TASKS))
+    task: type[Task] = resolve_name(lookup("task", name, TASKS))
     return task()
 
 

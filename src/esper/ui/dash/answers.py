@@ -64,11 +64,11 @@ def _describe_run(name: str, store: Path) -> dict[str, Any]:
         "done": progress.done,
         "total": progress.total,
         "started": progress.started,
-        **_described(metadata, _OF_RUN),
+        **_pick(metadata, _OF_RUN),
     }
 
 
-def _described(metadata: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _pick(metadata: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: plain(metadata.get(key)) for key in keys}
 
 
@@ -80,7 +80,7 @@ def describe_population(reader: RunReader, number: int | None) -> dict[str, Any]
     return {
         "cursor": cursor,
         "slots": plain(metadata.get("slots", [])),
-        **_described(metadata, ("environments", "steps")),
+        **_pick(metadata, ("environments", "steps")),
         "episode": episode and episode.place(),
         "networks": [_describe_card(one) for one in networks.values() if one.started or one.decisions],
     }
@@ -100,7 +100,7 @@ def _describe_card(network: NetworkView) -> dict[str, Any]:
 def describe_network(reader: RunReader, number: int | None, environment: int) -> dict[str, Any]:
     """All that is known of a network in an episode, the newest where none is given."""
     cursor, metadata = reader.last_id(), reader.metadata()
-    found = {"cursor": cursor, "environment": environment, **_described(metadata, _OF_NETWORK), "episode": None}
+    found = {"cursor": cursor, "environment": environment, **_pick(metadata, _OF_NETWORK), "episode": None}
     episode = Episode.find(reader, metadata, number)
     if episode is None:
         return found
@@ -157,9 +157,10 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
     network = NetworkView(0) if episode is None else _read_network(reader, episode, 0, _IN_NETWORK)
     return {
         "cursor": cursor,
-        **_described(metadata, _OF_MODEL),
+        **_pick(metadata, _OF_MODEL),
         "about": {**plain(about.metadata()), "direction": about.direction, "contribution": contributions(metadata)},
         "decisions": network.decisions,
+        "ending": network.ending,
         "transitions": network.transitions,
         "seeds": network.seeds(),
         "gates": network.gates,

@@ -47,7 +47,7 @@ def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = 
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/{view}", Views(finder, stopping).answer),
         ],
-        exception_handlers={EsperError: _explained, HTTPException: _not_found, Exception: _broken},
+        exception_handlers={EsperError: _answer_error, HTTPException: _answer_not_found, Exception: _answer_defect},
     )
     return SecuredApp(app, access)
 
@@ -136,16 +136,16 @@ def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(text, status, media_type="application/json")
 
 
-def _explained(_: Request, error: Exception) -> Response:
+def _answer_error(_: Request, error: Exception) -> Response:
     """What was asked for cannot be, or not be had."""
     status = HTTPStatus.BAD_REQUEST if isinstance(error, ConfigError) else HTTPStatus.NOT_FOUND
     return _json({"error": str(error)}, status)
 
 
-def _not_found(_: Request, _error: Exception) -> Response:
+def _answer_not_found(_: Request, _error: Exception) -> Response:
     return _json({"error": "There is no such page: go to the dashboard's start."}, HTTPStatus.NOT_FOUND)
 
 
-def _broken(_: Request, _error: Exception) -> Response:
+def _answer_defect(_: Request, _error: Exception) -> Response:
     """A defect: the server's terminal has the traceback."""
     return _json({"error": "The dashboard has failed at this: see its terminal."}, HTTPStatus.INTERNAL_SERVER_ERROR)

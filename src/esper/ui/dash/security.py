@@ -44,9 +44,9 @@ class Access:
         """What to answer instead, or None where the request is fine."""
         if request.method not in METHODS:
             headers = {"allow": ", ".join(METHODS)}
-            return _refused(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard only shows: use GET.", headers)
+            return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard only shows: use GET.", headers)
         if not self._knows(request.headers.get("host", "")):
-            return _refused(HTTPStatus.MISDIRECTED_REQUEST, "This address is not the dashboard's: use the one it said.")
+            return _refuse(HTTPStatus.MISDIRECTED_REQUEST, "This address is not the dashboard's: use the one it said.")
         return None if self.token is None else self._without_token(request, self.token)
 
     def _knows(self, header: str) -> bool:
@@ -61,7 +61,7 @@ class Access:
         if _same(request.cookies.get(cookie, ""), token):
             return None
         if not _same(request.query_params.get("token", ""), token):
-            return _refused(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` said.")
+            return _refuse(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` said.")
         # The token leaves the address bar and the history at once.
         response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
         response.set_cookie(cookie, token, httponly=True, samesite="strict")
@@ -114,5 +114,5 @@ def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-def _refused(status: HTTPStatus, sentence: str, headers: dict[str, str] | None = None) -> Response:
+def _refuse(status: HTTPStatus, sentence: str, headers: dict[str, str] | None = None) -> Response:
     return PlainTextResponse(f"{sentence}\n", status, headers)

@@ -94,13 +94,13 @@ def _exhibit_blueprints(usage: Sequence[Usage], blueprints: Sequence[str]) -> Ex
 
 
 def _exhibit_places(usage: Sequence[Usage], sites: Sequence[str]) -> Exhibit:
-    def kept(one: Usage, slot: int) -> str:
+    def list_kept(one: Usage, slot: int) -> str:
         plants = sorted((plant for plant in one.plants if plant.slot == slot), key=lambda plant: -plant.kept)
         often = [f"{plant.blueprint} {percent(plant.kept)}" for plant in plants if plant.kept >= RARE]
         return ", ".join(often) or EN_DASH
 
     columns = (_FAMILY, *(Column(site, title=site, long=True) for site in sites))
-    rows = [_family(one, {site: kept(one, slot) for slot, site in enumerate(sites)}) for one in usage]
+    rows = [_family(one, {site: list_kept(one, slot) for slot, site in enumerate(sites)}) for one in usage]
     caption = f"What is kept in which slot, in percent of the family's episodes ({percent(RARE)} and more)."
     table = Table("behaviour_places", caption, _source("usage"), columns, "there are no slots")
     return Exhibit(table, Rows.of(rows))

@@ -91,7 +91,7 @@ _LARGEST = 1e300
 def draw_files(figure: Figure, rows: Rows) -> dict[str, bytes]:
     """The figure's files by their suffix."""
     files: dict[str, bytes] = {}
-    with _drawn(figure, rows, {}) as canvas:
+    with _draw(figure, rows, {}) as canvas:
         for suffix, metadata in _METADATA.items():
             file = io.BytesIO()
             canvas.savefig(file, format=suffix.removeprefix("."), metadata=metadata)
@@ -105,7 +105,7 @@ def draw_svg(figure: Figure, rows: Rows) -> str:
     It is as wide as the page lets it be. Neutral colours are variables of the page's style sheet.
     """
     file = io.StringIO()
-    with _drawn(figure, rows, _TRANSPARENT) as canvas:
+    with _draw(figure, rows, _TRANSPARENT) as canvas:
         FigureCanvasSVG(canvas).print_svg(file, metadata=_NO_METADATA)  # savefig would draw everything twice
     root = ET.fromstring(file.getvalue())
     targets = set(re.findall(r"#([\w-]+)", " ".join(value for one in root.iter() for value in one.attrib.values())))
@@ -129,7 +129,7 @@ def _with_variables(style: str) -> str:
 
 
 @contextmanager
-def _drawn(figure: Figure, rows: Rows, background: Mapping[Any, Any]) -> Generator[Canvas]:
+def _draw(figure: Figure, rows: Rows, background: Mapping[Any, Any]) -> Generator[Canvas]:
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks: readers' own fonts have them
         mpl.rcdefaults()  # what a user's matplotlibrc says must not change a figure

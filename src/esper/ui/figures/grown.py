@@ -66,10 +66,23 @@ ORDER BY measure, data, decision
         Figure(
             "stages",
             "What each slot went through, one lane per slot over the decisions; a label names the blueprint that "
-            "germinated there.",
+            "germinated there. Where the end of growth judged seeds, how that left the slots stands after the last "
+            "decision.",
             Query(f"""\
+WITH judged AS (
+    SELECT slot, after FROM transitions
+    WHERE cause = 'finish' AND iteration = (SELECT max(iteration) FROM decisions)
+)
 SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, stage, blueprint, alpha
-FROM slots ORDER BY slot, step
+FROM (
+    SELECT slot, step, stage, blueprint, alpha FROM slots
+    UNION ALL
+    SELECT slot, step + 1, COALESCE(after, stage), CASE WHEN after = 'pruned' THEN NULL ELSE blueprint END,
+        CASE WHEN after = 'pruned' THEN 0 ELSE alpha END
+    FROM slots LEFT JOIN judged USING (slot)
+    WHERE step = (SELECT max(step) FROM slots) AND EXISTS (SELECT * FROM judged)
+)
+ORDER BY slot, step
 """),
             _draw_stages,
             _NO_DECISION,
@@ -133,11 +146,13 @@ def _decisions_table(about: Metric) -> Table:
     metric = [] if about.is_loss else [Column("metric", measure, about.metric)]
     return Table(
         "decisions",
-        "Every decision with which something happened: what was decided, which slots changed their stage, what "
+        "Every decision with which something happened: what was decided, which slots changed their stage (finish: "
+        "when growth ended after it), what "
         f"the gates ahead of seeds said anew, and the {_name_measures(about)} on validation data that it was made on.",
         Query(f"""\
 WITH changed AS (
-    SELECT iteration, group_concat({SLOT_NAME} || ' ' || before || ' to ' || after, '; ') AS changes
+    SELECT iteration, group_concat({SLOT_NAME} || ' ' || before || ' to ' || after
+        || CASE WHEN cause = 'finish' THEN ' (finish)' ELSE '' END, '; ') AS changes
     FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
 ), judged AS (
     SELECT iteration,

@@ -15,11 +15,12 @@ const LABEL_HEIGHT = 12;
  * A card with a chart.
  *
  * `lines` are { label, values, dashed?, points?, broken? } over `x`, broken where a value is missing; `levels` are { label, value }, drawn across and named on the
- * right; `marks` are { x, label } that are flagged. `update` takes a new `{ x, lines, levels, marks }`.
+ * right; `marks` are { x, label } that are flagged. Around values that are all the same the axis reaches `constant` up
+ * and down, where that is given. `update` takes a new `{ x, lines, levels, marks }`.
  */
 export class Chart {
-  constructor({ title, note, height = 210, unit = "iteration", range = null }) {
-    this.options = { title, height, unit, range };
+  constructor({ title, note, height = 210, unit = "iteration", range = null, constant = null }) {
+    this.options = { title, height, unit, range, constant };
     this.box = element("div", { className: "plot", role: "img" });
     this.keys = element("ul", { className: "legend" });
     this.none = element("p", { className: "note", hidden: true }, "Nothing was measured yet.");
@@ -57,7 +58,8 @@ export class Chart {
     const width = this.box.clientWidth;
     if (!this.data?.lines.length || !width) return;
     this.width = width;
-    const { height, unit, range } = this.options;
+    const { height, unit, range, constant } = this.options;
+    const around = (_, low, high) => (low === high ? [low - constant, high + constant] : uPlot.rangeNum(low, high, 0.1, true));
     const axis = { stroke: colour("soft"), font: FONT, grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
     const room = this.data.levels.length && width > 340 ? LABELLED : RIGHT;
     this.plot = new uPlot(
@@ -67,7 +69,7 @@ export class Chart {
         padding: [8, room, 0, 0],
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, y: false },
-        scales: { x: { time: false, ...(range ? { range } : {}) } },
+        scales: { x: { time: false, ...(range ? { range } : {}) }, ...(constant ? { y: { range: around } } : {}) },
         axes: [
           { ...axis, label: unit, labelSize: 16, labelFont: FONT, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
           { ...axis, size: AXIS, values: (_, ticks) => ticks.map(brief) },

@@ -18,7 +18,7 @@ export function decisionsTable(answer) {
   const rows = answer.decisions.toReversed().map((one) => [
     figure(whole(one.iteration)),
     lines([...(rollbacks.get(one.iteration) ?? []).map((back) => alarm(`rolled back: ${words(back.trouble)}`)), decided(one, answer)]),
-    lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}`)),
+    lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}${change.cause === "finish" ? " (finish)" : ""}`)),
     lines((gates.get(one.iteration) ?? []).map((gate) => verdict(gate, slot(gate)))),
     lines((one.contributions ?? []).flatMap((value, place) =>
       typeof value === "number" ? [`${named(answer.slots, place, "slot")} ${difference(value)}`] : [])),

@@ -8,9 +8,10 @@ import { Lanes } from "../network_lanes.js";
 import { rollbacksTable, seedsTable } from "../network_tables.js";
 import { stageLegend } from "../stages.js";
 
-const TYPES = ["run_started", "run_ended", "step_taken", "rolled_back"];
+const TYPES = ["run_started", "run_ended", "step_taken", "lifecycle_transition", "rolled_back"];
 const RELOAD_MS = 1000;
 const UNIT = "decision";
+const LEAST_CONTRIBUTION = 0.05; // contributions are shares: what an axis reaches beyond those that never change
 
 export async function open(context) {
   const view = new ModelView(context);
@@ -57,7 +58,7 @@ class ModelView {
 
   build() {
     const range = () => [0.5, this.planned() + 0.5];
-    const chart = (title, note) => new Chart({ title, note, unit: UNIT, range, height: 200 });
+    const chart = (title, note, constant) => new Chart({ title, note, unit: UNIT, range, height: 200, constant });
     const { about } = this.answer;
     const which = about.direction ? `${about.direction[0].toUpperCase()}${about.direction.slice(1)}. ` : "";
     const parts = {
@@ -66,7 +67,7 @@ class ModelView {
       lanes: new Lanes(),
       metric: isLoss(this.answer) ? null : chart(titled(about.metric), `${which}On validation data, and while training where known; red flags are rollbacks.`),
       loss: chart("Loss", `${isLoss(this.answer) ? "What growth is about. " : ""}On validation data and while training; red flags are rollbacks.`),
-      contributions: chart("What each seed contributes", about.contribution),
+      contributions: chart("What each seed contributes", about.contribution, LEAST_CONTRIBUTION),
       parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
       seeds: element("div"),
       rollbacks: element("div"),
@@ -76,7 +77,7 @@ class ModelView {
     const wide = (...content) => element("div", { className: "cards wide" }, content);
     this.context.root.replaceChildren(
       parts.head,
-      wide(card("Stages of each slot", null, parts.lanes.node, stageLegend())),
+      wide(card("Stages of each slot", "Where the end of growth judged seeds, what it left stands after the last decision.", parts.lanes.node, stageLegend())),
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
         card("Seeds", "What each contributed when it was kept or pruned, and what those that are there contribute now; numbers are decisions.", parts.seeds),
@@ -108,8 +109,9 @@ class ModelView {
     const host = answer.host_parameters;
     const added = answer.figures.added_parameters[last.iteration];
     const size = host ? `${host} parameters and ${added ?? "–"} of what grew (+${percent(added / host)})` : `${added ?? "–"} parameters grew`;
-    const residents = (last.blueprints ?? []).flatMap((blueprint, slot) =>
-      blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(last.stages?.[slot])})`] : []);
+    const now = answer.ending ?? last;
+    const residents = (now.blueprints ?? []).flatMap((blueprint, slot) =>
+      blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(now.stages?.[slot])})`] : []);
     const rises = answer.about.higher_is_better;
     const worth = rises ? last.metric : answer.figures.score[last.iteration];
     const net = last.objective === worth ? [] : [`${score(last.objective)} less rent`];
@@ -131,7 +133,9 @@ class ModelView {
       { label: "validation", values: validation },
       { label: "training", values: values(name), dashed: true },
     ];
-    parts.lanes.update(decisions, answer.slots, this.planned());
+    const { ending } = answer; // of growth: one step after the last decision
+    if (ending) parts.lanes.update([...decisions, ending], answer.slots, Math.max(this.planned(), ending.step + 1));
+    else parts.lanes.update(decisions, answer.slots, this.planned());
     parts.metric?.update({ x, lines: both(values("metric"), "train_metric"), marks });
     parts.loss.update({ x, lines: both(values("validation_loss"), "train_loss"), marks });
     const slots = decisions[0].stages?.length ?? 0;
