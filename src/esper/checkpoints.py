@@ -46,11 +46,14 @@ class CheckpointManifest(Manifest):
         return text
 
 
+_ADVICE = ": use an earlier checkpoint, or start a new run"
 _FORMAT = StateFormat(
     name="esper-checkpoint",
     versions=(2,),
     manifest=CheckpointManifest,
     what="checkpoint",
+    if_damaged=_ADVICE,
+    if_missing=_ADVICE,
     if_foreign="is not an Esper checkpoint: move it out of the run directory",
 )
 
@@ -134,11 +137,11 @@ class Checkpoints:
         try:
             whole = _hash_state(found.state) == found.state_sha256
         except RecursionError as error:
-            raise DamagedError(f"checkpoint manifest {source} is nested too deeply") from error
+            raise DamagedError(f"checkpoint manifest {source} is nested too deeply{_ADVICE}") from error
         if not whole:
-            raise DamagedError(f"checkpoint manifest {source} is corrupt (its hash differs)")
+            raise DamagedError(f"checkpoint manifest {source} is corrupt (its hash differs){_ADVICE}")
         if found.iteration != iteration:
-            raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(found.iteration)}")
+            raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(found.iteration)}{_ADVICE}")
         return Checkpoint(path, iteration, found.tensors_sha256, _FORMAT.read_tensors(path, found), found.state)
 
     def _tensors_path(self, iteration: int) -> Path:

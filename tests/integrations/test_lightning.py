@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -123,7 +124,8 @@ def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_fit_goes_on_from_
         assert torch.equal(mine, theirs)
 
 
-def test_decisions_are_logged(tmp_path: Path):
+def test_decisions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
     module = Classifier()
     trainer = fit(tmp_path, module, callback(Endless), EPOCHS)
     assert trainer.logged_metrics["growth/live"] + trainer.logged_metrics["growth/fossils"] == len(module.model.seeds)
@@ -132,6 +134,8 @@ def test_decisions_are_logged(tmp_path: Path):
     assert trainer.logged_metrics["growth/loss"] > 0
     assert 0 <= trainer.logged_metrics["growth/score"] <= 1
     assert "growth/op" in (next(tmp_path.rglob("metrics.csv"))).read_text()
+    lines = [record for record in caplog.records if record.name.startswith("esper.integrations")]
+    assert [record.name for record in lines] == ["esper.integrations.lightning"] * EPOCHS
 
 
 class Spoiled(Classifier):

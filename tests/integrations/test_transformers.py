@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import warnings
 from pathlib import Path
@@ -176,7 +177,8 @@ def test_a_plateau_stops_the_trainer(tmp_path: Path, logging_steps: int):
     assert trainer.state.global_step == 6
 
 
-def test_decisions_are_logged_and_see_the_mean_loss(tmp_path: Path):
+def test_decisions_are_logged_and_see_the_mean_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
     trainer, growth = prepared(tmp_path, every=3, num_train_epochs=3)
     told: list[float] = []
     usual = growth.grower.step
@@ -187,6 +189,8 @@ def test_decisions_are_logged_and_see_the_mean_loss(tmp_path: Path):
     logged = [entry for entry in trainer.state.log_history if "growth/op" in entry]
     assert [entry["step"] for entry in logged] == [3, 6]
     assert logged[-1]["growth/added_parameters"] > 0
+    lines = {record.name for record in caplog.records if record.name.startswith("esper.integrations")}
+    assert lines == {"esper.integrations.transformers"}
 
 
 def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):

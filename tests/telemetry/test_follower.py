@@ -13,6 +13,7 @@ from esper.errors import RunError
 from esper.telemetry import follower as telemetry_follower
 from esper.telemetry.events import CheckpointWritten, RunResumed
 from esper.telemetry.follower import StoreFollower
+from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
 from telemetry.slow import slow_reader
 from ui.dash.planted_run import Plan, plant
@@ -128,3 +129,30 @@ def test_what_others_commit_changes_the_data_version(store: Path):
         writer.scalars(2, {"objective": 0.5})
     versions.append(follower.read(lambda reader: reader.data_version()))
     assert versions[0] == versions[1] != versions[2]
+
+
+def test_a_rewind_in_the_midst_of_a_poll_loses_nothing(store: Path, monkeypatch: pytest.MonkeyPatch):
+    follower, types, real = StoreFollower(store, newest(store)), ["checkpoint_written"], RunReader.last_id
+    follower.poll(types)
+    emit(store, 3, 4)
+
+    def rewind_afterwards(reader: RunReader) -> int:
+        found = real(reader)
+        with RunStore.open(store) as writer:
+            writer.rewind(2)
+        return found
+
+    monkeypatch.setattr(RunReader, "last_id", rewind_afterwards)
+    assert [record.iteration for record in follower.poll(types).records] == [3, 4]
+    monkeypatch.undo()
+    emit(store, 3, 4, 5)
+    assert follower.poll(types).reload
+
+
+def test_another_store_is_noticed_before_the_first_poll(store: Path, tmp_path: Path):
+    follower = StoreFollower(store, newest(store))
+    follower.read(RunReader.last_id)
+    other = plant(tmp_path / "other", Plan(networks=1, slots=1, steps=2, iterations=4, ended=False))
+    assert newest(other) > newest(store)
+    other.replace(store)
+    assert follower.poll(STEPS).reload

@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,17 @@ def test_whoever_only_looks_at_the_lock_hinders_nobody(run: RunDirectory, monkey
         assert is_held(run.lock)
     assert not is_held(run.lock)
     assert not is_held(run.path / "no such file")
+
+
+def test_lookers_do_not_take_each_other_for_a_holder(run: RunDirectory):
+    run.lock.touch()
+    run.lock.chmod(0o444)
+    descriptor = os.open(run.lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # as one who looks now
+    assert not is_held(run.lock)
+    os.close(descriptor)
+    run.lock.chmod(0o644)
+    with ThreadPoolExecutor(8) as threads:
+        assert not any(threads.map(is_held, [run.lock] * 1000))
+        with run.locked("esper train"):
+            assert all(threads.map(is_held, [run.lock] * 1000))

@@ -56,6 +56,28 @@ def test_an_episode_whose_decisions_are_not_kept_does_not_hide_the_last_one(run:
         assert len(view.networks[0].seeds()) == 1
 
 
+def test_only_what_is_new_is_parsed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    real, parsed = run_view.read_payload, list[str]()
+
+    def count(text: str) -> dict[str, object]:
+        parsed.append(text)
+        return real(text)
+
+    monkeypatch.setattr(run_view, "read_payload", count)
+    with RunStore.create(run.store) as store:
+        plant(store)
+        first = RunView.read(run, store)
+        assert len(parsed) == len(first.parsed) > 0
+        parsed.clear()
+        store.emit(step(1, 0, 3))
+        store.flush()
+        second = RunView.read(run, store, first)
+        assert len(parsed) == 1
+        assert len(second.networks[0].decisions) == 4
+        store.rewind(0)
+        assert RunView.read(run, store, second).parsed == {}
+
+
 def test_an_unknown_version_is_told_and_nothing_is_lost(run: RunDirectory):
     with RunStore.create(run.store) as store, closing(StoreFollower(run.store)) as follower:
         plant(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -27,6 +28,8 @@ try:
     from torchmetrics import Metric, MetricCollection
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("lightning", "esper.integrations.lightning", error.name)) from error
+
+_log = logging.getLogger(__name__)
 
 
 class GrowerCallback(Callback):
@@ -128,7 +131,7 @@ class GrowerCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
         if self.grower is not None:
-            finish(self.grower)
+            finish(self.grower, _log)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module as it was."""
@@ -144,7 +147,8 @@ class GrowerCallback(Callback):
         due = trainer.is_last_batch if self._every is None else stepped and trainer.global_step % self._every == 0
         if not due or self.grower is None:
             return
-        trainer.should_stop |= decide(self.grower, self._losses, partial(pl_module.log_dict, rank_zero_only=True))
+        log_figures = partial(pl_module.log_dict, rank_zero_only=True)
+        trainer.should_stop |= decide(self.grower, self._losses, log_figures, _log)
 
 
 def _find_model(module: LightningModule) -> GrowingModel:
@@ -204,7 +208,7 @@ def mute(module: LightningModule) -> Generator[None]:
     metrics = list(_metrics(module))
     for owner, name, metric in metrics:
         setattr(owner, name, metric.clone())
-    logging = {name: method for name, method in vars(module).items() if name in _LOGGING}
+    methods = {name: method for name, method in vars(module).items() if name in _LOGGING}
     for name in _LOGGING:
         setattr(module, name, _drop)
     try:
@@ -212,7 +216,7 @@ def mute(module: LightningModule) -> Generator[None]:
     finally:
         for name in _LOGGING:
             delattr(module, name)
-        vars(module).update(logging)
+        vars(module).update(methods)
         for owner, name, metric in metrics:
             setattr(owner, name, metric)
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from esper.errors import ConfigError
 from esper.grower import Decision, Grower
 
-_log = logging.getLogger(__name__)
-
 
 def check_interval(every_n_steps: int | None) -> int | None:
     """The interval between decisions; ConfigError if it is none."""
@@ -21,17 +19,19 @@ def check_interval(every_n_steps: int | None) -> int | None:
     return every_n_steps
 
 
-def decide(grower: Grower, losses: MeanLoss, log: Callable[[dict[str, float]], Any]) -> bool:
-    """Let the grower decide on the mean loss, and ``log`` what it did; whether training is to stop."""
+def decide(
+    grower: Grower, losses: MeanLoss, log_figures: Callable[[dict[str, float]], Any], log: logging.Logger
+) -> bool:
+    """Let the grower decide on the mean loss, and log what it did; whether training is to stop."""
     decision = grower.step(train_loss=losses.take())
-    _log.info("%s", decision)
-    log(figures(decision, grower))
+    log.info("%s", decision)
+    log_figures(figures(decision, grower))
     return decision.finished
 
 
-def finish(grower: Grower) -> None:
-    """Let the grower judge what is unfinished."""
-    _log.info("%s", grower.finish())
+def finish(grower: Grower, log: logging.Logger) -> None:
+    """Let the grower judge what is unfinished, and log its verdict."""
+    log.info("%s", grower.finish())
 
 
 def figures(decision: Decision, grower: Grower) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import wraps
 from typing import Any, cast
@@ -22,6 +23,8 @@ try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("hf", "esper.integrations.transformers", error.name)) from error
+
+_log = logging.getLogger(__name__)
 
 _LOSS = "loss"
 """What the Trainer calls the mean training loss since it last logged."""
@@ -117,7 +120,7 @@ class GrowerCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
-        finish(self.grower)
+        finish(self.grower, _log)
 
     def _decide_soon(self, state: TrainerState, control: TrainerControl) -> None:
         if self._logged == state.global_step:
@@ -127,7 +130,7 @@ class GrowerCallback(TrainerCallback):
 
     def _decide(self, control: TrainerControl) -> None:
         self._due = False
-        control.should_training_stop |= decide(self.grower, self._losses, self._trainer.log)
+        control.should_training_stop |= decide(self.grower, self._losses, self._trainer.log, _log)
 
 
 def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:

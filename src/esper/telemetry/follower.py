@@ -67,7 +67,12 @@ class StoreFollower:
 
     def poll(self, types: Collection[str]) -> StoreUpdate:
         """What came since the last call, of these types and of resumptions; RunError as `read`."""
-        return self.read(lambda reader: self._update(reader, types))
+
+        def update(reader: RunReader) -> StoreUpdate:
+            with reader.snapshot():
+                return self._update(reader, types)
+
+        return self.read(update)
 
     def _release(self) -> None:
         if self._reader is not None:

@@ -1,6 +1,7 @@
 """A lock that one process holds, and that vanishes with it however it ends."""
 
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Generator
@@ -11,6 +12,7 @@ from filelock import lock_descriptor
 
 from esper.errors import RunError
 
+_TRIES = 5
 _RETRY_SECONDS = 0.02
 """Whoever only looks whether a lock is held has it for less than that."""
 
@@ -32,7 +34,7 @@ def hold(path: Path, what: str) -> Generator[None]:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
         try:
-            if not _take(descriptor, tries=5):
+            if not _take(descriptor):
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
                 raise RunError(f"run {folder} is in use by {holder}: wait until it ends, or stop it")
             os.ftruncate(descriptor, 0)
@@ -50,21 +52,22 @@ def hold(path: Path, what: str) -> Generator[None]:
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
     try:
-        # Some network file systems lock only what is open for writing.
-        descriptor = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:
-        return not _take(descriptor, tries=2)
-    except OSError:
-        return False
+        # Shared, so that whoever looks hinders no other who looks; filelock's lock is an exclusive `flock`.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(descriptor)
+    return False
 
 
-def _take(descriptor: int, tries: int) -> bool:
+def _take(descriptor: int) -> bool:
     """Whether an open file could be locked; closing it, or the end of the process, gives the lock back."""
-    for left in reversed(range(tries)):
+    for left in reversed(range(_TRIES)):
         if lock_descriptor(descriptor, blocking=False):
             return True
         if left:

@@ -37,7 +37,8 @@ class EventRecord(NamedTuple):
 class RunReader:
     """A read-only view of a run store, usable while another process writes to it.
 
-    Every query is one short transaction: a long one would keep the writer from trimming its log.
+    Every query is one short transaction, and so is a `snapshot` of several: a long one would keep the writer from
+    trimming its log.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -143,6 +144,14 @@ class RunReader:
                 of the tables are checked to hold what those do.
         """
         return self._query(sql, *parameters)
+
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """What is read within stays the same, also while the run is rewound."""
+        with translate_errors(self.path):
+            self._connection.execute("BEGIN")
+            with self._connection:
+                yield
 
     @contextmanager
     def name_store_in_errors(self) -> Generator[None]:

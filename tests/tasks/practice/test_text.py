@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,3 +58,22 @@ def test_texts_that_cannot_be_learned(content: bytes, sentence: str, tmp_path: P
 def test_a_text_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot read the text"):
         tokenise(tmp_path / "nowhere")
+
+
+def test_a_text_is_read_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened, real = tmp_path / "text", list[Path](), Path.open
+    path.write_text("abcab")
+
+    def shrink_afterwards(text: Path, *given: Any, **named: Any) -> Any:
+        opened.append(text)
+        with real(text, *given, **named) as whole:
+            file = io.StringIO(whole.read())
+        with real(text, "w") as shrunk:
+            shrunk.write("a")
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", shrink_afterwards)
+        tokens, alphabet = tokenise(path)
+    assert (tokens.tolist(), alphabet) == ([0, 1, 2, 0, 1], "abc")
+    assert opened == [path]

@@ -88,10 +88,33 @@ def test_what_precedes_the_first_iteration_crosses_with_it(store: RunStore) -> N
     store.scalars(0, {"cloning/loss": 0.5})
     store.flush()
     assert carry(store, notebook) == 0
+    assert notebook.openings == [], "before the first iteration the run's metadata are not complete"
+    assert notebook.told == []
     iterate(store, 1)
     assert carry(store, notebook) == 2
     assert notebook.numbers == [0, 1]
     assert notebook.taken[0].scalars["cloning/loss"] == 0.5
+
+
+def test_an_iteration_is_whole_though_the_run_is_rewound_meanwhile(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        iterate(store, number)
+    real = Tail.metadata
+
+    def rewind_afterwards(tail: Tail) -> dict[str, object]:
+        found = real(tail)
+        store.rewind(1)
+        return found
+
+    monkeypatch.setattr(Tail, "metadata", rewind_afterwards)
+    with Tail.open(store.path) as tail:
+        figures = tail.figures(2)
+        assert figures is not None
+        assert figures.scalars["objective"] == pytest.approx(3 / 7)
+        assert figures.samples["episode/objective"] == [0.3, 0.3]
+        assert tail.figures(2) is None
 
 
 def test_a_later_bridge_goes_on_where_the_first_one_stopped(store: RunStore) -> None:

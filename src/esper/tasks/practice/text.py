@@ -50,25 +50,31 @@ class TokenisedText(NamedTuple):
 
 
 def tokenise(text: Path | None) -> TokenisedText:
-    """The tokens of a UTF-8 text, which is read twice; None: of Python's help.
+    """The tokens of a UTF-8 text, which is read once; None: of Python's help.
 
     Raises:
         TaskError: the text cannot be read, is not UTF-8, or has too many different characters, or too few.
     """
     alphabet: NDArray[np.uint32] = np.zeros(0, np.uint32)
-    length = 0
+    pieces: list[tuple[NDArray[np.uint32], Tokens]] = []
     for points in _read_code_points(text):
-        alphabet, length = np.union1d(alphabet, points), length + len(points)
+        own = np.unique(points)
+        alphabet = np.union1d(alphabet, own)
         if len(alphabet) > MOST_CHARACTERS:
             raise TaskError(f"{text} has more than {MOST_CHARACTERS} different characters: give another text")
+        pieces.append((own, np.searchsorted(own, points).astype(_index_type(own))))
     if len(alphabet) < 2:
         raise TaskError(f"{text} has {len(alphabet)} different characters, which leaves nothing to learn")
-    tokens: Tokens = np.empty(length, np.uint8 if len(alphabet) <= 1 << 8 else np.uint16)
+    tokens: Tokens = np.empty(sum(len(piece) for _, piece in pieces), _index_type(alphabet))
     begin = 0
-    for points in _read_code_points(text):
-        tokens[begin : begin + len(points)] = np.searchsorted(alphabet, points)
-        begin += len(points)
+    for own, piece in pieces:
+        tokens[begin : begin + len(piece)] = np.searchsorted(alphabet, own)[piece]
+        begin += len(piece)
     return TokenisedText(tokens, "".join(map(chr, alphabet.tolist())))
+
+
+def _index_type(alphabet: NDArray[np.uint32]) -> type[np.uint8 | np.uint16]:
+    return np.uint8 if len(alphabet) <= 1 << 8 else np.uint16
 
 
 def _read_code_points(text: Path | None) -> Iterator[NDArray[np.uint32]]:

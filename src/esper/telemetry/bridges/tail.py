@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from esper.telemetry.database import translate_errors
 from esper.telemetry.events import (
     AnomalyRaised,
     EpisodeEnded,
@@ -86,7 +84,7 @@ class Tail(RunReader):
 
     def figures(self, after: int) -> Figures | None:
         """The first finished iteration after the one of that number; None if there is none yet."""
-        with self._snapshot():
+        with self.snapshot():
             closing = _CLOSING.get(self.metadata().get("command", ""), PPOUpdated.name)
             found = self._query(
                 "SELECT iteration FROM scalars WHERE iteration > ? "
@@ -131,14 +129,6 @@ class Tail(RunReader):
             iteration,
         )
         return self._decode(event_type, rows)
-
-    @contextmanager
-    def _snapshot(self) -> Generator[None]:
-        """What is read within stays the same, also while the run is rewound."""
-        with translate_errors(self.path):
-            self._connection.execute("BEGIN")
-            with self._connection:
-                yield
 
 
 def _marks(names: Sequence[str]) -> str:
