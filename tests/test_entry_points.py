@@ -17,6 +17,7 @@ from esper.experiments.contest import Contest
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.settings import TrainSettings
 from esper.grower.grower import Grower
+from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
 from esper.rl.gym.growth import Growth, GrowthSettings
 from esper.settings import Settings
@@ -34,18 +35,28 @@ COLUMNS: dict[str, Collection[str]] = {
 NOT_TAKEN = {"-", "own", "own, the first", "not used", "of `reset`", "where the model is"}
 
 
-def table() -> dict[str, dict[str, str]]:
-    """By setting and column."""
-    head, _, *rows = [
-        [cell.strip() for cell in line.strip("|\n").split("|")]
-        for line in PAGE.read_text().splitlines()
-        if line.startswith("|")
-    ]
+def table(heading: str = "# ") -> dict[str, dict[str, str]]:
+    """The first table below a heading, by setting and column."""
+    text = PAGE.read_text()
+    blocks = text[text.index(heading) :].split("\n\n")
+    found = next(block for block in blocks if block.startswith("|"))
+    head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in found.splitlines()]
     return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
 def test_every_column_of_the_page_is_looked_at() -> None:
     assert all(cells.keys() == COLUMNS.keys() for cells in table().values())
+
+
+def test_the_page_names_every_rule_with_its_default() -> None:
+    told = table("## Rules")
+    assert told.keys() == Rules.model_fields.keys()
+    for name, cells in told.items():
+        usual = getattr(Rules(), name)
+        parts = usual if isinstance(usual, tuple) else (usual,)
+        assert cells["default"] == ", ".join(
+            f"{part:g}" if isinstance(part, float) else str(getattr(part, "name", part)).lower() for part in parts
+        )
 
 
 @pytest.mark.parametrize("column", COLUMNS)
