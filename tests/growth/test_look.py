@@ -314,6 +314,23 @@ def test_losses_that_cannot_be_used_are_refused() -> None:
     assert "held 0 examples" in refused(example_losses, [])
 
 
+class Rounding(nn.Module):
+    """What no vmap can take: a number of its input decides what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.scale * (1 if inputs.sum().item() < 1e9 else 2)
+
+
+def test_a_layer_that_takes_no_example_by_itself_is_named() -> None:
+    model = esper.attach(nn.Sequential(nn.Linear(4, 3), Rounding()), {"0": ["norm"]}, torch.zeros(2, 4))
+    with pytest.raises(LookError, match=r"layer '1' \(Rounding\) cannot be differentiated example by example"):
+        model.look(squared_error, [(drawn(8, 4, seed=1), torch.zeros(8, 3))], layers=True)
+
+
 def test_a_refusal_leaves_no_hooks() -> None:
     model = RESNET.attached()
     hooks = [len(module._forward_hooks) for module in model.host.modules()]

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.training.evaluation import evaluate, remember
-from esper.training.learning import Batch, train
-from esper.training.population import Population
+from esper.lifecycle.rules import Isolation
+from esper.training.learning import Batch
+from esper.training.population import Population, Strategy
 from esper.training.promise import PromiseMeter, Promises
 from open_rules import open_rules
-from training.scenes import SUITE, VALIDATION, Draws, both, instances, networks, plan
+from training.scenes import SUITE, Draws, grown, instances, networks, plan
 
-DECISIONS = 6
 EXAMPLES = 12
 SLOTS = range(len(SUITE.sites))
 
@@ -30,24 +29,12 @@ def measure(population: Population, batch: Batch) -> Promises:
     return PromiseMeter(population).measure(batch, SLOTS).fetch()
 
 
+@pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
-def test_it_equals_looking_at_each_network_alone(strategy: str) -> None:
-    chosen = instances(14)
-    rules = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
-    fast, slow = both(chosen, plan(rules, strategy=strategy))
-    draws = Draws(chosen)
-    for _ in range(DECISIONS):
-        actions = draws.actions(fast.legal_actions())
-        slow.evidence = fast.evidence
-        fast.decide(actions)
-        slow.decide(actions)
-        batches = [draws.batch() for _ in range(2)]
-        report = train(fast, batches)
-        slow.train(batches)
-        remember(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+def test_it_equals_looking_at_each_network_alone(isolation: Isolation, strategy: Strategy) -> None:
+    fast, slow, batch = grown(isolation, strategy)
     assert fast.table.owning.any()
     assert not fast.table.owning.all()
-    batch = draws.batch(EXAMPLES)
     found = measure(fast, batch)
     assert np.isfinite(found.fitted).all(axis=(1, 2)).any()
     for network, model in enumerate(slow.models):

@@ -7,7 +7,22 @@ from dataclasses import replace
 from esper.experiments.iteration import Iteration
 from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, UpdateMetrics
+from esper.telemetry.events import RolledBack
 
+EXPLODED = RolledBack(
+    iteration=1,
+    episode=1,
+    environment=0,
+    step=0,
+    trouble="exploded",
+    loss_before=9.0,
+    metric_before=0.1,
+    loss_after=1.0,
+    metric_after=float("nan"),
+    pruned=(0,),
+    ended=False,
+)
+"""What befell the first network in its first step."""
 LEVELS = {"none": 0.531, "random": 0.488, "all_at_start": 0.597, "periodic": 0.612, "heuristic": 0.641}
 
 UPDATE = UpdateMetrics(

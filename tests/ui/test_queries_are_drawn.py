@@ -22,7 +22,6 @@ from matplotlib.figure import Figure as Canvas
 from esper.cli import main
 from esper.experiments.iteration import record
 from esper.rl.diagnostics import Anomaly
-from esper.telemetry.events import RolledBack
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
 from esper.ui.dash.answers import describe_learning
@@ -36,6 +35,7 @@ from esper.ui.report.subject import report_on
 from grower.training_loop import Loop
 from ui import planted
 from ui.figures_cases import grown, trained
+from ui.planted import EXPLODED
 
 Record = dict[str, Any]
 Curve = tuple[tuple[float, float], ...]
@@ -64,21 +64,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for epoch in (2, 3):
             figures = {"train_accuracy": 0.5 + epoch / 20, "validation_accuracy": 0.4, "train_loss": 1 / epoch}
             store.scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
-        store.emit(
-            RolledBack(
-                iteration=1,
-                episode=1,
-                environment=0,
-                step=0,
-                trouble="exploded",
-                loss_before=9.0,
-                metric_before=0.1,
-                loss_after=1.0,
-                metric_after=float("nan"),
-                pruned=(0,),
-                ended=False,
-            )
-        )
+        store.emit(EXPLODED)
     return made.path
 
 

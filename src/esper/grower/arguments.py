@@ -113,6 +113,8 @@ def check_step(
     return StepInputs(loss, known, check_figures({**given, **cast("Mapping[Any, Any]", others)}))
 
 
+STATE_VERSION = 3
+"""Version of what `esper.Grower.state_dict` returns."""
 _SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
 """Terms to which all that a grower remembers belongs; any other may be changed between decisions."""
 
@@ -143,7 +145,7 @@ class Terms:
     def signature(self) -> dict[str, Any]:
         """What must be the same where a state is saved and where it is loaded; plain values."""
         terms = self.to_dict()
-        return {name: terms[name] for name in _SAME}
+        return {"version": STATE_VERSION, **{name: terms[name] for name in _SAME}}
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:

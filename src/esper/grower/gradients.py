@@ -79,9 +79,9 @@ class Gradients:
         self._norms = [norms.to(device) for norms in state["norms"]]
 
     @property
-    def stepped(self) -> bool:
-        """Whether the optimizer has made a step since the last report."""
-        return bool(self._norms)
+    def idle(self) -> bool:
+        """Whether the optimizer stepped since the last report, and no gradient was there in the last minibatch."""
+        return bool(self._norms) and not bool(self._norms[-1].any())
 
     def report(self) -> tuple[Floats, Floats, HealthTable]:
         """Norms in the last minibatch of the host ``[1]`` and of the seeds ``[1, S]``, and the seeds' health."""

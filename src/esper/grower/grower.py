@@ -52,9 +52,6 @@ from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.training.governor.model import Governor, GovernorVerdict, Rollback
 
-STATE_VERSION = 3
-"""Version of what `Grower.state_dict` returns."""
-
 
 class Grower:
     """Decides, once per `step`, what grows in a model that a loop of your own trains.
@@ -245,11 +242,10 @@ class Grower:
         if found is None or rollback is not None:
             found = self._processes.agree(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
         # Let gates and the controller know, and bar what there are no grounds for.
-        stepped = self._gradients.stepped
-        training, evaluation = self._examiner.record(now, found, self._actions)
+        idle = self._gradients.idle
+        evaluation = self._examiner.record(now, found, self._actions)
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
-            idle = stepped and not training.host_gradient.any() and not training.seed_gradient.any()
             barred = self._watch.find_barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.network.table
@@ -382,7 +378,7 @@ class Grower:
             self._timing.horizon,
             np.array([self.terms.rent]),
             np.array([float(self.terms.train_size)]),
-            self._count_rollbacks(),
+            np.array([0.0 if self.governor is None else self.governor.rollbacks_used]),
         )
         affordable = network.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
@@ -466,7 +462,6 @@ class Grower:
     def _signature(self) -> dict[str, Any]:
         """What must be the same where a state is saved and where it is loaded."""
         return {
-            "version": STATE_VERSION,
             "slots": list(self.model.slots),
             "blueprints": self.network.blueprints,
             "controller": self.controller.name,
@@ -485,12 +480,6 @@ class Grower:
             "governor": self.governor,
             "watch": self._watch,
         }
-
-    def _count_rollbacks(self) -> Floats:
-        """The share of the allowed rollbacks that there have been, ``[1]``."""
-        if self.governor is None:
-            return np.zeros(1)
-        return np.array([min(self.governor.rollbacks / max(self.governor.settings.max_rollbacks, 1), 1.0)])
 
     def _in_own_run(self, act: Callable[[OwnRun], None]) -> None:
         """Let the first process do something with the run that the grower writes itself, if it writes one."""

@@ -204,8 +204,8 @@ class Examiner:
         self._scores.begin(found.usual, train_loss)
         return found
 
-    def record(self, now: StepInputs, found: Measurement, actions: Ints) -> tuple[TrainingReport, Evaluation]:
-        """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``."""
+    def record(self, now: StepInputs, found: Measurement, actions: Ints) -> Evaluation:
+        """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""
         network, scores = self._network, self._scores
         scores.begin(found.usual, now.train_loss)
         self.history.expect(scores.chance_loss, scores.chance_score)
@@ -220,7 +220,7 @@ class Examiner:
         progress = scores.progress(found.usual)
         improved = None if progress is None else np.array([progress])
         self.history.record(actions, network.table, training, evaluation, improved)
-        return training, evaluation
+        return evaluation
 
     def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
         """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end.

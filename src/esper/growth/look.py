@@ -206,7 +206,15 @@ def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
         AskedBatch(tuple(map(_precise, arguments)), _precise(wishes))
         for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
     ]
-    figures = _summarise(gram_of(layer, batches).unsqueeze(0))
+    try:
+        gram = gram_of(layer, batches)
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise LookError(
+            f"layer {name!r} ({type(layer).__name__}) cannot be differentiated example by example ({reason}): look "
+            "without layers=True"
+        ) from error
+    figures = _summarise(gram.unsqueeze(0))
     return LayerNeed(name, type(layer).__name__, *figures, sum(one.numel() for one in layer.parameters()))
 
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from esper.errors import RunError
 from esper.experiments.results import ArmResults, load_or_compute
-from esper.telemetry.events import RolledBack, RunStarted
+from esper.telemetry.events import RunStarted
 from esper.telemetry.store import RunStore
 from esper.ui.report.subject import report_on
 from experiments.results_cases import planted
 from grower.training_loop import Loop
 from ui.figures_cases import grown, trained
+from ui.planted import EXPLODED
 
 
 def add_arm(path: Path, mean: float, instances: slice = slice(None)) -> None:
@@ -58,21 +59,7 @@ def test_a_training_run_without_decisions_says_so(tmp_path: Path) -> None:
 def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     with RunStore.open(run.store) as store:
-        store.emit(
-            RolledBack(
-                iteration=1,
-                episode=1,
-                environment=0,
-                step=0,
-                trouble="exploded",
-                loss_before=9.0,
-                metric_before=0.1,
-                loss_after=1.0,
-                metric_after=float("nan"),
-                pruned=(0,),
-                ended=False,
-            )
-        )
+        store.emit(EXPLODED)
     page = report_on([run.path]).html
     assert "How mlp grew on digits" in page
     assert "Not finished yet" in page

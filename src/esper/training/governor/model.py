@@ -154,6 +154,11 @@ class Governor:
             self.snapshot()
         return self._trouble
 
+    @property
+    def rollbacks_used(self) -> float:
+        """The share of the allowed rollbacks that there have been, in [0, 1]."""
+        return min(self.rollbacks / max(self.settings.max_rollbacks, 1), 1.0)
+
     def expect_change(self) -> None:
         """The model was changed on purpose: forget what was usual for it, it may well do worse now, if not guess."""
         self._monitor.forget_usual(np.ones(SKILLS, np.bool_))
