@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 
 from esper.control.controller import Actions
-from esper.control.observation import SPEC, MaskTensors, Observation, mask_tensors
+from esper.control.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import ActionBuilder
 from esper.experiments.process_pool import prepare_process
@@ -120,7 +120,7 @@ def population_parts(slots: int) -> Parts:
     episodes = Episodes(suite, suite.sample(NETWORKS, "train", rng), OPEN_RULES)
     population = episodes.population
     grow(population, Planter(slots // 2, rng))
-    policy = Policy(SPEC, PolicySettings(), torch.Generator().manual_seed(0))
+    policy = Policy(list_features(False).spec, PolicySettings(), torch.Generator().manual_seed(0))
     observation, masks = episodes.observe(), episodes.legal_actions()
     tensors, memory = mask_tensors(masks, CPU), policy.initial_state(NETWORKS)
     actions, _ = Planter(1, rng).act(None, masks, None)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from esper.config import load_settings, merge, put
 from esper.control.rules.heuristic import HeuristicSettings
+from esper.control.rules.look import LookSettings
 from esper.control.rules.schedule import PeriodicSettings
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
@@ -32,12 +33,13 @@ ROOTS: dict[type[Settings], Settings] = {
     GrowthSettings: GrowthSettings(),
     GrowSettings: load_settings(GrowSettings, None),
     HeuristicSettings: HeuristicSettings(),
+    LookSettings: LookSettings(),
     PeriodicSettings: PeriodicSettings(),
 }
 """What entry points take, and its defaults."""
 WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
-    "PolicyOrigin",  # parts of saved files
+    *("PolicyOrigin", "ObservedConduct"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_File"),  # what a sweep draws from
 }
@@ -124,6 +126,7 @@ ROUTES: dict[str, tuple[type[Settings], Route]] = {
     "esper grow --config": (GrowSettings, _by_file(GrowSettings)),
     "gymnasium.make": (GrowthSettings, _by_keyword),
     "tuned heuristic": (HeuristicSettings, _by_file(HeuristicSettings)),
+    "tuned rule that looks": (LookSettings, _by_file(LookSettings)),
     "tuned periodic": (PeriodicSettings, _by_file(PeriodicSettings)),
 }
 

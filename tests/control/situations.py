@@ -12,6 +12,7 @@ import torch
 
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, FeatureReader, Observation, observe
+from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -55,6 +56,10 @@ class Situation:
     history: dict[str, Any] = field(default_factory=dict)
     """Attributes of the history, without the axis over networks."""
     rules: Rules = field(default_factory=Rules)
+    promises: dict[tuple[int, str], tuple[float, float]] | None = field(default_factory=dict)
+    """Fitted and held-out promise by slot and blueprint, the others are not measured; None: nobody measures any."""
+
+    promise_age: int = 0
 
     def view(self) -> FeatureInputs:
         held = population(rules=self.rules)
@@ -70,7 +75,20 @@ class Situation:
             assert name in vars(past), name
             setattr(past, name, value if name == "training" else np.array([value]))
         rent, size = np.array([self.rent]), np.array([self.train_size])
-        return FeatureInputs(held, past, np.array([self.progress]), HORIZON, rent, size, np.array([self.rollbacks]))
+        about = held, past, np.array([self.progress]), HORIZON, rent, size, np.array([self.rollbacks])
+        return FeatureInputs(*about, self._promised())
+
+    def _promised(self) -> PromiseRecord | None:
+        if self.promises is None:
+            return None
+        record = PromiseRecord(1, SLOTS, BLUEPRINTS, PromiseSettings())
+        figures = np.full((2, 1, SLOTS, BLUEPRINTS), np.nan)
+        for (slot, blueprint), promised in self.promises.items():
+            figures[:, 0, slot, index_of(blueprint)] = promised
+        record.record(np.array([True]), *figures)
+        for _ in range(self.promise_age):
+            record.wait(np.array([True]))
+        return record
 
     def _table(self) -> SeedTable:
         table = SeedTable.dormant(1, SLOTS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.control.learned import LearnedController
-from esper.control.observation import SPEC, Observation
+from esper.control.observation import Observation, list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
@@ -19,7 +19,7 @@ SETTINGS = PolicySettings(hidden=24, width=16, head_gain=1.0)
 
 
 def policy() -> Policy:
-    return Policy(SPEC, SETTINGS, torch.Generator().manual_seed(0))
+    return Policy(list_features(False).spec, SETTINGS, torch.Generator().manual_seed(0))
 
 
 def rows(observation: Observation, masks: ActionMasks, chosen: list[int]) -> tuple[Observation, ActionMasks]:

@@ -11,7 +11,7 @@ import torch
 
 from esper.config import dump_settings, load_settings
 from esper.control.learned import PolicyOrigin, restore_policy
-from esper.control.observation import SPEC
+from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.errors import CheckpointError, ConfigError
 from esper.experiments.settings import TrainSettings
@@ -24,13 +24,13 @@ SMALL = PolicySettings(hidden=8, width=4)
 @pytest.fixture
 def saved() -> tuple[Policy, dict[str, torch.Tensor]]:
     """A policy, and the tensors of its learner's checkpoint."""
-    policy = Policy(SPEC, SMALL, torch.Generator().manual_seed(5))
+    policy = Policy(list_features(False).spec, SMALL, torch.Generator().manual_seed(5))
     return policy, Learner(policy, PPOSettings(), 0).state_tensors()
 
 
 def test_a_policy_comes_back_tensor_for_tensor(saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:
     policy, tensors = saved
-    restored = restore_policy(tensors, SMALL)
+    restored = restore_policy(tensors, SMALL, None)
     assert restored.greedy
     assert restored.policy.state_dict().keys() == policy.state_dict().keys()
     for name, tensor in policy.state_dict().items():
@@ -46,7 +46,7 @@ def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, d
     if loss == "a tensor too many":
         tensors["policy.extra"] = torch.zeros(1)
     with pytest.raises(CheckpointError, match="policy"):
-        restore_policy(tensors, settings)
+        restore_policy(tensors, settings, None)
 
 
 def test_every_configuration_of_a_training_run_says_where_its_policy_comes_from(tmp_path: Path) -> None:

@@ -10,16 +10,14 @@ import torch
 
 from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
 from esper.control.observation import (
-    BLUEPRINT_FEATURES,
-    GLOBAL_FEATURES,
-    SLOT_FEATURES,
-    SPEC,
     Feature,
     FeatureReader,
     Observation,
+    list_features,
     mask_tensors,
 )
 from esper.control.policy.heads import legal_choices
+from esper.control.promises import PromiseSettings
 from esper.control.rules.simple import Uniform
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
@@ -29,6 +27,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
+from esper.rl.episode_config import EpisodeConfig
 from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
@@ -37,11 +36,8 @@ from rl.short import episodes, instances
 
 CHANCE_LOSS = np.log(SUITE.classes)
 
-PARTS: tuple[tuple[str, tuple[Feature, ...]], ...] = (
-    ("globals", GLOBAL_FEATURES),
-    ("slots", SLOT_FEATURES),
-    ("blueprints", BLUEPRINT_FEATURES),
-)
+PARTS = tuple(list_features(promise=True)._asdict().items())
+PROMISE = PromiseSettings(every=3, first=1, examples=16)
 NEVER_VARIES = {
     # Everything is measured after every step.
     "evidence_age",
@@ -60,7 +56,8 @@ NEVER_VARIES = {
 
 
 def observations(isolation: Isolation) -> list[Observation]:
-    running = episodes(instances(14), open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1))
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1)
+    running = episodes(instances(14), rules, EpisodeConfig(promise=PROMISE))
     controller = Uniform()
     state, seen = controller.start(range(14)), [running.observe()]
     while not running.finished.all():
@@ -81,7 +78,7 @@ def random_play() -> Observation:
 def test_features_lie_in_their_ranges(part: str, features: Sequence[Feature], random_play: Observation) -> None:
     values = getattr(random_play, part)
     assert values.dtype == torch.float32
-    assert values.shape[-1] == len(features) == getattr(SPEC, part)
+    assert values.shape[-1] == len(features) == getattr(list_features(promise=True).spec, part)
     for index, feature in enumerate(features):
         column = values[..., index]
         assert feature.low <= column.min(), feature.name
@@ -249,13 +246,40 @@ def test_a_reading_knows_features_by_name_only() -> None:
 
 
 def test_a_reading_finds_each_feature_in_its_place() -> None:
-    shapes = ((2, SPEC.globals), (2, SLOTS, SPEC.slots), (2, SLOTS, BLUEPRINTS, SPEC.blueprints))
+    spec = list_features(promise=True).spec
+    shapes = ((2, spec.globals), (2, SLOTS, spec.slots), (2, SLOTS, BLUEPRINTS, spec.blueprints))
     observation = Observation(*(torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in shapes))
     reading = FeatureReader(observation)
     readers = (reading.network, reading.slot, reading.blueprint)
     for (part, features), read in zip(PARTS, readers, strict=True):
         for index, feature in enumerate(features):
             assert np.array_equal(read(feature.name), getattr(observation, part)[..., index].numpy())
+
+
+PROMISED = Situation(promises={(0, "mlp"): (0.9, 0.3), (0, "norm"): (0.5, 0.4), (2, "gate"): (0.2, -0.1)})
+
+
+def test_features_of_promise() -> None:
+    reading = PROMISED.read()
+    assert reading.network("best_promise")[0] == pytest.approx(0.9)
+    assert reading.network("best_promise_held_out")[0] == pytest.approx(0.4)
+    np.testing.assert_allclose(reading.slot("best_promise")[0], [0.9, 0, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(reading.slot("best_promise_held_out")[0], [0.4, 0, -0.1], rtol=1e-6)
+    assert reading.blueprint("promise")[0, 0, index_of("norm")] == pytest.approx(0.5)
+    assert reading.blueprint("promise_held_out")[0, 2, index_of("gate")] == pytest.approx(-0.1)
+    assert np.count_nonzero(reading.blueprint("promise")) == 3
+    assert reading.network("promise_age")[0] == 0
+
+
+def test_what_is_seen_without_promise_comes_first_and_is_the_same() -> None:
+    plain, more = (Situation(promises=given).observe()[0] for given in (None, {}))
+    for part, longer, features in zip(plain, more, list_features(promise=False), strict=True):
+        assert torch.equal(part, longer[..., : len(features)])
+        assert part.shape[-1] == len(features) < longer.shape[-1]
+    reading = FeatureReader(plain)
+    assert not reading.shows_promise
+    with pytest.raises(KeyError):
+        reading.blueprint("promise")
 
 
 E, S, K, STEPS = 40, 3, 4, 25

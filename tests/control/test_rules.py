@@ -11,8 +11,10 @@ import torch
 from control.situations import HORIZON, SLOTS, Situation, fossil, holding, index_of
 from esper.control.controller import Controller
 from esper.control.observation import Observation
+from esper.control.promises import PromiseSettings
 from esper.control.rules.decisions import seed_rent
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.look import Look, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Replay, Uniform, shuffle_actions
 from esper.errors import ConfigError
@@ -20,6 +22,7 @@ from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, action, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from esper.rl.episode_config import EpisodeConfig
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, episodes, instances, play
 
@@ -38,6 +41,10 @@ RULE_SETS = {
 }
 
 
+OFTEN = PromiseSettings(every=1, first=1, examples=32)
+LOOKING = EpisodeConfig(promise=OFTEN)
+
+
 def controllers() -> list[Controller]:
     horizon = SUITE.steps
     return [
@@ -46,13 +53,14 @@ def controllers() -> list[Controller]:
         Schedule([Planting(0, 0, MLP), Planting(0, 2, NORM), Planting(4, 1, ATTENTION)], horizon, "schedule"),
         Periodic(PeriodicSettings(period=1, plantings=PAIRS, trial=1), horizon),
         Heuristic(HeuristicSettings(preferences=PAIRS, trial=1, stop_after=1.0), horizon),
+        Look(LookSettings(promise=OFTEN, threshold=0.0, trial=1, stop_after=1.0), horizon),
     ]
 
 
 @pytest.mark.parametrize("rules", RULE_SETS.values(), ids=RULE_SETS.keys())
 @pytest.mark.parametrize("controller", controllers(), ids=lambda controller: controller.name)
 def test_every_action_is_legal(controller: Controller, rules: Rules) -> None:
-    running = episodes(instances(7), rules)
+    running = episodes(instances(7), rules, LOOKING)
     play(running, controller)  # an illegal action raises
     assert running.finished.all()
 
@@ -60,7 +68,7 @@ def test_every_action_is_legal(controller: Controller, rules: Rules) -> None:
 def test_the_controllers_do_what_they_are_for() -> None:
     done: dict[str, set[int]] = {}
     for controller in controllers():
-        running = episodes(instances(14))
+        running = episodes(instances(14), conduct=LOOKING)
         controller_ops: set[int] = set()
         state = controller.start(range(14))
         while not running.finished.all():
@@ -72,7 +80,7 @@ def test_the_controllers_do_what_they_are_for() -> None:
     assert done["none"] == {Op.WAIT}
     assert done["random"] == {*Op} - {Op.ADVANCE}
     assert done["schedule"] == growing
-    assert done["periodic"] == done["heuristic"] == growing | {Op.PRUNE}
+    assert done["periodic"] == done["heuristic"] == done["look"] == growing | {Op.PRUNE}
 
 
 def test_random_draws_do_not_depend_on_neighbours() -> None:
@@ -122,7 +130,11 @@ def periodic(**settings: object) -> Periodic:
     return Periodic(PeriodicSettings.model_validate({"stop_after": 0.0, "trial": 6, **settings}), HORIZON)
 
 
-JUDGES = pytest.mark.parametrize("judge", [heuristic, periodic], ids=["heuristic", "periodic"])
+def look(**settings: object) -> Look:
+    return Look(LookSettings.model_validate({"trial": 6, "fitted": 0.5, "margin": 0.0, **settings}), HORIZON)
+
+
+JUDGES = pytest.mark.parametrize("judge", [heuristic, periodic, look], ids=["heuristic", "periodic", "look"])
 
 
 def contributing(*accuracy: float, **others: object) -> Situation:
@@ -277,8 +289,9 @@ def test_controllers_are_deterministic_in_their_seeds() -> None:
     assert len(draws) > 5
 
 
-def test_an_observation_of_many_is_decided_row_by_row() -> None:
-    situations = [contributing(0.2, NAN, NAN), contributing(NAN, -0.2, NAN), Situation()]
+@JUDGES
+def test_an_observation_of_many_is_decided_row_by_row(judge) -> None:
+    situations = [contributing(0.2, NAN, NAN), contributing(NAN, -0.2, NAN), Situation(), promising()]
     seen = [situation.observe() for situation in situations]
     together = Observation(*(torch.cat(parts) for parts in zip(*(one for one, _ in seen), strict=True)))
     masks = ActionMasks(
@@ -287,8 +300,9 @@ def test_an_observation_of_many_is_decided_row_by_row() -> None:
             for name, value in vars(seen[0][1]).items()
         }
     )
-    actions, _ = heuristic().act(together, masks, None)
-    assert actions[:, :3].tolist() == [decide(heuristic(), situation) for situation in situations]
+    rule = judge()
+    actions, _ = rule.act(together, masks, rule.start(range(len(situations))))
+    assert actions[:, :3].tolist() == [decide(judge(), situation) for situation in situations]
 
 
 def recorded(count: int) -> tuple[np.ndarray, list[float]]:
@@ -347,3 +361,50 @@ def test_what_cannot_be_replayed_is_refused() -> None:
         Replay({3: wait(4)}).start([3, 9])
     with pytest.raises(ConfigError, match="at least two"):
         shuffle_actions(np.zeros((2, 1, 8), np.int64), [1], np.random.default_rng(0))
+
+
+def promising(**settings: object) -> Situation:
+    """Candidates whose mean promise, at no price, is .6, .5 and .3."""
+    promised = {(1, "norm"): (0.7, 0.5), (2, "mlp"): (0.9, 0.1), (0, "gate"): (0.4, 0.2)}
+    return Situation(**{"progress": 0.1, "promises": promised, **settings})  # type: ignore[arg-type]
+
+
+def test_what_promises_most_is_planted() -> None:
+    assert decide(look(price=0.0), promising()) == [Op.GERMINATE, 1, NORM]
+    assert decide(look(price=0.0, fitted=1.0), promising()) == [Op.GERMINATE, 2, MLP]
+    assert decide(look(price=0.0, fitted=0.0), promising()) == [Op.GERMINATE, 1, NORM]
+
+
+def test_a_promise_is_worth_less_the_more_it_costs() -> None:
+    both = {(1, "norm"): (0.4, 0.4), (1, "mlp"): (0.5, 0.5)}
+    assert decide(look(price=0.0), promising(promises=both)) == [Op.GERMINATE, 1, MLP]
+    assert decide(look(price=2.0, threshold=-1.0), promising(promises=both)) == [Op.GERMINATE, 1, NORM]
+
+
+@pytest.mark.parametrize(
+    ("why", "rule", "situation"),
+    [
+        ("too little is promised", look(threshold=0.61, price=0.0), promising()),
+        ("nothing was measured yet", look(threshold=-1.0), promising(promises={})),
+        ("the promise is old", look(), promising(promise_age=1)),
+        ("it is late", look(stop_after=0.05), promising()),
+        ("a seed is unfinished", look(), promising(slots={0: holding("mlp", age=1)})),
+        ("no slot is free", look(), promising(slots=dict.fromkeys(range(SLOTS), fossil("mlp")))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_nothing_is_planted_where(why: str, rule: Look, situation: Situation) -> None:
+    assert decide(rule, situation)[0] == Op.WAIT, why
+
+
+def test_what_was_tried_is_not_tried_again_and_taken_slots_are_passed_over() -> None:
+    tries = np.zeros((SLOTS, len(SUITE.blueprints)))
+    tries[1, NORM] = 1
+    assert decide(look(price=0.0), promising(history={"tries": tries})) == [Op.GERMINATE, 2, MLP]
+    taken = promising(slots={1: fossil("mlp")})
+    assert decide(look(price=0.0), taken) == [Op.GERMINATE, 2, MLP]
+
+
+def test_a_rule_that_looks_needs_to_be_shown_something() -> None:
+    with pytest.raises(ConfigError, match=r"conduct\.promise"):
+        decide(look(), Situation(promises=None))

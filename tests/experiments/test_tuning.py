@@ -107,4 +107,5 @@ def test_every_suite_has_baselines_that_fit_it(name: str) -> None:
         "schedule",
         "periodic",
         "heuristic",
+        "look",
     ]

@@ -10,7 +10,7 @@ import torch
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import SPEC
+from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.grower import Decision, Grower
 from esper.grower.measuring import compute_contributions, measure_seeds
@@ -24,7 +24,7 @@ DECISIONS = 10
 def controller(name: str) -> str | Controller:
     if name != "policy":
         return name
-    policy = Policy(SPEC, PolicySettings(hidden=8, width=8), torch.Generator().manual_seed(0))
+    policy = Policy(list_features(False).spec, PolicySettings(hidden=8, width=8), torch.Generator().manual_seed(0))
     return LearnedController(policy, greedy=False)
 
 

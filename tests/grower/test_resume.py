@@ -16,7 +16,7 @@ import torch
 import esper
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import SPEC
+from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.schedule import Schedule
 from esper.control.rules.simple import Replay
@@ -31,6 +31,7 @@ from esper.training.governor.detectors import GovernorSettings
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
 
 DECISIONS = 8
+SPEC = list_features(promise=False).spec
 
 
 def _policy(*, greedy: bool) -> Controller:

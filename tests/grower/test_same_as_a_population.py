@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import SLOT_FEATURES, SPEC, Observation
+from esper.control.observation import SLOT_FEATURES, Observation, list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.simple import Never, Uniform
@@ -68,7 +68,7 @@ def heuristic() -> Controller:
 
 def policy() -> Controller:
     return LearnedController(
-        Policy(SPEC, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False
+        Policy(list_features(False).spec, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from esper.control.controller import Controller
 from esper.control.rules.simple import Uniform
 from esper.lifecycle.rules import Rules
+from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
@@ -39,9 +40,14 @@ def instances(count: int, drift_step: int | None = None) -> list[Instance]:
     return [one if one.drift_step is None else replace(one, drift_step=drift_step or 5) for one in drawn]
 
 
-def episodes(chosen: Sequence[Instance], rules: Rules = QUICK, **reward: Any) -> Episodes:
+def episodes(
+    chosen: Sequence[Instance],
+    rules: Rules = QUICK,
+    conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
+    **reward: Any,
+) -> Episodes:
     """Episodes that are paid as ``reward`` says, by `RewardSettings`."""
-    return Episodes(SUITE, chosen, rules, rewards=[RewardSettings(**reward)] * len(chosen))
+    return Episodes(SUITE, chosen, rules, conduct, rewards=[RewardSettings(**reward)] * len(chosen))
 
 
 def play(running: Episodes, controller: Controller | None = None, steps: int | None = None) -> list[StepResult]:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import esper.rl
-from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES
+from esper.control.observation import list_features
 from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, clear_irrelevant_heads, head_sizes, wait
 from esper.rl.gym.envs import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
@@ -48,18 +48,19 @@ def rows(arrays: Arrays, chosen: Any) -> Arrays:
     return {name: array[chosen] for name, array in arrays.items()}
 
 
-def test_spaces_are_finite_and_hold_what_is_observed() -> None:
-    env = make()
+@pytest.mark.parametrize("promise", [None, {"every": 2, "first": 1, "examples": 8}], ids=["plain", "with promise"])
+def test_spaces_are_finite_and_hold_what_is_observed(promise: dict[str, int] | None) -> None:
+    env, lists = make(conduct={"promise": promise}), list_features(promise is not None)
     single = env.single_observation_space
     assert set(single) == {"globals", "slots", "blueprints", "action_mask"}
-    for name, features in (("globals", GLOBAL_FEATURES), ("slots", SLOT_FEATURES), ("blueprints", BLUEPRINT_FEATURES)):
+    for name, features in lists._asdict().items():
         box = single[name]
         assert np.isfinite(box.low).all()
         assert np.isfinite(box.high).all()
         for index, feature in enumerate(features):
             assert np.unique(box.low[..., index]).tolist() == [np.float32(feature.low)], feature.name
             assert np.unique(box.high[..., index]).tolist() == [np.float32(feature.high)], feature.name
-    assert single["blueprints"].shape == (S, K, len(BLUEPRINT_FEATURES))
+    assert single["blueprints"].shape == (S, K, lists.spec.blueprints)
     assert single["action_mask"].shape == (sum(head_sizes(S, K)),)
     assert env.single_action_space.nvec.tolist() == list(head_sizes(S, K))
     assert env.action_space.shape == (E, len(Head))

@@ -12,11 +12,13 @@ import torch
 from control.synthetic import NO_PRIOR
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import SPEC
+from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from rl.many_slots import SEEDS, SLOTS, SUITE, episodes
 from rl.short import play
+
+SPEC = list_features(promise=False).spec
 
 
 def heuristic() -> Controller:

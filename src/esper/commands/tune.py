@@ -21,7 +21,7 @@ WORKERS = 2
 
 
 def command(
-    controller: Annotated[Literal["heuristic", "periodic"], tyro.conf.Positional],
+    controller: Annotated[Literal["heuristic", "look", "periodic"], tyro.conf.Positional],
     suite: str = "tokens",
     environment_steps: int = 400_000,
     seed: int = 0,

@@ -9,6 +9,7 @@ import numpy as np
 
 from esper.arrays import Floats, Ints
 from esper.control.observation import Observation
+from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.state import from_plain
@@ -33,6 +34,19 @@ class Controller(Protocol):
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         """Legal actions int64 ``[E, 8]`` and the next state."""
         ...
+
+
+@runtime_checkable
+class PromiseReader(Protocol):
+    """A controller that goes by what blueprints promise, and says how that is to be measured."""
+
+    promise: PromiseSettings | None
+    """None: it does without."""
+
+
+def wanted_promise(controller: Controller) -> PromiseSettings | None:
+    """How what blueprints promise is to be measured for it; None: it need not be."""
+    return controller.promise if isinstance(controller, PromiseReader) else None
 
 
 class UniformStreams:

@@ -10,9 +10,10 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from esper.control.controller import Actions, UniformStreams
-from esper.control.observation import SPEC, Observation, mask_tensors
+from esper.control.observation import Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
+from esper.control.promises import PromiseSettings
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
@@ -28,13 +29,17 @@ class LearnedState(NamedTuple):
 
 
 class LearnedController:
-    """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions."""
+    """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions.
+
+    ``promise`` says how what blueprints promise was measured where the policy learned; None: it never saw any.
+    """
 
     name = "policy"
 
-    def __init__(self, policy: Policy, *, greedy: bool) -> None:
+    def __init__(self, policy: Policy, *, greedy: bool, promise: PromiseSettings | None = None) -> None:
         self.policy = policy
         self.greedy = greedy
+        self.promise = promise
 
     def start(self, seeds: Sequence[int]) -> LearnedState:
         """Empty memories."""
@@ -48,6 +53,14 @@ class LearnedController:
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
 
 
+class ObservedConduct(Settings):
+    """What a policy's observations depend on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    promise: PromiseSettings | None = None
+
+
 class PolicyOrigin(Settings):
     """What the configuration of a run says of the policy that it trained; how it was trained is left out."""
 
@@ -59,15 +72,19 @@ class PolicyOrigin(Settings):
     """What may happen to seeds there."""
     policy: PolicySettings = PolicySettings()
     """Its sizes."""
+    conduct: ObservedConduct = ObservedConduct()
+    """How its episodes went."""
 
 
-def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings) -> LearnedController:
-    """The policy in a checkpoint's ``tensors``, greedy, on the CPU.
+def restore_policy(
+    tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None
+) -> LearnedController:
+    """The policy in a checkpoint's ``tensors``, greedy, on the CPU, that saw ``promise`` where it learned.
 
     Raises:
         CheckpointError: they are of a policy with other settings.
     """
-    policy = Policy(SPEC, settings, torch.Generator().manual_seed(0))
+    policy = Policy(list_features(promise is not None).spec, settings, torch.Generator().manual_seed(0))
     saved = take_prefix("policy.", tensors)  # the others are the optimizer's and counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
-    return LearnedController(policy, greedy=True)
+    return LearnedController(policy, greedy=True, promise=promise)

@@ -18,6 +18,7 @@ from torch import Tensor
 from esper.arrays import Bools, Float32s, Floats, Ints
 from esper.control.growing_networks import GrowingNetworks
 from esper.control.history import LOOKBACK, History
+from esper.control.promises import PromiseRecord, largest
 from esper.growth.blueprints.registry import Family
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
@@ -109,6 +110,14 @@ class FeatureInputs:
     """``[E]``."""
     rollbacks: Floats
     """Share of the allowed rollbacks that the episode has had, ``[E]``."""
+    promises: PromiseRecord | None = None
+    """What blueprints promise; None where nobody measures it."""
+
+    @property
+    def promised(self) -> PromiseRecord:
+        """What blueprints promise, where it is measured."""
+        assert self.promises is not None, "features of promise are computed where it is measured"
+        return self.promises
 
     @property
     def chance_loss(self) -> np.float64:
@@ -295,38 +304,79 @@ def compute_features(features: Sequence[Feature], view: FeatureInputs) -> Float3
     return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")
 
 
-SPEC = ObservationSpec(len(GLOBAL_FEATURES), len(SLOT_FEATURES), len(BLUEPRINT_FEATURES))
-"""The feature counts of every observation that Esper makes."""
+class FeatureLists(NamedTuple):
+    """The features of an observation's three parts."""
+
+    globals: tuple[Feature, ...]
+    slots: tuple[Feature, ...]
+    blueprints: tuple[Feature, ...]
+
+    @property
+    def spec(self) -> ObservationSpec:
+        """How many they are."""
+        return ObservationSpec(*map(len, self))
+
+
+_PLAIN = FeatureLists(GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES)
+_WITH_PROMISE = FeatureLists(
+    (
+        *GLOBAL_FEATURES,
+        Feature("best_promise", 0, 1, lambda v: largest(v.promised.fitted, (1, 2))),
+        Feature("best_promise_held_out", -1, 1, lambda v: largest(v.promised.held_out, (1, 2))),
+        Feature("promise_change", -1, 1, lambda v: v.promised.change),
+        Feature("promise_age", 0, 1, lambda v: v.promised.age / v.horizon),
+    ),
+    (
+        *SLOT_FEATURES,
+        Feature("best_promise", 0, 1, lambda v: largest(v.promised.fitted, 2)),
+        Feature("best_promise_held_out", -1, 1, lambda v: largest(v.promised.held_out, 2)),
+    ),
+    (
+        *BLUEPRINT_FEATURES,
+        Feature("promise", 0, 1, lambda v: v.promised.fitted),
+        Feature("promise_held_out", -1, 1, lambda v: v.promised.held_out),
+    ),
+)
+
+
+def list_features(promise: bool) -> FeatureLists:
+    """What controllers see where promise is measured, or is not: then the list ends sooner."""
+    return _WITH_PROMISE if promise else _PLAIN
 
 
 def observe(view: FeatureInputs) -> Observation:
     """What controllers see of E networks, on the CPU.
 
-    Of a diverged network: the worst loss and gradient, 0 for comparisons of them.
+    Of a diverged network: the worst loss and gradient, 0 for comparisons of them and for promises.
     """
-    parts = (compute_features(features, view) for features in (GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES))
+    parts = (compute_features(features, view) for features in list_features(view.promises is not None))
     return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0) for part in parts))
 
 
-_GLOBAL = {feature.name: index for index, feature in enumerate(GLOBAL_FEATURES)}
-_SLOT = {feature.name: index for index, feature in enumerate(SLOT_FEATURES)}
-_BLUEPRINT = {feature.name: index for index, feature in enumerate(BLUEPRINT_FEATURES)}
+_PLACES = {
+    lists.spec: [{feature.name: index for index, feature in enumerate(features)} for features in lists]
+    for lists in (_PLAIN, _WITH_PROMISE)
+}
 
 
 class FeatureReader:
-    """An observation of E networks as named arrays. An unknown name is a KeyError."""
+    """An observation of E networks as named arrays. A name that is not among its features is a KeyError."""
 
     def __init__(self, observation: Observation) -> None:
         self._globals, self._slots, self._blueprints = (part.cpu().numpy() for part in observation)
+        spec = ObservationSpec(*(part.shape[-1] for part in observation))
+        self.shows_promise = spec == _WITH_PROMISE.spec
+        """Whether features of promise are among them."""
+        self._places = _PLACES[spec]
 
     def network(self, name: str) -> Float32s:
         """A feature of the whole network, ``[E]``."""
-        return self._globals[:, _GLOBAL[name]]
+        return self._globals[:, self._places[0][name]]
 
     def slot(self, name: str) -> Float32s:
         """A feature of each slot, ``[E, S]``."""
-        return self._slots[:, :, _SLOT[name]]
+        return self._slots[:, :, self._places[1][name]]
 
     def blueprint(self, name: str) -> Float32s:
         """A feature of each blueprint in each slot, ``[E, S, K]``."""
-        return self._blueprints[..., _BLUEPRINT[name]]
+        return self._blueprints[..., self._places[2][name]]

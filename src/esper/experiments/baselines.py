@@ -10,6 +10,7 @@ from pathlib import Path
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.look import Look, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.settings import Settings
@@ -30,6 +31,8 @@ class BaselineSettings(Settings):
     """The best fixed schedule found, planted as early as can be."""
     periodic: PeriodicSettings
     heuristic: HeuristicSettings
+    look: LookSettings = LookSettings()
+    """As everywhere: nothing in it is of one suite."""
     environment_steps: dict[str, int] = {}
     """Decisions of single networks that the search for each controller took; who is not named was not searched for."""
 
@@ -51,7 +54,7 @@ def baseline_settings(suite: Suite) -> BaselineSettings:
 
 
 def baselines(suite: Suite) -> list[Controller]:
-    """All of them: none, random, all_at_start, schedule, periodic, heuristic."""
+    """All of them: none, random, all_at_start, schedule, periodic, heuristic, look."""
     settings = baseline_settings(suite)
     return [
         Never(),
@@ -60,6 +63,7 @@ def baselines(suite: Suite) -> list[Controller]:
         Schedule(_at_once(settings.schedule), suite.steps, "schedule"),
         Periodic(settings.periodic, suite.steps),
         Heuristic(settings.heuristic, suite.steps),
+        Look(settings.look, suite.steps),
     ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.arrays import Floats
 from esper.control.controller import Controller
-from esper.control.observation import SPEC, mask_tensors
+from esper.control.observation import list_features, mask_tensors
 from esper.control.policy import Policy, PolicyStep
 from esper.devices import usable_device
 from esper.experiments.baselines import baselines
@@ -59,7 +59,8 @@ class ShardResult:
 
 def new_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
-    return Policy(SPEC, settings.policy, torch.Generator().manual_seed(settings.seed))
+    spec = list_features(settings.conduct.promise is not None).spec
+    return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
 
 
 def sample_instances(settings: TrainSettings, iteration: int) -> list[Instance]:

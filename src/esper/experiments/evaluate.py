@@ -78,7 +78,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         CheckpointError: there is no usable checkpoint, or it belongs to other settings.
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
-    controller = restore_policy(checkpoint.tensors, settings.policy)
+    controller = restore_policy(checkpoint.tensors, settings.policy, settings.conduct.promise)
     return LoadedPolicy(controller, checkpoint.iteration, checkpoint.sha256)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from esper.control.controller import Actions, Controller
+from esper.control.controller import Actions, Controller, wanted_promise
 from esper.control.observation import Observation
 from esper.devices import CPU, usable_device
 from esper.errors import RunError
@@ -89,6 +90,12 @@ class EvaluationConfig:
     """Where networks are computed, as torch names it; controllers decide on the CPU."""
     networks_per_pass: int | None = None
     strategy: Strategy = "stacked"
+
+    def suited_to(self, controller: Controller) -> EvaluationConfig:
+        """These terms with the promises measured that the controller goes by, in its own way; they change nothing but
+        what is seen."""
+        wanted = wanted_promise(controller)
+        return replace(self, conduct=self.conduct.model_copy(update={"promise": wanted}))
 
     def episodes(
         self,
@@ -203,16 +210,20 @@ def split_into_cohorts(
 ) -> list[CohortTask]:
     """Every controller on every instance, as tasks, ``attributed`` or not.
 
-    Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`.
+    Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`, as far as
+    neighbours see alike.
     """
     size = min(COHORT, len(instances))
-    parts = [
-        Part(controller, instances[start : start + size])
-        for controller in controllers
-        for start in range(0, len(instances), size)
-    ]
     together = max(COHORT // size, 1)
-    return [CohortTask(terms, parts[start : start + together], attributed) for start in range(0, len(parts), together)]
+    tasks: list[CohortTask] = []
+    for own, several in groupby(controllers, terms.suited_to):
+        parts = [
+            Part(controller, instances[start : start + size])
+            for controller in several
+            for start in range(0, len(instances), size)
+        ]
+        tasks += [CohortTask(own, parts[at : at + together], attributed) for at in range(0, len(parts), together)]
+    return tasks
 
 
 def join_cohorts(controllers: int, played: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:

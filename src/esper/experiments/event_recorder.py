@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.arrays import Ints
-from esper.control.observation import BLUEPRINT_FEATURES, GLOBAL_FEATURES, SLOT_FEATURES, Observation
+from esper.control.observation import Observation, list_features
 from esper.control.policy import PolicyStep
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
@@ -235,7 +235,7 @@ def _as_tuple(values: Any) -> Any:
 
 def describe_run(settings: TrainSettings) -> dict[str, Any]:
     """Metadata by key; lists are indexed by the numbers that events use."""
-    suite = get_suite(settings.suite)
+    suite, seen = get_suite(settings.suite), list_features(settings.conduct.promise is not None)
     return {
         "command": "train",
         "seed": settings.seed,
@@ -247,9 +247,5 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "blueprints": list(suite.blueprints),
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
-        "features": {
-            "globals": [feature.name for feature in GLOBAL_FEATURES],
-            "slots": [feature.name for feature in SLOT_FEATURES],
-            "blueprints": [feature.name for feature in BLUEPRINT_FEATURES],
-        },
+        "features": {part: [feature.name for feature in features] for part, features in seen._asdict().items()},
     }

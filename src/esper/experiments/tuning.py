@@ -10,6 +10,7 @@ import numpy as np
 from esper.arrays import Floats
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.look import Look, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.experiments.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
@@ -52,7 +53,7 @@ class TuningResult:
 def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: Workers) -> TuningResult:
     """Random search by successive halving on training instances.
 
-    ``kind`` is ``heuristic`` or ``periodic``. Rounds share the steps equally: each keeps one candidate in
+    ``kind`` is ``heuristic``, ``look`` or ``periodic``. Rounds share the steps equally: each keeps one candidate in
     `SURVIVORS` and plays `SURVIVORS` times as many instances.
     """
     draw, build = _KINDS[kind]
@@ -175,6 +176,22 @@ def _draw_periodic(suite: Suite, rng: np.random.Generator) -> PeriodicSettings:
     )
 
 
+def _draw_look(_: Suite, rng: np.random.Generator) -> LookSettings:
+    return LookSettings(
+        fitted=_pick(rng, (0.25, 0.5, 0.75)),
+        price=_pick(rng, (0.0, 0.05, 0.1, 0.15, 0.2)),
+        threshold=_pick(rng, (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)),
+        trial=int(_pick(rng, TRIALS)),
+        margin=_pick(rng, MARGINS),
+        stop_after=_pick(rng, ENDS),
+    )
+
+
+def _build_look(settings: Settings, horizon: int) -> Controller:
+    assert isinstance(settings, LookSettings)
+    return Look(settings, horizon)
+
+
 def _build_heuristic(settings: Settings, horizon: int) -> Controller:
     assert isinstance(settings, HeuristicSettings)
     return Heuristic(settings, horizon)
@@ -187,6 +204,7 @@ def _build_periodic(settings: Settings, horizon: int) -> Controller:
 
 _KINDS: dict[str, tuple[Callable[[Suite, np.random.Generator], Settings], Callable[[Settings, int], Controller]]] = {
     "heuristic": (_draw_heuristic, _build_heuristic),
+    "look": (_draw_look, _build_look),
     "periodic": (_draw_periodic, _build_periodic),
 }
 """How candidates are drawn and built."""

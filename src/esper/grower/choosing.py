@@ -133,7 +133,8 @@ def choose_controller(
     run, origin = _open_run(name)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
-    policy = restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy)
+    tensors = Checkpoints(run.checkpoints).latest().tensors
+    policy = restore_policy(tensors, origin.policy, origin.conduct.promise)
     return ControllerChoice(policy, timing, origin)
 
 

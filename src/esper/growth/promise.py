@@ -92,6 +92,48 @@ def _apply(gram: Tensor, weights: Tensor) -> Tensor:
     return (gram @ weights).squeeze(-1).mean(-1)
 
 
+class Promised(NamedTuple):
+    """What one candidate, or each of many, promises."""
+
+    fitted: Tensor
+    """``[...]``, as `promise`."""
+    held_out: Tensor
+    """``[..., 2]``, as `held_out_promise`."""
+
+
+def promise_of_rows(rows: Tensor) -> Promised:
+    """Both figures from the per-example gradients themselves, G ``[..., N, P]``, N at least 2.
+
+    With fewer parameters than examples the sums A = G^T G and s = G^T 1 over each half tell it all: the fitted step is
+    (A + lambda I)^-1 s, and s^T of it what it grants. That is the same, in P dimensions instead of N.
+    """
+    examples, parameters = rows.shape[-2:]
+    if parameters >= examples:
+        gram = rows @ rows.mT
+        return Promised(promise(gram), held_out_promise(gram))
+    sizes = examples // 2, examples - examples // 2
+    halves = rows[..., : sizes[0], :], rows[..., sizes[0] :, :]
+    curvatures = halves[0].mT @ halves[0], halves[1].mT @ halves[1]
+    wishes = halves[0].sum(-2), halves[1].sum(-2)
+    wish = wishes[0] + wishes[1]
+    step = _solve_for_step(curvatures[0] + curvatures[1], wish, examples)
+    first, second = (_solve_for_step(*one) for one in zip(curvatures, wishes, sizes, strict=True))
+    granted = (wishes[0] * second).sum(-1) / sizes[0], (wishes[1] * first).sum(-1) / sizes[1]
+    return Promised((wish * step).sum(-1) / examples, torch.stack(granted, -1))
+
+
+def _solve_for_step(curvature: Tensor, wish: Tensor, examples: int) -> Tensor:
+    """``(A + lambda I)^-1 s [..., P]`` from ``A [..., P, P]`` and ``s [..., P]`` of so many examples."""
+    # The trace of A is that of K.
+    mean = curvature.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] / examples
+    damped = curvature + torch.where(mean != 0, RIDGE * mean, 1) * torch.eye(
+        wish.shape[-1], dtype=wish.dtype, device=wish.device
+    )
+    factor = cast(tuple[Tensor, Tensor], torch.linalg.cholesky_ex(damped))[0]
+    step = torch.cholesky_solve(wish.unsqueeze(-1), factor).squeeze(-1)
+    return torch.where(curvature.isfinite().all(-1).all(-1)[..., None], step, torch.nan)
+
+
 class AskedBatch(NamedTuple):
     """Examples that go through a module together."""
 

@@ -16,7 +16,7 @@ from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
 from esper.rl.gym.envs import GrowthVectorEnv, Info, Transition
-from esper.rl.gym.growth import Array, Arrays, GrowthSettings, conditional_masks, observation_space
+from esper.rl.gym.growth import Array, Arrays, GrowthSettings, conditional_masks
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -103,7 +103,7 @@ class JointVectorEnv(GrowthVectorEnv):
         super().__init__(num_envs, **settings)
         self.actions = JointActions.of(self.growth.suite, GrowthSettings.parse(settings).rules)
         mask = spaces.MultiBinary(len(self.actions))
-        self.single_observation_space = spaces.Dict({**observation_space(self.growth.suite), ACTION_MASK: mask})
+        self.single_observation_space = spaces.Dict({**self.growth.observation_space, ACTION_MASK: mask})
         self.single_action_space = spaces.Discrete(len(self.actions))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)

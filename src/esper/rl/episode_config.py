@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from esper.arrays import Bools, Floats, Ints
+from esper.control.promises import PromiseSettings
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 from esper.training.budget import Budget
@@ -26,6 +27,10 @@ class EpisodeConfig(Settings):
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
     """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
     stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
+
+    promise: PromiseSettings | None = None
+    """Measure what every blueprint promises in every slot, which controllers then see; null: nobody does, unless the
+    controller goes by it."""
 
     def require_measurements(self, horizon: int) -> None:
         """Raise ValueError unless every slot is measured within an episode of that many decisions."""

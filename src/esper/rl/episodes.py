@@ -11,6 +11,7 @@ import torch
 from esper.arrays import Bools, Floats, Ints, replace_where
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
+from esper.control.promises import PromiseRecord
 from esper.lifecycle.actions import wait
 from esper.lifecycle.gates import Verdicts
 from esper.lifecycle.legality import ActionMasks
@@ -47,6 +48,7 @@ from esper.training.governor import PopulationGovernor, Trouble
 from esper.training.governor.population import Intervention
 from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
 from esper.training.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
+from esper.training.promise import PromiseMeter
 
 CPU = torch.device("cpu")
 
@@ -153,7 +155,12 @@ class Episodes:
         self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
         chance = float(np.log(suite.classes)), 1 / suite.classes
-        self.history = History(self.size, len(suite.sites), len(suite.blueprints), *chance)
+        shape = self.size, len(suite.sites), len(suite.blueprints)
+        self.history = History(*shape, *chance)
+        wanted = conduct.promise
+        self.promises = None if wanted is None else PromiseRecord(*shape, wanted)
+        """What blueprints promise, where it is measured."""
+        self._meter = PromiseMeter(self.population)
         self.step_index: Ints = np.zeros(self.size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
         self.finished: Bools = np.zeros(self.size, np.bool_)
@@ -183,6 +190,7 @@ class Episodes:
             self._problems.rent,
             self._problems.train_size,
             self.governor.rollbacks_used,
+            self.promises,
         )
         return observe(view)
 
@@ -221,6 +229,7 @@ class Episodes:
         self.step_index = self.step_index + running
         ending = running & self._reached_end(intervention)
         self.finished = self.finished | ending
+        self._look(running)
         commitment = evaluate_committed(self.population, self.validation) if ending.any() else None
 
         # Everything that a reward depends on is known now.
@@ -259,6 +268,21 @@ class Episodes:
         restored = replace_where(intervention.rows, evaluation, newer)
         return training, restored, intervention, _list_incidents(intervention, evaluation, restored)
 
+    def _look(self, running: Bools) -> None:
+        """Measure what blueprints promise now, by the newest training examples, where it is time to."""
+        if (promises := self.promises) is None:
+            return
+        promises.wait(running)
+        due = running & ~self.finished & promises.settings.due(self.step_index)
+        if not due.any():
+            return
+        suite, wanted = self.suite, promises.settings.examples
+        count = min(-(-wanted // suite.batch_size), suite.batches_per_step)
+        batches = list(self._stream.take(self.step_index * suite.batches_per_step - count, count))
+        newest = (torch.cat(parts, 1)[:, -wanted:] for parts in zip(*batches, strict=True))
+        found = self._meter.measure(Batch(*newest), range(len(suite.sites))).fetch()
+        promises.record(due, found.fitted, found.held_out)
+
     def _reached_end(self, intervention: Intervention) -> Bools:
         """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
         stalled = self._conduct.find_stalled(self.history.plateau_age, self.population.table)
@@ -271,6 +295,8 @@ class Episodes:
         everyone = np.zeros(self.size, np.bool_)
         everyone[rows] = True
         self.history.restart(everyone)
+        if self.promises is not None:
+            self.promises.restart(everyone)
         self.governor.restart(everyone)
         self.finished = self.finished & ~everyone
         self.step_index = np.where(everyone, 0, self.step_index)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from esper.arrays import Bools, Floats
 from esper.growth.blueprints.registry import Blueprint
-from esper.growth.promise import AskedBatch, find_reached_parameters, grant, held_out_promise, promise
+from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
 from esper.random_streams import seed_generator
 from esper.training.deferred import Deferred
 from esper.training.execution import Parameters, SlotOp
@@ -77,16 +77,16 @@ class PromiseMeter:
         for slot in slots:
             for blueprint in range(shape[2]):
                 if population.specs.compatible[:, slot, blueprint].any():
-                    gram = self._gram(slot, blueprint, *asked[slot], batch.inputs)
-                    found.append(torch.stack([promise(gram), held_out_promise(gram).mean(-1)]))
+                    promised = promise_of_rows(self._differentiate(slot, blueprint, *asked[slot], batch.inputs))
+                    found.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
                     places.append((slot, blueprint))
         if not found:
             nothing = np.full(shape, np.nan)
             return Deferred((), lambda: Promises(nothing, nothing))
         return Deferred((torch.stack(found),), partial(_spread, shape, places, population.specs.compatible))
 
-    def _gram(self, slot: int, blueprint: int, features: Tensor, wishes: Tensor, inputs: Tensor) -> Tensor:
-        """K ``[E, N, N]``."""
+    def _differentiate(self, slot: int, blueprint: int, features: Tensor, wishes: Tensor, inputs: Tensor) -> Tensor:
+        """The gradients of all examples, G ``[E, N, P]``."""
         newborns = self._of(slot, blueprint)
         place = {width: index for index, width in enumerate(newborns.widths)}
         chosen = torch.tensor([place[width] for width in self._population.specs.widths[:, slot].tolist()])
@@ -99,8 +99,7 @@ class PromiseMeter:
         gradients = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))(
             moving, fixed, (features, seen), wishes
         )
-        rows = torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
-        return rows @ rows.mT
+        return torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
 
     def _of(self, slot: int, blueprint: int) -> _Newborns:
         """For the widths that networks have now."""

@@ -12,6 +12,7 @@ from esper.control.controller import Actions
 from esper.control.observation import FeatureReader
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.stages import LIVE
 
 
 class ActionBuilder:
@@ -60,6 +61,11 @@ Numbers: TypeAlias = NDArray[Any]
 
 ROUNDING = 1e-6
 """Ages are shares of the episode in float32."""
+
+
+def count_unfinished(reading: FeatureReader) -> Float32s:
+    """How many unfinished seeds each network has, ``[E]``."""
+    return np.sum([reading.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=(0, 2))
 
 
 def seed_rent(reading: FeatureReader) -> Float32s:

@@ -10,10 +10,9 @@ from pydantic import Field
 from esper.arrays import Bools, Ints
 from esper.control.controller import Actions
 from esper.control.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
-from esper.control.rules.decisions import ROUNDING, ActionBuilder, keep_or_prune
+from esper.control.rules.decisions import ROUNDING, ActionBuilder, count_unfinished, keep_or_prune
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.stages import LIVE
 from esper.settings import Settings
 
 
@@ -61,10 +60,9 @@ class Heuristic:
 
     def _may_try(self, reading: FeatureReader) -> Bools:
         settings = self._settings
-        unfinished = np.sum([reading.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=0)
-        fossils = reading.slot("stage_fossilized")
+        unfinished, fossils = count_unfinished(reading), reading.slot("stage_fossilized").sum(1)
         stuck = reading.network("plateau_age") * LONGEST_PLATEAU >= settings.patience - ROUNDING
-        few = (unfinished.sum(1) < settings.at_a_time) & ((unfinished + fossils).sum(1) < settings.most)
+        few = (unfinished < settings.at_a_time) & (unfinished + fossils < settings.most)
         return stuck & few & (reading.network("progress") <= settings.stop_after)
 
     def _best_guess(self, reading: FeatureReader, masks: ActionMasks) -> tuple[Ints, Ints, Bools]:

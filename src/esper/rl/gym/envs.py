@@ -23,7 +23,6 @@ from esper.rl.gym.growth import (
     GrowthStep,
     action_space,
     conditional_masks,
-    observation_space,
 )
 
 RESET_MASK = "reset_mask"
@@ -58,7 +57,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.growth = Growth(num_envs, GrowthSettings.parse(settings))
         self.num_envs = num_envs
-        self.single_observation_space = observation_space(self.growth.suite)
+        self.single_observation_space = self.growth.observation_space
         self.single_action_space = action_space(self.growth.suite)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -238,7 +237,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
 
     def __init__(self, **settings: Any) -> None:
         self.growth = Growth(1, GrowthSettings.parse(settings))
-        self.observation_space = observation_space(self.growth.suite)
+        self.observation_space = self.growth.observation_space
         self.action_space = action_space(self.growth.suite)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:

@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from esper.arrays import Bools, Floats, Ints
-from esper.control.observation import (
-    BLUEPRINT_FEATURES,
-    GLOBAL_FEATURES,
-    SLOT_FEATURES,
-    Feature,
-    MaskTensors,
-    Observation,
-)
+from esper.control.observation import Feature, MaskTensors, Observation, list_features
 from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
 from esper.lifecycle.actions import head_sizes
@@ -114,6 +107,22 @@ class Growth:
         return self._episodes
 
     @property
+    def observation_space(self) -> spaces.Dict:
+        """One network's observation: the declared features in their declared ranges, and the flat action mask.
+
+        ``globals`` ``[G]``, ``slots`` ``[S, F]``, ``blueprints`` ``[S, K, D]``, ``action_mask`` ``[sum(head sizes)]``.
+        """
+        slots, blueprints = len(self.suite.sites), len(self.suite.blueprints)
+        features = list_features(self._settings.conduct.promise is not None)
+        parts: dict[str, spaces.Space[Any]] = {
+            "globals": _make_box(features.globals, ()),
+            "slots": _make_box(features.slots, (slots,)),
+            "blueprints": _make_box(features.blueprints, (slots, blueprints)),
+            "action_mask": spaces.MultiBinary(sum(sizes_of(self.suite))),
+        }
+        return spaces.Dict(parts)
+
+    @property
     def masks(self) -> ActionMasks:
         """What is legal now, once episodes have begun."""
         assert self._masks is not None, "environments check `begun` first"
@@ -169,21 +178,6 @@ def action_space(suite: Suite) -> spaces.MultiDiscrete:
     return spaces.MultiDiscrete(list(sizes_of(suite)))
 
 
-def observation_space(suite: Suite) -> spaces.Dict:
-    """One network's observation: the declared features in their declared ranges, and the flat action mask.
-
-    ``globals`` ``[G]``, ``slots`` ``[S, F]``, ``blueprints`` ``[S, K, D]``, ``action_mask`` ``[sum(head sizes)]``.
-    """
-    slots, blueprints = len(suite.sites), len(suite.blueprints)
-    parts: dict[str, spaces.Space[Any]] = {
-        "globals": _make_box(GLOBAL_FEATURES, ()),
-        "slots": _make_box(SLOT_FEATURES, (slots,)),
-        "blueprints": _make_box(BLUEPRINT_FEATURES, (slots, blueprints)),
-        "action_mask": spaces.MultiBinary(sum(sizes_of(suite))),
-    }
-    return spaces.Dict(parts)
-
-
 def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
     shape = (*leading, len(features))
     low, high = (
@@ -194,7 +188,7 @@ def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.B
 
 
 def observation_arrays(observation: Observation, masks: ActionMasks) -> Arrays:
-    """The observations of E networks, each array ``[E, ...]`` in the order of `observation_space`."""
+    """The observations of E networks, each array ``[E, ...]`` in the order of `Growth.observation_space`."""
     arrays = {name: part.cpu().numpy() for name, part in observation._asdict().items()}
     return {**arrays, "action_mask": masks.flat().astype(np.int8)}
 
