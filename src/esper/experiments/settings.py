@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from esper.control.controller import wanted_promise
 from esper.control.policy import PolicySettings
 from esper.devices import CPU, DeviceName
 from esper.experiments.baselines import baselines
@@ -98,9 +99,15 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _who_is_imitated_exists(self) -> Self:
         if self.cloning is not None:
-            known = [controller.name for controller in baselines(get_suite(self.suite))]
-            if self.cloning.controller not in known:
-                raise ValueError(f"no baseline is called '{self.cloning.controller}' (known: {', '.join(known)})")
+            shown = {controller.name: controller for controller in baselines(get_suite(self.suite))}
+            if self.cloning.controller not in shown:
+                raise ValueError(f"no baseline is called '{self.cloning.controller}' (known: {', '.join(shown)})")
+            looks = wanted_promise(shown[self.cloning.controller]) is not None
+            if looks and (self.conduct.promise is None or self.conduct.promise.shown != "both"):
+                raise ValueError(
+                    f"'{self.cloning.controller}' goes by both figures of what blueprints promise, which whoever "
+                    "imitates it must see: set conduct.promise"
+                )
         return self
 
     @model_validator(mode="after")
