@@ -14,7 +14,7 @@ from esper.control.observation import Observation
 from esper.control.promises import PromiseSettings
 from esper.control.rules.decisions import seed_rent
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import Look, LookSettings
+from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Replay, Uniform, shuffle_actions
 from esper.errors import ConfigError
@@ -53,7 +53,7 @@ def controllers() -> list[Controller]:
         Schedule([Planting(0, 0, MLP), Planting(0, 2, NORM), Planting(4, 1, ATTENTION)], horizon, "schedule"),
         Periodic(PeriodicSettings(period=1, plantings=PAIRS, trial=1), horizon),
         Heuristic(HeuristicSettings(preferences=PAIRS, trial=1, stop_after=1.0), horizon),
-        Look(LookSettings(promise=OFTEN, threshold=0.0, trial=1, stop_after=1.0), horizon),
+        LookRule(LookSettings(promise=OFTEN, threshold=0.0, trial=1, stop_after=1.0), horizon),
     ]
 
 
@@ -130,8 +130,8 @@ def periodic(**settings: object) -> Periodic:
     return Periodic(PeriodicSettings.model_validate({"stop_after": 0.0, "trial": 6, **settings}), HORIZON)
 
 
-def look(**settings: object) -> Look:
-    return Look(LookSettings.model_validate({"trial": 6, "fitted": 0.5, "margin": 0.0, **settings}), HORIZON)
+def look(**settings: object) -> LookRule:
+    return LookRule(LookSettings.model_validate({"trial": 6, "fitted": 0.5, "margin": 0.0, **settings}), HORIZON)
 
 
 JUDGES = pytest.mark.parametrize("judge", [heuristic, periodic, look], ids=["heuristic", "periodic", "look"])
@@ -393,7 +393,7 @@ def test_a_promise_is_worth_less_the_more_it_costs() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_nothing_is_planted_where(why: str, rule: Look, situation: Situation) -> None:
+def test_nothing_is_planted_where(why: str, rule: LookRule, situation: Situation) -> None:
     assert decide(rule, situation)[0] == Op.WAIT, why
 
 

@@ -166,7 +166,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
     ended = [decision.finished for decision in told(grower, 0.5, 0.5)]
     assert ended == [False, False]
     while not grower.finished:
-        assert sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower._history.plateau_age[0] < 2
+        assert sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower._examiner.history.plateau_age[0] < 2
         told(grower, 0.5)
     assert not grower.network.table.live.any()
     assert grower.decisions > 4, "the test means a seed to delay the end"

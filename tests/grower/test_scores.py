@@ -339,5 +339,5 @@ def test_a_plateau_is_one_of_the_metric_that_was_named(
     seen = []
     for _ in values:
         found.step(train_loss=1.0)
-        seen.append(int(found._history.plateau_age[0]))
+        seen.append(int(found._examiner.history.plateau_age[0]))
     assert seen == ages

@@ -129,7 +129,7 @@ def test_they_learn_the_same_however_the_loop_is_written(epoch: Epoch) -> None:
     expected, found = trained("all_at_start", plain, host=host), trained("all_at_start", epoch, host=host)
     for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-    ours, others = found.grower._history.training, expected.grower._history.training
+    ours, others = found.grower._examiner.history.training, expected.grower._examiner.history.training
     assert ours.host_gradient == pytest.approx(others.host_gradient, rel=1e-3)
     assert ours.seed_gradient[0] == pytest.approx(others.seed_gradient[0], rel=1e-3)
     assert ours.health.ratio[0] == pytest.approx(others.health.ratio[0], rel=1e-3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import Look, LookSettings
+from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.settings import Settings
@@ -63,7 +63,7 @@ def baselines(suite: Suite) -> list[Controller]:
         Schedule(_at_once(settings.schedule), suite.steps, "schedule"),
         Periodic(settings.periodic, suite.steps),
         Heuristic(settings.heuristic, suite.steps),
-        Look(settings.look, suite.steps),
+        LookRule(settings.look, suite.steps),
     ]
 
 

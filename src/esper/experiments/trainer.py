@@ -189,7 +189,8 @@ class Trainer:
 
     def _probe(self, interrupts: Interrupts) -> float:
         # A copy for the CPU, where controllers decide.
-        controller, settings = LearnedController(copy.deepcopy(self.policy).cpu(), greedy=True), self.settings
+        settings, policy = self.settings, copy.deepcopy(self.policy).cpu()
+        controller = LearnedController(policy, greedy=True, promise=settings.conduct.promise)
         with interrupts.at_once():
             return mean_score(
                 evaluate_controllers(self._workers, [controller], evaluation_config(settings), self._probes)[0]

@@ -10,7 +10,7 @@ import numpy as np
 from esper.arrays import Floats
 from esper.control.controller import Controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import Look, LookSettings
+from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.experiments.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
@@ -189,7 +189,7 @@ def _draw_look(_: Suite, rng: np.random.Generator) -> LookSettings:
 
 def _build_look(settings: Settings, horizon: int) -> Controller:
     assert isinstance(settings, LookSettings)
-    return Look(settings, horizon)
+    return LookRule(settings, horizon)
 
 
 def _build_heuristic(settings: Settings, horizon: int) -> Controller:

@@ -14,6 +14,7 @@ from esper.arguments import (
     LARGEST,
     amount,
     callable_,
+    describe,
     file_path,
     instance,
     name_of,
@@ -25,7 +26,9 @@ from esper.arguments import (
 from esper.control.controller import Controller
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.apart import Counterfactual
+from esper.grower.listening import Listener
 from esper.grower.scores import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, check_figures, check_number
+from esper.growth.look import Look
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.detectors import GovernorSettings
@@ -113,7 +116,21 @@ def check_step(
     return StepInputs(loss, known, check_figures({**given, **cast("Mapping[Any, Any]", others)}))
 
 
-STATE_VERSION = 3
+def check_look(look: object, listener: Listener | None) -> None:
+    """Refuse what is not of `GrowingModel.look`, or what nobody goes by.
+
+    Raises:
+        ConfigError: it is such.
+    """
+    if look is None:
+        return
+    if not isinstance(look, Look):
+        raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+    if listener is None:
+        raise ConfigError("the controller does not go by what blueprints promise: leave look out")
+
+
+STATE_VERSION = 4
 """Version of what `esper.Grower.state_dict` returns."""
 _SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
 """Terms to which all that a grower remembers belongs; any other may be changed between decisions."""

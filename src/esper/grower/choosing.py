@@ -13,9 +13,11 @@ import torch
 
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
-from esper.control.controller import Controller
+from esper.control.controller import Controller, wanted_promise
 from esper.control.learned import PolicyOrigin, restore_policy
+from esper.control.promises import PromiseSettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
 from esper.errors import ConfigError, did_you_mean
@@ -33,6 +35,8 @@ MOST_PROGRESS = 0.5
 """Controllers are never told that more of these is over: until then every rule still plants."""
 LONGEST_TRIAL = 4
 """A trial takes at most one part in so many of the horizon."""
+FEWEST_LOOKS = 3
+"""A short growth is looked at as many times at least."""
 LATEST_PLANTING = 3
 """In a short growth, seeds may germinate in one part in so many of it, whatever becomes of them by its end."""
 _BEFORE_BLENDING = 1
@@ -81,29 +85,30 @@ class Timing:
                 f"decision on{apart}, and must learn until another; plan at least {needed}, or choose controller 'none'"
             )
 
-    @property
-    def trial(self) -> int:
-        """Decisions for which rules hold a seed before they judge it."""
-        return min(HeuristicSettings().trial, max(self.horizon // LONGEST_TRIAL, 1))
+    def trial(self, usual: int) -> int:
+        """Decisions for which a rule holds a seed before it judges it, where it is free to do so for ``usual`` ones."""
+        return min(usual, max(self.horizon // LONGEST_TRIAL, 1))
 
-    @property
-    def stop_after(self) -> float:
-        """The share of the growth after which rules plant nothing any more.
+    def stop_after(self, usual: float, trial: int, at_a_time: int) -> float:
+        """The share of the growth after which a rule plants nothing any more, ``usual`` where it is long enough.
 
         Where there is time, every seed is judged after a full trial before the end. In a short growth the last ones
         are unfinished then, which `esper.Grower.finish` judges.
         """
-        usual = HeuristicSettings()
-        needed = 1 + self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + self.trial + usual.at_a_time
+        needed = 1 + self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
         latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
-        return min(usual.stop_after, latest / self.horizon)
+        return min(usual, latest / self.horizon)
+
+    def promise(self, usual: PromiseSettings) -> PromiseSettings:
+        """How often a rule looks: more often where the growth is short."""
+        return usual.model_copy(update={"every": min(usual.every, max(self.horizon // FEWEST_LOOKS, 1))})
 
 
 ALL_AT_START = "all_at_start"
 Offered = list[tuple[int, int]]
 """Slot and blueprint indices, in the order in which rules try them."""
 
-_RULES = (Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
+_RULES = (LookRule.name, Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
 
 
 class ControllerChoice(NamedTuple):
@@ -166,10 +171,46 @@ def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
         return Uniform()
     if name == ALL_AT_START:
         return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
-    trial, stop_after = timing.trial, timing.stop_after
+    if name == LookRule.name:
+        return _make_look(timing)
+    usual = HeuristicSettings()
+    trial = timing.trial(usual.trial)
+    stop_after = timing.stop_after(usual.stop_after, trial, usual.at_a_time)
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
+
+
+def _make_look(timing: Timing) -> LookRule:
+    usual = LookSettings()
+    trial = timing.trial(usual.trial)
+    changed = {
+        "promise": timing.promise(usual.promise),
+        "trial": trial,
+        "stop_after": timing.stop_after(usual.stop_after, trial, 1),
+    }
+    return LookRule(usual.model_copy(update=changed), timing.horizon)
+
+
+def require_promise(controller: Controller, given: PromiseSettings | None) -> PromiseSettings | None:
+    """How what blueprints promise is measured for the controller: as is ``given``, or as it wishes; None: it is not.
+
+    Raises:
+        ConfigError: it was given to a controller that does not go by it, or shows what it does not know.
+    """
+    wanted = wanted_promise(controller)
+    if given is None:
+        return wanted
+    if wanted is None:
+        raise ConfigError(
+            f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, or "
+            f"take controller {LookRule.name!r}"
+        )
+    if given.shown != wanted.shown:
+        raise ConfigError(
+            f"conduct.promise.shown is {given.shown!r}, but controller {controller.name!r} goes by {wanted.shown!r}"
+        )
+    return given
 
 
 def _list_offers(catalogue: Catalogue) -> Offered:

@@ -79,6 +79,11 @@ class Gradients:
         self._norms = [norms.to(device) for norms in state["norms"]]
 
     @property
+    def stepped(self) -> bool:
+        """Whether the optimizer stepped since the last report."""
+        return bool(self._norms)
+
+    @property
     def idle(self) -> bool:
         """Whether the optimizer stepped since the last report, and no gradient was there in the last minibatch."""
         return bool(self._norms) and not bool(self._norms[-1].any())

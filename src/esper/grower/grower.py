@@ -15,7 +15,6 @@ from torch import Tensor
 from esper.arguments import check_arguments
 from esper.arrays import Bools, Floats, Ints
 from esper.control.controller import Controller
-from esper.control.observation import FeatureInputs, observe
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
 from esper.grower.arguments import (
@@ -25,14 +24,16 @@ from esper.grower.arguments import (
     STATE,
     StepInputs,
     Terms,
+    check_look,
     check_step,
     require_conduct,
     require_same,
 )
-from esper.grower.choosing import choose_controller, warn_of_unknown
+from esper.grower.choosing import choose_controller, require_promise, warn_of_unknown
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
+from esper.grower.listening import Listener
 from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
 from esper.grower.network import GrowingNetwork
 from esper.grower.own_run import OwnRun
@@ -42,6 +43,7 @@ from esper.grower.scores import Scores
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.hooks import require_attached
+from esper.growth.look import Look
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.legality import legal_actions
@@ -59,7 +61,7 @@ class Grower:
     ```python
     model = esper.attach(net, {"layer2": "auto"}, example_input=images[:2])
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
-    grower = esper.Grower(model, optimizer, controller="heuristic", evaluate=validate, classes=10)
+    grower = esper.Grower(model, optimizer, evaluate=validate, classes=10)
     for epoch in range(100):
         loss = train_one_epoch(model, optimizer)
         print(grower.step(train_loss=loss))
@@ -67,15 +69,14 @@ class Grower:
     plain = model.finalize()
     ```
 
-    It uses the lifecycle, the observations, the controllers and the governor of populations, with a single network. A
-    policy that `esper train` made sees here what it saw there. In several processes the first decides for all, as
-    `esper.grower.distributed` tells.
+    All is as in populations, with a single network: a policy that `esper train` made sees here what it saw there. In
+    several processes the first decides for all, as `esper.grower.distributed` tells.
 
     Args:
         model: From `esper.attach`, without live seeds unless `load_state_dict` follows.
         optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`.
-        controller: ``none``, ``random``, ``all_at_start``, ``periodic``, ``heuristic``, the directory of a run of
-            `esper train`, or a `esper.control.controller.Controller`.
+        controller: ``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``random``, ``none``, the directory of a
+            run of `esper train`, or a `esper.control.controller.Controller`.
         evaluate: Measures a model on validation data, the same for the same model: a loss, ``(loss, accuracy)``, or a
             mapping of names to numbers that has ``loss``. It is called once per decision and for each seed whose turn
             it is (without the former call, where `step` is told the figures of the whole, unless that call lets the
@@ -102,7 +103,7 @@ class Grower:
         run: A new folder for the run's store, which `esper dash`, `watch`, `report`, `runs`, `query` and `bridge` read:
             all that a decision was about is safe there when `step` returns. A grower that was saved goes on in the
             folder it had. Of several processes the first one writes.
-        verbose: Print a line per decision, and one per seed that `finish` judges.
+        verbose: Print a line per decision and per seed that `finish` judges.
         evidence: What seeds on trial are judged by. ``dependence``: what the model loses when the seed is switched off,
             which costs no training, and is more than the model has gained by it. ``refit``: what it has over a fork of
             itself that trains on without the seed from when the trial begins; known from the fork's second decision on,
@@ -120,7 +121,7 @@ class Grower:
         self,
         model: GrowingModel,
         optimizer: torch.optim.Optimizer,
-        controller: str | Path | Controller = "heuristic",
+        controller: str | Path | Controller = "look",
         *,
         evaluate: Evaluate,
         metric: str | None = None,
@@ -164,8 +165,10 @@ class Grower:
         self.passes = Passes(model)
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
-        self._examiner = Examiner(self.network, self.scores, evaluate, self.passes, self.apart, self._gradients)
-        self._history = self._examiner.history
+        wanted, kinds = require_promise(self.controller, conduct.promise), self.network.specs.kinds
+        self._listener = None if wanted is None else Listener(model, kinds, wanted, scaler)
+        parts = self.passes, self.apart, self._gradients, self._listener
+        self._examiner = Examiner(self.network, self.scores, evaluate, *parts)
         self._begin()
         self._verbose = verbose
         self._own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
@@ -199,6 +202,7 @@ class Grower:
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: Ints = wait(1)
         self.network.table = self.network.advance(self._actions, self.rules).table
+        self._processes.agree(lambda: self._examiner.listen_before(1))
 
     def step(
         self,
@@ -208,6 +212,7 @@ class Grower:
         accuracy: Number | None = None,
         metrics: Mapping[str, Number] | None = None,
         train_accuracy: Number | None = None,
+        look: Look | None = None,
     ) -> Decision:
         """Measure the model, let the governor judge and the controller decide, and carry it out.
 
@@ -220,15 +225,17 @@ class Grower:
             metrics: Whatever else `evaluate` gives, by name.
             train_accuracy: Training accuracy since the last call, if growth is about accuracy; None: not known, taken
                 to equal that of validation.
+            look: What `GrowingModel.look` has just found, where training shows nothing: a compiled model's, for one.
 
         Raises:
             ConfigError: one of the figures is none, or the metric is not among them, a seed came or went by another
-                hand, or another optimizer trains the model.
+                hand, another optimizer trains the model, or promises matter and nothing was heard of training.
             SlotError: a submodule with a slot was replaced.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
         self._in_own_run(OwnRun.require_open)
+        check_look(look, self._listener)
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.network.table)
         require_attached(self.model)
@@ -243,6 +250,7 @@ class Grower:
             found = self._processes.agree(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
         # Let gates and the controller know, and bar what there are no grounds for.
         idle = self._gradients.idle
+        self._processes.agree(lambda: self._examiner.look_ahead(1 + self.decisions, look, rollback is not None))
         evaluation = self._examiner.record(now, found, self._actions)
         barred: tuple[Op, ...] = ()
         if self._watch is not None and verdict is not None:
@@ -251,6 +259,7 @@ class Grower:
         finished, before = self.finished, self.network.table
         actions, result = self._decide(barred)
         self.decisions += 1
+        self._processes.agree(lambda: self._examiner.listen_before(1 + self.decisions))
         changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = describe_decision(
@@ -308,11 +317,10 @@ class Grower:
     def finished(self) -> bool:
         """Whether the conduct's plateau is reached: what growth is about stopped to improve, and no seed is unfinished.
 
-        That is the ``metric`` where one is named, and the validation loss otherwise, also where growth is about an
-        accuracy that nobody named: so did policies see it where they were trained.
-        Stop training then. The controller is not asked again, unless you train on and validation improves after all.
+        That is the ``metric`` where one is named, and the validation loss otherwise: so did policies see it where they
+        were trained. Stop then. The controller is not asked again, unless validation improves after all.
         """
-        return bool(self.conduct.find_stalled(self._history.plateau_age, self.network.table)[0])
+        return bool(self.conduct.find_stalled(self._examiner.history.plateau_age, self.network.table)[0])
 
     @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
@@ -371,22 +379,17 @@ class Grower:
         A failure leaves model, optimizer and table as they were.
         """
         network = self.network
-        view = FeatureInputs(
-            network,
-            self._history,
-            np.array([self._timing.progress(1 + self.decisions)]),
-            self._timing.horizon,
-            np.array([self.terms.rent]),
-            np.array([float(self.terms.train_size)]),
-            np.array([0.0 if self.governor is None else self.governor.rollbacks_used]),
-        )
+        rollbacks = 0.0 if self.governor is None else self.governor.rollbacks_used
+        seen = self._timing.progress(1 + self.decisions), self._timing.horizon, self.terms, rollbacks
         affordable = network.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
         masks = legal_actions(network.table, network.evidence, rules, network.specs.compatible, affordable)
         actions, state = wait(1), self._state
         if not self.finished:
-            actions, state = self._processes.agree(lambda: self.controller.act(observe(view), masks, self._state))
+            actions, state = self._processes.agree(
+                lambda: self.controller.act(self._examiner.observe(*seen), masks, self._state)
+            )
         result = network.advance(actions, self.rules)
         network.apply(result.transitions, actions, self.terms.seed)
         self._attend()
@@ -451,7 +454,7 @@ class Grower:
         self.network.weigh_seeds(self.rules.isolation)
         self.apart.update_forks(self.network.table, self.network.evidence)
         self.apart.load_state_dict(state["refit"])
-        store_contributions(self.model, self._history.accuracy_contribution)
+        store_contributions(self.model, self._examiner.history.accuracy_contribution)
         self._in_own_run(lambda own: own.resume(self.decisions, state.get("run")))
 
     def _attend(self) -> None:
@@ -473,12 +476,13 @@ class Grower:
             "decisions": self.decisions,
             "subject": self.network,
             "scores": self.scores,
-            "history": self._history,
+            "history": self._examiner.history,
             "gradients": self._gradients,
             "controller": self._state,
             "actions": self._actions,
             "governor": self.governor,
             "watch": self._watch,
+            "promises": self._listener,
         }
 
     def _in_own_run(self, act: Callable[[OwnRun], None]) -> None:

@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from esper.arrays import Bools, Floats, Ints
 from esper.control.history import History
+from esper.control.observation import FeatureInputs, Observation, observe
 from esper.grower.apart import ApartLearner
-from esper.grower.arguments import StepInputs
+from esper.grower.arguments import StepInputs, Terms
 from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
+from esper.grower.listening import Listener
 from esper.grower.network import GrowingNetwork
 from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.scores import LOSS, Figures, Scores, check_figures
+from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.side_pass import keep_modes
 from esper.lifecycle.table import SeedTable
@@ -180,6 +183,7 @@ class Examiner:
         passes: How seeds are measured.
         apart: Has the forks that seeds on trial are compared with.
         gradients: Of the training since the last decision.
+        listener: Where somebody goes by what blueprints promise.
     """
 
     def __init__(
@@ -190,9 +194,10 @@ class Examiner:
         passes: Passes,
         apart: ApartLearner,
         gradients: Gradients,
+        listener: Listener | None,
     ) -> None:
         self._network, self._scores, self._evaluate = network, scores, evaluate
-        self._passes, self._apart, self._gradients = passes, apart, gradients
+        self._passes, self._apart, self._gradients, self._listener = passes, apart, gradients, listener
         shape = 1, len(passes.model.slots), len(network.specs.kinds)
         self.history = History(*shape, scores.chance_loss, scores.chance_score)
         """What controllers see of the past."""
@@ -221,6 +226,30 @@ class Examiner:
         improved = None if progress is None else np.array([progress])
         self.history.record(actions, network.table, training, evaluation, improved)
         return evaluation
+
+    def listen_before(self, decision: int) -> None:
+        """Listen, if what is promised matters to the decision of that number, from 1."""
+        if self._listener is not None:
+            self._listener.listen_before(decision)
+
+    def look_ahead(self, decision: int, look: Look | None, undone: bool) -> None:
+        """Measure what is promised before a decision, or take it from ``look``; nothing, if training was ``undone``."""
+        if self._listener is not None:
+            self._listener.measure(decision, look, trained=self._gradients.stepped, undone=undone)
+
+    def observe(self, progress: float, horizon: int, terms: Terms, rollbacks: float) -> Observation:
+        """What controllers see now, where ``progress`` of so many decisions is over, and that share of rollbacks."""
+        view = FeatureInputs(
+            self._network,
+            self.history,
+            np.array([progress]),
+            horizon,
+            np.array([terms.rent]),
+            np.array([float(terms.train_size)]),
+            np.array([rollbacks]),
+            None if self._listener is None else self._listener.record,
+        )
+        return observe(view)
 
     def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
         """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end.

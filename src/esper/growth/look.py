@@ -157,7 +157,7 @@ def look(
             own.remove()
         with torch.autocast(tap.inputs.device.type, enabled=False):
             rows = [
-                _promise_of(
+                promise_of(
                     slot, get(name), _require_asked(places, slot.name), inputs, [(seed, at, n) for n in range(draws)]
                 )
                 for at, slot in enumerate(slots.values())
@@ -171,10 +171,16 @@ def look(
     return Look(tuple(rows), tuple(slots), tuple(needs), measured.examples, measured.loss)
 
 
-def _promise_of(
+def promise_of(
     slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor], draws: Sequence[tuple[int, int, int]]
 ) -> Candidate:
-    """Mean over the draws; one is enough where nothing is drawn."""
+    """What a blueprint promises in a slot by what was ``asked`` there of a network with these ``inputs``.
+
+    Mean over the draws; one is enough where nothing is drawn. Autocast is to be off.
+
+    Raises:
+        LookError: the blueprint does not work under ``vmap``.
+    """
     others = inputs if kind.reads_inputs else asked.features
     batches = [
         AskedBatch((_precise(features), _precise(other)), _precise(wishes))
@@ -189,7 +195,7 @@ def _promise_of(
         if drawn and all(map(torch.equal, values, drawn[0])):
             break
         drawn.append(values)
-        grams.append(gram_of(newborn, batches))
+        grams.append(_require_gram(f"blueprint {kind.name!r}", newborn, batches, "offer others"))
     site, seed_there = slot.site, slot.seed
     return Candidate(
         slot.name,
@@ -206,16 +212,22 @@ def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
         AskedBatch(tuple(map(_precise, arguments)), _precise(wishes))
         for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
     ]
-    try:
-        gram = gram_of(layer, batches)
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise LookError(
-            f"layer {name!r} ({type(layer).__name__}) cannot be differentiated example by example ({reason}): look "
-            "without layers=True"
-        ) from error
+    gram = _require_gram(f"layer {name!r} ({type(layer).__name__})", layer, batches, "look without layers=True")
     figures = _summarise(gram.unsqueeze(0))
     return LayerNeed(name, type(layer).__name__, *figures, sum(one.numel() for one in layer.parameters()))
+
+
+def _require_gram(what: str, module: nn.Module, batches: Sequence[AskedBatch], remedy: str) -> Tensor:
+    """As `gram_of`.
+
+    Raises:
+        LookError: the module does not work under ``vmap``.
+    """
+    try:
+        return gram_of(module, batches)
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise LookError(f"{what} cannot be differentiated example by example ({reason}): {remedy}") from error
 
 
 def _summarise(grams: Tensor) -> tuple[float, float, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from esper.growth.seed import Seed
+from esper.growth.slot import Slot
 
 
 @contextmanager
@@ -17,11 +18,15 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
 
     What forward passes there do to buffers is lost, and the random numbers that they draw are drawn again afterwards.
     The buffers are other tensors meanwhile, so a pass from before the block can still be differentiated after it.
+    Nobody listens to the slots.
     """
+    listeners = [(module, module.listener) for module in network.modules() if isinstance(module, Slot)]
     buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
     states = [(generator, generator.get_state()) for generator in global_generators(network)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
+    for slot, _ in listeners:
+        slot.listener = None
     try:
         with ExitStack() as weights:
             for seed in seeds:
@@ -30,6 +35,8 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     finally:
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
+        for slot, listener in listeners:
+            slot.listener = listener
         for generator, state in states:
             generator.set_state(state)
 

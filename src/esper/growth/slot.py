@@ -5,7 +5,7 @@ A module instance, not a closure: it deep-copies, pickles and compiles with the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -31,6 +31,10 @@ class Occupant(Protocol):
     """
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
+
+
+Listener = Callable[["Slot", Tensor], Tensor]
+"""Hears what a slot returns in a forward pass, and returns the same, or what takes its place with equal values."""
 
 
 def require_untraced() -> None:
@@ -134,8 +138,19 @@ class Slot(nn.Module):
         # Not persistent: it only tells, after any `.to()`, where new seeds belong.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
         self.occupant: Occupant | None = None
+        self.listener: Listener | None = None
+        """Hears all forward passes of the loop that trains, but what is compiled and passes on the side."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "listener": None}  # copies are not what the loop trains
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        passed = self._pass(module, output)
+        if self.listener is None or torch.compiler.is_compiling():
+            return passed
+        return self.listener(self, passed)
+
+    def _pass(self, module: nn.Module, output: Tensor) -> Tensor:
         if self.occupant is None:
             return output
         seed = self.seed

@@ -29,8 +29,8 @@ class GrowSettings(Settings):
     """The data: digits, mnist1d, fashion-mnist, cifar10 or charlm."""
     host: str
     """The network: mlp, conv, resnet, vit, conv1d or gpt, as suits the task."""
-    controller: str = "heuristic"
-    """Who decides: heuristic, none, random, periodic, all_at_start, the directory of a run of `esper train`, or
+    controller: str = "look"
+    """Who decides: look, heuristic, none, random, periodic, all_at_start, the directory of a run of `esper train`, or
     all_from_start: every slot holds its dearest blueprint from the first step on, for good."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """All randomness of the run follows from it."""

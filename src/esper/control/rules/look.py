@@ -37,7 +37,7 @@ class LookSettings(Settings):
     """Share of the episode after which nothing new germinates."""
 
 
-class Look:
+class LookRule:
     """Has no preferences: it goes by what is measured of this network, before a seed is planted and after."""
 
     name = "look"
