@@ -79,6 +79,8 @@ def test_it_goes_on_where_it_was_saved() -> None:
     kept.record(FIRST, *figures(0))
     kept.wait(EVERYONE)
     other.load_state_dict(kept.state_dict())
+    other.record(EVERYONE, *figures(1))
+    kept.record(EVERYONE, *figures(1))
     for name in ("fitted", "held_out", "age", "change"):
         np.testing.assert_array_equal(getattr(other, name), getattr(kept, name))
     with pytest.raises(CheckpointError):

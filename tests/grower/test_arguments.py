@@ -62,6 +62,7 @@ FITS: dict[str, dict[str, Fits]] = {
         "accuracy": (NONE, ZERO),
         "metrics": (NONE, MAPPING),
         "train_accuracy": (NONE, ZERO),
+        "look": (NONE,),
     },
     "learn_apart": {"loss": (VECTOR,)},
     "load_state_dict": {"state": ()},

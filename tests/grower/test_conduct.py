@@ -60,7 +60,8 @@ def leaves(settings: type[BaseModel]) -> Iterator[str]:
 def test_every_setting_is_looked_at_here() -> None:
     governor = {f"governor.{name}" for name in (*GOVERNOR, "penalty")}
     budget = {f"budget.{name}" for name in CAPS}
-    assert set(leaves(EpisodeConfig)) == governor | budget | {"plateau", "counterfactual_every"}
+    others = {"plateau", "counterfactual_every", "promise"}  # the last one in test_listening.py
+    assert set(leaves(EpisodeConfig)) == governor | budget | others
 
 
 def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
@@ -166,7 +167,10 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
     ended = [decision.finished for decision in told(grower, 0.5, 0.5)]
     assert ended == [False, False]
     while not grower.finished:
-        assert sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower._examiner.history.plateau_age[0] < 2
+        assert (
+            sum(not seed.fossilized for seed in grower.model.seeds.values())
+            or grower._examiner.history.plateau_age[0] < 2
+        )
         told(grower, 0.5)
     assert not grower.network.table.live.any()
     assert grower.decisions > 4, "the test means a seed to delay the end"

@@ -59,7 +59,7 @@ def test_an_early_stop_loses_nothing_that_earns(controller: str, stopped: int):
     assert same(loop.model)
 
 
-def test_ten_epochs_of_the_default_keep_their_accuracy():
+def test_ten_epochs_of_growth_keep_their_accuracy():
     """The horizon is far off, everything is unfinished, and the host leans on it."""
     bunch = load_digits()
     inputs, labels = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
@@ -74,7 +74,7 @@ def test_ten_epochs_of_the_default_keep_their_accuracy():
     net = nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 10))
     model = esper.attach(net, {"0": ["mlp", "lowrank"], "2": ["mlp", "lowrank"]}, inputs[:2])
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=3e-3))
-    grower = Grower(model, optimizer, evaluate=score)
+    grower = Grower(model, optimizer, "heuristic", evaluate=score)
     for _ in range(10):
         for x, y in zip(inputs[:1000].split(20), labels[:1000].split(20), strict=True):
             optimizer.zero_grad()

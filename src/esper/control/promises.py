@@ -72,7 +72,7 @@ class PromiseRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered, as plain values."""
-        return to_plain({name: value for name, value in vars(self).items() if name != "settings"})
+        return to_plain(self._known)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what `state_dict` gave.
@@ -80,7 +80,11 @@ class PromiseRecord:
         Raises:
             CheckpointError: it is of episodes of another shape.
         """
-        vars(self).update(from_plain(self.state_dict(), state, "promises"))
+        vars(self).update(from_plain(self._known, state, "promises"))
+
+    @property
+    def _known(self) -> dict[str, Floats]:
+        return {name: value for name, value in vars(self).items() if name != "settings"}
 
 
 def largest(figures: Floats, axes: int | tuple[int, ...]) -> Floats:

@@ -63,7 +63,7 @@ class Listener:
         self.record = PromiseRecord(1, len(model.slots), len(kinds), settings)
         """What controllers see."""
         self._heard: dict[str, deque[_Heard]] = {name: deque() for name in model.slots}
-        self._unmeasurable: set[str] = set()
+        self._warned: set[str] = set()
 
     def listen_before(self, decision: int) -> None:
         """Listen from now on if it is to be measured at the decision of that number, from 1; forget what was heard."""
@@ -101,13 +101,15 @@ class Listener:
         """Keep the slot's features until their gradient arrives, if it ever does."""
         if not torch.is_grad_enabled() or not passed.is_floating_point() or passed.is_nested:
             return passed
+        hearing = passed
         if not passed.requires_grad:  # nothing before it learns, but a seed here would
-            passed = passed.detach().requires_grad_()
+            hearing = torch.zeros_like(passed, requires_grad=True)
+            passed = passed + hearing
         examples = self.record.settings.examples
         features = passed.detach()[:examples].clone()
         reads = any(kind.reads_inputs for kind in self._kinds if kind.name in slot.blueprints)
         inputs = slot.tap.inputs.detach()[:examples] if reads else features
-        passed.register_hook(partial(self._keep, slot.name, features, inputs))
+        hearing.register_hook(partial(self._keep, slot.name, features, inputs))
         return passed
 
     @torch.no_grad()
@@ -129,18 +131,24 @@ class Listener:
             for place, slot in enumerate(self._model.slots.values()):
                 asked, inputs = self._newest(slot.name)
                 if sum(map(len, asked.wishes)) < 2:
+                    self._warn(slot.name, f"nothing is known of what training asks for at slot {slot.name!r}")
                     continue
                 for index, kind in enumerate(self._kinds):
-                    if kind.name not in slot.blueprints or kind.name in self._unmeasurable:
+                    if kind.name not in slot.blueprints:
                         continue
                     try:
                         found = promise_of(slot, kind, asked, inputs, [(_SEED, place, _DRAW)])
                     except LookError as error:
-                        self._unmeasurable.add(kind.name)
-                        warnings.warn(f"{error}; nobody is told what it promises", stacklevel=4)
+                        self._warn(kind.name, str(error))
                         continue
                     fitted[0, place, index], held_out[0, place, index] = found.promise, found.promise_held_out
         return fitted, held_out
+
+    def _warn(self, about: str, why: str) -> None:
+        """Once."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(f"{why}: controllers that go by promises plant nothing there", stacklevel=6)
 
     def _newest(self, name: str) -> tuple[Asked, list[Tensor]]:
         """The newest examples, no more than are wanted, without minibatches whose loss was not finite."""

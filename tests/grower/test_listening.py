@@ -1,0 +1,297 @@
+"""What a grower hears of training is what looking at the model finds, and nothing else is heard."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper import EpisodeConfig, Grower, GrowingModel
+from esper.control.promises import PromiseSettings
+from esper.control.rules.look import LookRule, LookSettings
+from esper.errors import ConfigError
+from esper.growth.blueprints import registry
+from esper.growth.blueprints.registry import Blueprint, Family
+from esper.growth.look import Look
+from esper.growth.site import Layout, Site
+from grower.training_loop import APART, CLASSES, WIDTH, Loop, data, growing, host, validate
+
+EXAMPLES = 40
+PROMISE = PromiseSettings(every=2, first=1, examples=EXAMPLES)
+CONDUCT = EpisodeConfig(promise=PROMISE)
+
+
+def each_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def look(model: GrowingModel, inputs: Tensor, labels: Tensor) -> Look:
+    return model.look(each_loss, [(inputs, labels)], draws=1, examples=len(inputs))
+
+
+def grower_of(model: GrowingModel, rate: float = 0.0, **options: Any) -> tuple[Grower, torch.optim.Optimizer]:
+    """By default what is trained stands still, so that the newest minibatches are all of one model."""
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=rate))
+    told = {"evaluate": validate, "horizon": 20, "conduct": CONDUCT, **options}
+    return Grower(model, optimizer, "look", **told), optimizer
+
+
+def promises(grower: Grower) -> dict[tuple[str, str], tuple[float, float]]:
+    """Those that controllers see."""
+    record = grower._memory()["promises"].record
+    return {
+        (slot, name): (record.fitted[0, place, index], record.held_out[0, place, index])
+        for place, slot in enumerate(grower.model.slots)
+        for index, name in enumerate(grower.network.blueprints)
+        if np.isfinite(record.fitted[0, place, index])
+    }
+
+
+def require_equal(grower: Grower, looked: Look) -> None:
+    found = promises(grower)
+    assert len(found) == len(looked.rows)
+    for row in looked.rows:
+        assert found[row.slot, row.blueprint] == pytest.approx((row.promise, row.promise_held_out), abs=2e-3)
+
+
+def plainly(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> None:
+    for half in (slice(0, 48), slice(48, 64), slice(64, 96)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[half]), labels[half]).backward()
+        optimizer.step()
+
+
+def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad()
+    for part in zip(inputs.split(24), labels.split(24), strict=True):
+        (F.cross_entropy(model(part[0]), part[1]) / 4).backward()
+    optimizer.step()
+
+
+def scaled(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad()
+    SCALER.scale(F.cross_entropy(model(inputs), labels)).backward()
+    SCALER.step(optimizer)
+    SCALER.update()
+
+
+def between_evaluations(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> None:
+    plainly(model, optimizer, inputs, labels)
+    model(inputs[:3])  # nobody differentiates it
+    validate(model)
+
+
+SCALER = torch.amp.GradScaler("cpu", init_scale=256.0)
+LAST = [*range(48, 56), *range(64, 96)]
+NEWEST = {scaled: [*range(EXAMPLES)], accumulated: [*range(48, 64), *range(72, 96)]}
+
+
+@pytest.mark.parametrize("loop", [plainly, accumulated, scaled, between_evaluations], ids=lambda loop: loop.__name__)
+def test_what_is_heard_is_what_looking_finds(loop: Callable[..., None]) -> None:
+    model, (inputs, labels) = growing(), data()
+    grower, optimizer = grower_of(model, scaler=SCALER if loop is scaled else None)
+    loop(model, optimizer, inputs, labels)
+    grower.step(train_loss=1.0)
+    # The newest minibatch whole, and of the one before as many as are missing.
+    newest = NEWEST.get(loop, LAST)
+    assert len(newest) == EXAMPLES
+    require_equal(grower, look(model, inputs[newest], labels[newest]))
+
+
+def test_what_comes_after_may_work_in_place_and_what_comes_before_may_be_frozen() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, CLASSES))
+    net[0].requires_grad_(False)
+    model = esper.attach(net, {"0": ["mlp", "norm", "lowrank"]}, torch.zeros(2, 4))
+    (inputs, labels), (grower, optimizer) = data(), grower_of(model)
+    plainly(model, optimizer, inputs, labels)
+    grower.step(train_loss=1.0)
+    require_equal(grower, look(model, inputs[LAST], labels[LAST]))
+
+
+def test_passes_on_the_side_are_not_heard() -> None:
+    inputs, labels = data()
+    heard: list[dict[Any, Any]] = []
+    for aside in (False, True):
+        model = growing()
+
+        def loss(some: Tensor, others: Tensor, model: GrowingModel = model) -> Tensor:
+            return F.cross_entropy(model(some), others)
+
+        grower, optimizer = grower_of(model, rules=APART, loss=loss, rate=0.05)
+        for _ in range(4):
+            total = loss(inputs, labels)
+            grower.learn_apart(total, inputs, labels)
+            optimizer.zero_grad()
+            total.backward()
+            if aside:
+                look(model, inputs[:20], labels[:20])
+            optimizer.step()
+            grower.step(train_loss=1.0)
+        assert model.seeds
+        heard.append(promises(grower))
+    assert heard[0] == heard[1]
+
+
+def test_it_listens_only_before_decisions_at_which_it_is_due() -> None:
+    loop = Loop("look", conduct=EpisodeConfig(promise=PromiseSettings(every=3, first=2, examples=8)))
+    listening = []
+    for _ in range(7):
+        listening.append(all(slot.listener is not None for slot in loop.model.slots.values()))
+        loop.epoch()
+    assert listening == [False, True, False, False, True, False, False]
+
+
+def test_no_more_is_kept_than_it_takes() -> None:
+    model, (inputs, labels) = growing(), data()
+    grower, optimizer = grower_of(model)
+    for _ in range(5):
+        plainly(model, optimizer, inputs, labels)
+    kept = grower.state_dict()["memory"]["promises"]["heard"]
+    for minibatches in kept.values():
+        assert [len(wishes) for _, _, wishes in minibatches] == [16, 32]
+
+
+def test_nothing_is_kept_of_a_minibatch_that_blew_up() -> None:
+    model, (inputs, labels) = growing(), data()
+    grower, optimizer = grower_of(model, conduct=EpisodeConfig(promise=PROMISE, governor=None))
+    plainly(model, optimizer, inputs, labels)
+    bad = F.cross_entropy(model(inputs[:16]), labels[:16]) * float("inf")
+    bad.backward()
+    grower.step(train_loss=1.0)
+    require_equal(grower, look(model, inputs[64:96], labels[64:96]))
+
+
+def test_copies_and_pickles_do_not_listen() -> None:
+    model = growing()
+    grower_of(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(slot.listener is None for slot in other.slots.values())
+    assert all(slot.listener is not None for slot in model.slots.values())
+
+
+def test_it_goes_on_from_the_midst_of_an_epoch() -> None:
+    inputs, labels = data()
+    outcomes = []
+    for cut in (False, True):
+        model = growing()
+        grower, optimizer = grower_of(model, rate=0.05)
+        plainly(model, optimizer, inputs, labels)
+        if cut:
+            state, values = grower.state_dict(), copy.deepcopy(model.state_dict())
+            model = growing()
+            grower, optimizer = grower_of(model, rate=0.05)
+            model.load_state_dict(values)
+            grower.load_state_dict(state)
+        grower.step(train_loss=1.0)
+        outcomes.append(promises(grower))
+    assert outcomes[0]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_compiled_model_shows_nothing_and_is_looked_at_instead() -> None:
+    inputs, labels = data()
+    model = growing()
+    grower, optimizer = grower_of(model)
+    compiled = torch.compile(model, backend="eager")
+    plainly(compiled, optimizer, inputs, labels)
+    with pytest.raises(ConfigError, match=r"model\.look"):
+        grower.step(train_loss=1.0)
+    looked = look(model, inputs, labels)
+    grower.step(train_loss=1.0, look=looked)
+    require_equal(grower, looked)
+
+
+def test_a_grower_that_was_never_trained_is_told_of_no_promises() -> None:
+    grower, _ = grower_of(growing())
+    grower.step(train_loss=1.0)
+    assert not promises(grower)
+
+
+class Rounded(Blueprint):
+    """Looks at its features' values, which no ``vmap`` can."""
+
+    name, family, layouts = "rounded", Family.CHANNEL, frozenset({Layout.FEATURES})
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.weight = nn.Parameter(torch.zeros(site.width))
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        return features * self.weight if float(features.sum()) < 1e9 else features
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 2 * site.width
+
+
+def test_a_blueprint_that_cannot_be_measured_is_named_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registry, Rounded.name, Rounded)
+    model = esper.attach(host(), {"0": ["mlp", "rounded"]}, torch.zeros(2, 4))
+    grower, optimizer = grower_of(model)
+    plainly(model, optimizer, *data())
+    with pytest.warns(UserWarning, match="rounded"):
+        grower.step(train_loss=1.0)
+    assert set(promises(grower)) == {("0", "mlp")}
+
+
+def test_what_nobody_goes_by_is_refused() -> None:
+    model = growing()
+    with pytest.raises(ConfigError, match=r"conduct\.promise"):
+        Loop("heuristic", conduct=CONDUCT)
+    with pytest.raises(ConfigError, match="shown"):
+        Loop("look", conduct=EpisodeConfig(promise=PromiseSettings(shown="fitted")))
+    with pytest.raises(ConfigError, match="look"):
+        Loop("heuristic", model).grower.step(train_loss=1.0, look=look(model, *data()))
+    other = esper.attach(host(), {"4": ["mlp"]}, torch.zeros(2, 4))
+    with pytest.raises(ConfigError, match="not of this model"):
+        grower_of(model)[0].step(train_loss=1.0, look=look(other, *data()))
+
+
+def test_the_rule_finds_the_bottleneck_that_was_built() -> None:
+    """One channel in the middle: only what goes past it helps, and only where that is on offer."""
+    torch.manual_seed(1)
+    inputs = torch.randn(512, 6)
+    labels = (inputs @ torch.randn(6, 4)).argmax(1)
+    narrow = nn.Linear(32, 1), nn.Tanh(), nn.Linear(1, 32)
+    net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), *narrow, nn.ReLU(), nn.Linear(32, 4))
+    model = esper.attach(net, {"0": ["mlp"], "2": ["mlp"], "4": ["input_skip", "mlp"]}, inputs[:2])
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(model, optimizer, evaluate=lambda net: validate_on(net, inputs, labels), horizon=15, classes=4)
+    planted = []
+    for _ in range(8):
+        for part in zip(inputs.split(64), labels.split(64), strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(part[0]), part[1]).backward()
+            optimizer.step()
+        grower.step(train_loss=1.0)
+        planted += [seed.blueprint.name for seed in model.seeds.values()]
+    assert isinstance(grower.controller, LookRule)
+    assert planted
+    assert set(planted) == {"input_skip"}
+
+
+@torch.no_grad()
+def validate_on(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    logits = net(inputs)
+    return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
+
+
+def test_a_short_growth_is_looked_at_more_often() -> None:
+    usual = LookSettings().promise
+    for horizon, every in ((6, 2), (12, 4), (30, usual.every), (None, usual.every)):
+        controller = Loop("look", horizon=horizon).grower.controller
+        assert isinstance(controller, LookRule)
+        assert controller.promise == usual.model_copy(update={"every": every})
