@@ -1,4 +1,4 @@
-"""Does growth pay on ordinary hosts? Bare, with everything from the start, and grown by the heuristic.
+"""Does growth pay on ordinary hosts? Bare, with everything from the start, and grown by two rules.
 
 `python benchmarks/practice.py FOLDER --seeds 0 1 2 3 4` trains every host/task pair in each of these ways, prints a
 table of means over seeds, and writes all runs' results to FOLDER/practice.json. Stopped, it goes on: runs that are done
@@ -31,7 +31,12 @@ from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
 from esper.ui.output import say
 
-ARMS = {"bare host": "none", "everything from the start": ALL_FROM_START, "grown": "heuristic"}
+ARMS = {
+    "bare host": "none",
+    "everything from the start": ALL_FROM_START,
+    "grown by the heuristic": "heuristic",
+    "grown by the rule that looks": "look",
+}
 """Controllers by what they are called in the table."""
 PAIRS = (("fashion-mnist", "resnet"), ("digits", "vit"), ("charlm", "gpt"), ("mnist1d", "conv1d"))
 INSTEAD = {"fashion-mnist": "digits"}

@@ -27,11 +27,13 @@ from esper.training.evaluation import evaluate_committed, start_evaluation
 from esper.training.learning import TrainingStream, start_training
 from esper.training.optimizers import clip_by_network, optimizer_step
 from esper.training.population import Population
+from esper.training.promise import PromiseMeter
 
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "hosts and seeds": (start_training,),
     "optimizers": (optimizer_step, clip_by_network),
     "validation and counterfactuals": (start_evaluation, evaluate_committed),
+    "what blueprints promise": (PromiseMeter.measure,),
     "minibatches": (TrainingStream.take,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
     "rewards": (RewardTracker.record,),
