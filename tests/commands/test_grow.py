@@ -43,7 +43,8 @@ def test_growing_leaves_a_whole_run_directory(tmp_path: Path, capsys: Capture) -
 
 def test_all_views_say_what_the_end_of_growth_made_of_unfinished_seeds(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "run"
-    assert main(["grow", "--task", "digits", "--host", "mlp", "--epochs", "3", "--run-dir", str(path)]) == 0
+    words = ["--task", "digits", "--host", "mlp", "--controller", "heuristic", "--epochs", "3"]
+    assert main(["grow", *words, "--run-dir", str(path)]) == 0
     found = re.findall(r"^finished: (kept|pruned) (\w+) in (\w+) \(", capsys.readouterr().out, re.MULTILINE)
     assert found
     stages = {slot: {"kept": "fossilized", "pruned": "pruned"}[verb] for verb, _, slot in found}

@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = (*vision.KINDS, *sequences.KINDS, *generative.KINDS, *
 REFUSED: tuple[tuple[Kind, str], ...] = (*generative.REFUSED, *tricks.REFUSED)
 LEARNED = "learned"
 """A policy; the others are rules, by their names."""
-CONTROLLERS = ("none", "random", "all_at_start", "periodic", "heuristic", LEARNED)
+CONTROLLERS = ("look", "heuristic", "periodic", "all_at_start", "random", "none", LEARNED)
 
 SENTENCES: dict[tuple[str, str], str] = {
     ("pt2", "gru_packed"): "torch.export cannot trace Gru",

@@ -178,19 +178,25 @@ def test_copies_and_pickles_do_not_listen() -> None:
     assert all(slot.listener is not None for slot in model.slots.values())
 
 
-def test_it_goes_on_from_the_midst_of_an_epoch() -> None:
+@pytest.mark.parametrize("first", [1, 2], ids=["of the first epoch", "of one that begins anew"])
+def test_it_goes_on_from_the_midst(first: int) -> None:
     inputs, labels = data()
     outcomes = []
+    conduct = EpisodeConfig(promise=PROMISE.model_copy(update={"first": first}))
     for cut in (False, True):
         model = growing()
-        grower, optimizer = grower_of(model, rate=0.05)
+        grower, optimizer = grower_of(model, rate=0.05, conduct=conduct)
         plainly(model, optimizer, inputs, labels)
+        if first == 2:
+            grower.step(train_loss=1.0)
         if cut:
             state, values = grower.state_dict(), copy.deepcopy(model.state_dict())
             model = growing()
-            grower, optimizer = grower_of(model, rate=0.05)
+            grower, optimizer = grower_of(model, rate=0.05, conduct=conduct)
             model.load_state_dict(values)
             grower.load_state_dict(state)
+        if first == 2:
+            plainly(model, optimizer, inputs, labels)
         grower.step(train_loss=1.0)
         outcomes.append(promises(grower))
     assert outcomes[0]

@@ -108,7 +108,7 @@ ALL_AT_START = "all_at_start"
 Offered = list[tuple[int, int]]
 """Slot and blueprint indices, in the order in which rules try them."""
 
-_RULES = (LookRule.name, Never.name, Uniform.name, ALL_AT_START, Periodic.name, Heuristic.name)
+_RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, Uniform.name, Never.name)
 
 
 class ControllerChoice(NamedTuple):

@@ -166,7 +166,8 @@ class Grower:
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
         wanted, kinds = require_promise(self.controller, conduct.promise), self.network.specs.kinds
-        self._listener = None if wanted is None else Listener(model, kinds, wanted, scaler)
+        hears = self._processes.first
+        self._listener = None if wanted is None else Listener(model, kinds, wanted, scaler, active=hears)
         parts = self.passes, self.apart, self._gradients, self._listener
         self._examiner = Examiner(self.network, self.scores, evaluate, *parts)
         self._begin()
@@ -202,7 +203,7 @@ class Grower:
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: Ints = wait(1)
         self.network.table = self.network.advance(self._actions, self.rules).table
-        self._processes.agree(lambda: self._examiner.listen_before(1))
+        self._examiner.listen_before(1)
 
     def step(
         self,
@@ -259,7 +260,7 @@ class Grower:
         finished, before = self.finished, self.network.table
         actions, result = self._decide(barred)
         self.decisions += 1
-        self._processes.agree(lambda: self._examiner.listen_before(1 + self.decisions))
+        self._examiner.listen_before(1 + self.decisions)
         changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = describe_decision(
@@ -284,10 +285,9 @@ class Grower:
         Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A seed is
         kept, at the weight that it has, if it counts and contributes at least what it adds to the rent: the rule by
         which controllers judge seeds that they have held for long enough. The least valuable is judged first, and the
-        others are measured again without it, which takes a few calls of ``evaluate`` more. None is kept while the
-        model's answer is the same to everything, as that of a dead network. Where nothing is unfinished,
-        nothing is measured and nothing changes, so that a second call does no harm. You may train on all the same: the
-        next `step` decides as ever about slots that are free.
+        others are measured again without it. None is kept while the model's answer is the same to everything, as that
+        of a dead network. Where nothing is unfinished, nothing changes. You may train on all the same: the next `step`
+        decides as ever about slots that are free.
 
         Nothing trains after it, so that losing a seed costs what the model depends on it: that is what it is judged by,
         whatever the ``evidence`` was. If parameters are not finite by now, the last good state comes back first.

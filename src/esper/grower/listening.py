@@ -50,6 +50,7 @@ class Listener:
         kinds: The K blueprints in the order of the record.
         settings: How often, and by how many examples.
         scaler: Of the loop, where it scales losses.
+        active: Whether it listens at all: of several processes the first does.
     """
 
     def __init__(
@@ -58,7 +59,10 @@ class Listener:
         kinds: Sequence[type[Blueprint]],
         settings: PromiseSettings,
         scaler: torch.amp.GradScaler | None,
+        *,
+        active: bool,
     ) -> None:
+        self._active, self._listening = active, False
         self._model, self._kinds, self._scaler = model, kinds, scaler
         self.record = PromiseRecord(1, len(model.slots), len(kinds), settings)
         """What controllers see."""
@@ -67,10 +71,9 @@ class Listener:
 
     def listen_before(self, decision: int) -> None:
         """Listen from now on if it is to be measured at the decision of that number, from 1; forget what was heard."""
-        due = self._is_due(decision)
-        for slot in self._model.slots.values():
-            self._heard[slot.name].clear()
-            slot.listener = self._hear if due else None
+        for heard in self._heard.values():
+            heard.clear()
+        self._listen(self._is_due(decision))
 
     def measure(self, decision: int, looked: Look | None, *, trained: bool, undone: bool) -> None:
         """Take a decision into account, and measure what is promised where it is time to.
@@ -93,6 +96,11 @@ class Listener:
                     "another controller, such as 'heuristic'"
                 )
             self.record.record(everyone, *self._compute())
+
+    def _listen(self, listening: bool) -> None:
+        self._listening = listening
+        for slot in self._model.slots.values():
+            slot.listener = self._hear if listening and self._active else None
 
     def _is_due(self, decision: int) -> bool:
         return bool(self.record.settings.due(np.array([decision]))[0])
@@ -178,7 +186,7 @@ class Listener:
     def state_dict(self) -> dict[str, Any]:
         """What is known, and what was heard since the last decision, as plain values."""
         heard = {name: [tuple(one) for one in kept] for name, kept in self._heard.items()}
-        return {"record": self.record.state_dict(), "heard": to_plain(heard)}
+        return {"record": self.record.state_dict(), "listening": self._listening, "heard": to_plain(heard)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -190,3 +198,4 @@ class Listener:
         for slot in self._model.slots.values():
             kept = (tuple(part.to(slot.anchor.device) for part in one) for one in state["heard"][slot.name])
             self._heard[slot.name] = deque(_Heard(*one) for one in kept)
+        self._listen(state["listening"])
