@@ -1,11 +1,13 @@
 """Does promise foretell what planting brings? On the token suite, where every candidate can be tried.
 
     python benchmarks/promise.py [--instances 112] [--seed 1] [--split heldout|transfer]
+    python benchmarks/promise.py --stages 1 3 8 14 20 --instances 56      # by the decision at which it is planted
 
 Every candidate (a blueprint in a slot) is put into every instance's network from the first step on, and what the
 network then has on test data is its *score*. Beside that, bare networks are looked at before their fourth decision, and
-for each the candidate that promises most is picked: no controller, nothing learned from other instances. It computes in
-one thread.
+for each the candidate that promises most is picked: no controller, nothing learned from other instances. With
+``--stages`` every candidate is planted after so many decisions instead, kept as the gates allow, and compared with what
+was promised just then. It computes in one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
+from esper.control.rules.schedule import Planting, Schedule
 from esper.devices import CPU
+from esper.experiments.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
 from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.rules import Rules
@@ -42,6 +46,7 @@ AT_ONCE = 64
 LOOKED_BEFORE = 3
 """Decisions that come before the look."""
 EXAMPLES = (64, 256)
+PLACES = list(product(range(len(SUITE.sites)), range(len(SUITE.blueprints))))
 Floats = NDArray[np.float64]
 
 
@@ -75,13 +80,23 @@ def score_with(instances: Sequence[Instance], fossils: Fossils) -> Floats:
     return np.concatenate(found)
 
 
-def promised(instances: Sequence[Instance]) -> dict[str, Floats]:
-    """What is promised to bare networks ``[E, S, K]``, by the way of measuring."""
+def score_planted(instances: Sequence[Instance], stage: int, place: tuple[int, int]) -> Floats:
+    """Test score ``[E]`` at the end of networks in which this was planted after so many decisions."""
+    controller = Schedule([Planting(stage, *place)], SUITE.steps)
+    found: list[Floats] = []
+    for some in parts(instances):
+        played = evaluate_cohort(CohortTask(EvaluationConfig(SUITE.name, Rules()), [Part(controller, some)]))
+        found.append(np.array([record.test_accuracy for record in played[0].records]))
+    return np.concatenate(found)
+
+
+def promised(instances: Sequence[Instance], stage: int = LOOKED_BEFORE) -> dict[str, Floats]:
+    """What is promised to bare networks ``[E, S, K]`` after so many decisions, by the way of measuring."""
     found: dict[str, list[Floats]] = {}
     slots = range(len(SUITE.sites))
     for some in parts(instances):
         episodes = Episodes(SUITE, some, Rules())
-        for _ in range(LOOKED_BEFORE):
+        for _ in range(stage):
             episodes.step(wait(episodes.size))
         data = stack_data([_first(one, max(EXAMPLES)) for one in some], torch.device(CPU))
         for count in EXAMPLES:
@@ -115,17 +130,45 @@ def compare(scores: Floats, bare: Floats, promises: Mapping[str, Floats]) -> Tab
     return table
 
 
+def compare_stages(instances: Sequence[Instance], bare: Floats, stages: Sequence[int]) -> Table:
+    """Rank correlation of promise (256 examples) with the gain of planting: over candidates, and by blueprint."""
+    table = Table("planted after", "over candidates", "best by promise", "random", *SUITE.blueprints)
+    slots, kinds = len(SUITE.sites), len(SUITE.blueprints)
+    for stage in stages:
+        scores = np.stack([score_planted(instances, stage, place) for place in PLACES], 1)
+        gains = (scores - bare[:, None]).reshape(len(instances), slots, kinds)
+        told = promised(instances, stage)[f"promise, {max(EXAMPLES)} examples"]
+        flat, each = gains.reshape(len(gains), -1), np.nan_to_num(told.reshape(len(told), -1))
+        ranks = [_rank(one, other) for one, other in zip(each, flat, strict=True)]
+        by_kind = [_rank(told[:, :, kind].ravel(), gains[:, :, kind].ravel()) for kind in range(kinds)]
+        picked = flat[np.arange(len(flat)), each.argmax(1)].mean()
+        own = [f"{np.nanmean(ranks):.2f} ± {_error(np.array(ranks)):.2f}", f"{picked:+.3f}", f"{flat.mean():+.3f}"]
+        table.add_row(str(stage), *own, *(f"{rank:.2f}" for rank in by_kind))
+    return table
+
+
+def _rank(promises: Floats, gains: Floats) -> float:
+    return float(spearmanr(promises, gains).statistic)
+
+
 def _error(values: Floats) -> float:
     """Standard error of the mean."""
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def main(instances: int = 112, seed: int = 1, split: Literal["heldout", "transfer"] = "heldout") -> None:
-    """Print the table; the error is that of the gain over nothing grown."""
+def main(
+    instances: int = 112,
+    seed: int = 1,
+    split: Literal["heldout", "transfer"] = "heldout",
+    stages: tuple[int, ...] = (),
+) -> None:
+    """Print the table; the error is that of the gain over nothing grown, or of the mean correlation."""
     prepare_process()
     drawn = sample(instances, seed, split)
-    places = list(product(range(len(SUITE.sites)), range(len(SUITE.blueprints))))
-    scores = np.stack([score_with(drawn, (SeedKind(*place, Blend.ADD),)) for place in places], 1)
+    if stages:
+        Console().print(compare_stages(drawn, score_with(drawn, ()), stages))
+        return
+    scores = np.stack([score_with(drawn, (SeedKind(*place, Blend.ADD),)) for place in PLACES], 1)
     shaped = scores.reshape(len(drawn), len(SUITE.sites), len(SUITE.blueprints))
     Console().print(compare(shaped, score_with(drawn, ()), promised(drawn)))
 

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from esper import Grower
+from esper.control.promises import PromiseSettings
+from esper.control.rules.look import LookRule, LookSettings
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
@@ -30,6 +32,8 @@ FALSE_ALARM = 7
 """Decision at which the second one is."""
 SAVED_AFTER = 6
 SEED = 7
+EAGER = LookRule(LookSettings(promise=PromiseSettings(every=2, first=1, examples=16), threshold=-1.0), 20)
+"""Plants what promises most, however little that is."""
 RUN = "run"
 """Folder of the run that fresh processes begin and resumed ones go on with."""
 
@@ -51,7 +55,7 @@ def main(folder: Path, rank: int, how: str) -> None:
     grower = Grower(
         model,
         optimizer,
-        "random",
+        EAGER if how == "look" else "random",
         evaluate=_only_first(rank),
         horizon=20,
         seed=SEED + rank,

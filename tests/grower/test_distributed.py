@@ -57,6 +57,14 @@ def test_all_processes_decide_alike_and_hold_equal_models(trained: tuple[Path, l
 
 
 @pytest.mark.slow
+def test_what_the_first_hears_is_planted_by_all(tmp_path: Path):
+    first, second = run(tmp_path, "look")
+    assert first["told"] == second["told"]
+    assert any("germinate" in decision for decision in first["told"])
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
 def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
     first, second = run(tmp_path, "early")
     assert first["ending"] == second["ending"]

@@ -18,10 +18,13 @@ from esper import EpisodeConfig, Grower, GrowingModel
 from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.errors import ConfigError
+from esper.grower.choosing import choose_controller
+from esper.grower.network import Catalogue
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
 from esper.growth.site import Layout, Site
+from esper.lifecycle.rules import Isolation
 from grower.training_loop import APART, CLASSES, WIDTH, Loop, data, growing, host, validate
 
 EXAMPLES = 40
@@ -139,6 +142,28 @@ def test_passes_on_the_side_are_not_heard() -> None:
         assert model.seeds
         heard.append(promises(grower))
     assert heard[0] == heard[1]
+
+
+def test_what_learns_apart_is_not_heard() -> None:
+    inputs, labels = data()
+    model = growing()
+
+    def loss(some: Tensor, others: Tensor) -> Tensor:
+        return F.cross_entropy(model(some), others)
+
+    often = EpisodeConfig(promise=PromiseSettings(every=1, first=1, examples=10_000))
+    grower, optimizer = grower_of(model, rules=APART, loss=loss, rate=0.05, conduct=often)
+    for decision in range(4):
+        if decision:
+            grower.step(train_loss=1.0)
+        total = loss(inputs, labels)
+        grower.learn_apart(total, inputs, labels)
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+    assert any(seed.isolation is Isolation.SHADOW for seed in model.seeds.values())
+    kept = grower.state_dict()["memory"]["promises"]["heard"]
+    assert [len(minibatches) for minibatches in kept.values()] == [1, 1]
 
 
 def test_it_listens_only_before_decisions_at_which_it_is_due() -> None:
@@ -295,9 +320,112 @@ def validate_on(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, 
     return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
 
 
-def test_a_short_growth_is_looked_at_more_often() -> None:
-    usual = LookSettings().promise
-    for horizon, every in ((6, 2), (12, 4), (30, usual.every), (None, usual.every)):
-        controller = Loop("look", horizon=horizon).grower.controller
-        assert isinstance(controller, LookRule)
-        assert controller.promise == usual.model_copy(update={"every": every})
+@pytest.mark.parametrize("horizon", [3, 4, 5, 6, 9, 12, 15, 20, 30, 100, None])
+def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horizon: int | None) -> None:
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    controller, timing, _ = choose_controller("look", Catalogue(model, optimizer), horizon, None)
+    assert isinstance(controller, LookRule)
+    assert controller.promise is not None
+    usual = LookSettings()
+    stop = timing.stop_after(usual.stop_after, timing.trial(usual.trial), 1)
+    may_plant = [one for one in range(1, timing.horizon + 1) if timing.progress(one) <= stop + 1e-6]
+    looks = [one for one in may_plant if controller.promise.due(np.array([one]))[0]]
+    assert len(looks) >= min(3, len(may_plant) - 1, 1 + len(may_plant) // 2)
+    assert looks
+    assert controller.promise.every <= usual.promise.every
+
+
+def test_one_that_goes_on_with_other_plans_listens_by_these() -> None:
+    loop = Loop("look", horizon=20, conduct=EpisodeConfig(promise=PromiseSettings(first=9)))
+    for _ in range(3):
+        loop.epoch()
+    assert not loop.model.seeds
+    often = EpisodeConfig(promise=PromiseSettings(every=1, first=1, examples=16))
+    longer = Loop("look", horizon=60, conduct=often)
+    longer.grower.load_state_dict(loop.saved()["grower"])
+    assert longer.grower.looks_next
+    longer.epoch()
+    assert promises(longer.grower)
+
+
+def test_losses_scaled_near_the_end_of_half_precision_are_heard() -> None:
+    model, (inputs, labels) = growing(), data()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17)
+    grower, optimizer = grower_of(model, scaler=scaler)
+    largest: list[Tensor] = []
+    with torch.autocast("cpu", torch.float16):
+        hidden = model(inputs.repeat(20, 1))
+        hidden.register_hook(lambda gradient: largest.append(gradient.abs().max()))
+        loss = F.cross_entropy(hidden, labels.repeat(20))
+    scaler.scale(loss).backward()
+    assert len(labels) * 20 * largest[0] > torch.finfo(torch.float16).max > largest[0]
+    scaler.step(optimizer)
+    scaler.update()
+    grower.step(train_loss=1.0)
+    assert {slot for slot, _ in promises(grower)} == set(model.slots)
+
+
+def test_several_losses_of_one_forward_pass_are_one_wish() -> None:
+    model, (inputs, labels) = growing(), data()
+    grower, optimizer = grower_of(model)
+    logits = model(inputs[:EXAMPLES])
+    F.cross_entropy(logits, labels[:EXAMPLES]).backward(retain_graph=True)
+    logits.square().mean().backward()
+    optimizer.step()
+    grower.step(train_loss=1.0)
+
+    def once(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        logits = model(batch[0])
+        return F.cross_entropy(logits, batch[1], reduction="none") + logits.square().mean(1)
+
+    require_equal(grower, model.look(once, [(inputs[:EXAMPLES], labels[:EXAMPLES])], draws=1, examples=EXAMPLES))
+
+
+def test_evaluations_that_differentiate_are_not_heard() -> None:
+    def adversarially(net: nn.Module) -> tuple[float, float]:
+        some, theirs = data(64, seed=1)
+        F.cross_entropy(net(some.requires_grad_()), theirs).backward()
+        return validate(net)
+
+    model, (inputs, labels) = growing(), data()
+    grower, optimizer = grower_of(model, evaluate=adversarially)
+    plainly(model, optimizer, inputs, labels)
+    grower.step(train_loss=1.0)
+    require_equal(grower, look(model, inputs[LAST], labels[LAST]))
+
+
+def test_a_part_that_is_called_alone_is_heard_without_the_network_s_input() -> None:
+    model, (inputs, labels) = esper.attach(host(), {"0": ["mlp", "input_skip"]}, torch.zeros(2, 4)), data()
+    grower, optimizer = grower_of(model)
+    hidden = model.host[0](inputs)
+    F.cross_entropy(model.host[4](F.relu(model.host[2](F.relu(hidden)))), labels).backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="input_skip"):
+        grower.step(train_loss=1.0)
+    assert set(promises(grower)) == {("0", "mlp")}
+
+
+def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
+    model, (inputs, labels) = growing(), data()
+    grower, optimizer = grower_of(model, conduct=EpisodeConfig(promise=PROMISE, governor=None))
+    (F.cross_entropy(model(inputs), labels) * float("inf")).backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="nothing was heard"):
+        grower.step(train_loss=1.0)
+    assert grower.looks_next
+    assert np.isinf(grower._memory()["promises"].record.age[0])
+    plainly(model, optimizer, inputs, labels)
+    grower.step(train_loss=1.0)
+    assert promises(grower)
+
+
+def test_nobody_listens_after_the_end_nor_where_another_grower_takes_over() -> None:
+    loop = Loop("look", conduct=CONDUCT)
+    assert all(slot.listener for slot in loop.model.slots.values())
+    loop.grower.finish()
+    assert not any(slot.listener for slot in loop.model.slots.values())
+    other = Loop("look", conduct=CONDUCT)
+    Loop("heuristic", other.model)
+    assert not any(slot.listener for slot in other.model.slots.values())

@@ -18,7 +18,8 @@ class PromiseSettings(Settings):
     every: int = Field(default=8, ge=1, le=1000)
     """Decisions from one measurement to the next; in between the last one stands, and controllers see its age."""
     first: int = Field(default=2, ge=1, le=1000)
-    """Decisions that come before the first measurement: what has learned nothing yet asks for anything."""
+    """Periods of training, from one decision to the next, before the first measurement: what has learned nothing yet
+    asks for anything."""
     examples: int = Field(default=128, ge=2, le=100_000)
     """Training examples that are asked: the newest ones since the last decision, or all of them where they are fewer.
     What is held out is fitted on half of them."""

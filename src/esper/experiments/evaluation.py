@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from esper.control.controller import Actions, Controller, wanted_promise
+from esper.control.controller import Actions, Controller, PromiseReader
 from esper.control.observation import Observation
 from esper.devices import CPU, usable_device
 from esper.errors import RunError
@@ -92,10 +92,11 @@ class EvaluationConfig:
     strategy: Strategy = "stacked"
 
     def suited_to(self, controller: Controller) -> EvaluationConfig:
-        """These terms with the promises measured that the controller goes by, in its own way; they change nothing but
-        what is seen."""
-        wanted = wanted_promise(controller)
-        return replace(self, conduct=self.conduct.model_copy(update={"promise": wanted}))
+        """These terms with promises measured as the controller says, if it does; they change nothing but what is
+        seen."""
+        if not isinstance(controller, PromiseReader):
+            return self
+        return replace(self, conduct=self.conduct.model_copy(update={"promise": controller.promise}))
 
     def episodes(
         self,

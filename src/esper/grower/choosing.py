@@ -16,6 +16,7 @@ from esper.config import load_settings
 from esper.control.controller import Controller, wanted_promise
 from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.promises import PromiseSettings
+from esper.control.rules.decisions import ROUNDING
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
@@ -36,7 +37,7 @@ MOST_PROGRESS = 0.5
 LONGEST_TRIAL = 4
 """A trial takes at most one part in so many of the horizon."""
 FEWEST_LOOKS = 3
-"""A short growth is looked at as many times at least."""
+"""A growth is looked at as many times while seeds may be planted, if it is long enough."""
 LATEST_PLANTING = 3
 """In a short growth, seeds may germinate in one part in so many of it, whatever becomes of them by its end."""
 _BEFORE_BLENDING = 1
@@ -99,9 +100,12 @@ class Timing:
         latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
         return min(usual, latest / self.horizon)
 
-    def promise(self, usual: PromiseSettings) -> PromiseSettings:
-        """How often a rule looks: more often where the growth is short."""
-        return usual.model_copy(update={"every": min(usual.every, max(self.horizon // FEWEST_LOOKS, 1))})
+    def promise(self, usual: PromiseSettings, stop_after: float) -> PromiseSettings:
+        """When a rule looks: a few times while it may plant, however short the growth."""
+        latest = max(int(stop_after * self.horizon + ROUNDING), 1)
+        first = min(usual.first, latest)
+        every = min(usual.every, max((latest - first) // (FEWEST_LOOKS - 1), 1))
+        return usual.model_copy(update={"first": first, "every": every})
 
 
 ALL_AT_START = "all_at_start"
@@ -184,11 +188,8 @@ def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
 def _make_look(timing: Timing) -> LookRule:
     usual = LookSettings()
     trial = timing.trial(usual.trial)
-    changed = {
-        "promise": timing.promise(usual.promise),
-        "trial": trial,
-        "stop_after": timing.stop_after(usual.stop_after, trial, 1),
-    }
+    stop_after = timing.stop_after(usual.stop_after, trial, 1)
+    changed = {"promise": timing.promise(usual.promise, stop_after), "trial": trial, "stop_after": stop_after}
     return LookRule(usual.model_copy(update=changed), timing.horizon)
 
 
@@ -203,8 +204,8 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
         return wanted
     if wanted is None:
         raise ConfigError(
-            f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, or "
-            f"take controller {LookRule.name!r}"
+            f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, take "
+            f"controller {LookRule.name!r}, or give one of your own an attribute `promise`"
         )
     if given.shown != wanted.shown:
         raise ConfigError(

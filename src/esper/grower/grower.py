@@ -24,7 +24,6 @@ from esper.grower.arguments import (
     STATE,
     StepInputs,
     Terms,
-    check_look,
     check_step,
     require_conduct,
     require_same,
@@ -236,7 +235,7 @@ class Grower:
             RunError: the run's folder is another grower's, or cannot be written.
         """
         self._in_own_run(OwnRun.require_open)
-        check_look(look, self._listener)
+        self._processes.agree(lambda: self._examiner.prepare(1 + self.decisions, look))
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
         require_planted(self.model, self.network.table)
         require_attached(self.model)
@@ -309,9 +308,15 @@ class Grower:
             self.network, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
         self.apart.update_forks(self.network.table, self.network.evidence)  # lets go of all forks
+        self._examiner.listen_before(None)
         self._print(*ending.lines)
         self._record(lambda recording: recording.keep_ending(self.decisions, ending))
         return ending
+
+    @property
+    def looks_next(self) -> bool:
+        """Whether the controller goes by what is promised at the next `step`: a compiled model needs ``look`` there."""
+        return self._examiner.looks_before(1 + self.decisions)
 
     @property
     def finished(self) -> bool:
@@ -418,6 +423,8 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.
 
+        Between decisions the features of slots are in it as well, of the examples that are listened to.
+
         Save it beside the state dicts of model and optimizer; of several processes, the first one's.
 
         Raises:
@@ -455,6 +462,7 @@ class Grower:
         self.apart.update_forks(self.network.table, self.network.evidence)
         self.apart.load_state_dict(state["refit"])
         store_contributions(self.model, self._examiner.history.accuracy_contribution)
+        self._examiner.listen_before(1 + self.decisions)
         self._in_own_run(lambda own: own.resume(self.decisions, state.get("run")))
 
     def _attend(self) -> None:

@@ -19,16 +19,24 @@ from torch import Tensor
 
 from esper.arrays import Floats
 from esper.control.promises import PromiseRecord, PromiseSettings
-from esper.errors import ConfigError, LookError
+from esper.errors import ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.functional_gradients import Asked
-from esper.growth.look import Look, promise_of
+from esper.growth.look import Candidate, Look, promise_of, raise_precision
 from esper.growth.model import GrowingModel
+from esper.growth.promise import GRAM_BYTES
 from esper.growth.slot import Slot
 from esper.state import to_plain
 
 _SEED, _DRAW = 0, 0
 """Of the initial values of newborns, as in populations."""
+LEAST = 2
+"""Examples of which there are two halves."""
+FEWEST_EXAMPLES = 32
+"""Asked however many parameters a blueprint has."""
+_BYTES = torch.float32.itemsize
+_CALLER = 9
+"""Calls between a warning and the loop that called `esper.Grower.step`."""
 
 
 class _Heard(NamedTuple):
@@ -36,8 +44,8 @@ class _Heard(NamedTuple):
 
     features: Tensor
     """``[B, ...]``."""
-    inputs: Tensor
-    """Of the network, ``[B, ...]``; the features where nobody reads them."""
+    inputs: Tensor | None
+    """Of the network, ``[B, ...]``; None where nobody reads them, or they are not known."""
     wishes: Tensor
     """Gradient of each example's own loss with respect to the features, ``[B, ...]``, up to one factor for all."""
 
@@ -62,48 +70,61 @@ class Listener:
         *,
         active: bool,
     ) -> None:
-        self._active, self._listening = active, False
+        self._active, self._owed = active, False
         self._model, self._kinds, self._scaler = model, kinds, scaler
         self.record = PromiseRecord(1, len(model.slots), len(kinds), settings)
         """What controllers see."""
         self._heard: dict[str, deque[_Heard]] = {name: deque() for name in model.slots}
         self._warned: set[str] = set()
 
-    def listen_before(self, decision: int) -> None:
-        """Listen from now on if it is to be measured at the decision of that number, from 1; forget what was heard."""
-        for heard in self._heard.values():
-            heard.clear()
-        self._listen(self._is_due(decision))
-
-    def measure(self, decision: int, looked: Look | None, *, trained: bool, undone: bool) -> None:
-        """Take a decision into account, and measure what is promised where it is time to.
-
-        ``looked`` tells what was measured by other hands. ``trained`` says whether the optimizer stepped since the last
-        decision, ``undone`` whether that was rolled back, so that nothing is known of the model as it is.
+    def prepare(self, decision: int, look: Look | None, *, trained: bool) -> None:
+        """Before anything is measured for a decision: stop listening, and refuse what could not be decided.
 
         Raises:
-            ConfigError: the model trained, but nothing was heard of it.
+            ConfigError: it is time to measure, the optimizer stepped, but nothing was heard of it, and there is no
+                ``look``.
         """
-        everyone = np.ones(1, np.bool_)
+        self._listen(False)
+        if look is None and trained and self.is_due(decision) and not any(self._heard.values()):
+            raise ConfigError(
+                "the controller goes by what blueprints promise, and listens to the backward passes of training, but "
+                "heard none, as where a model is compiled: call step(look=model.look(loss, batches)) where "
+                "grower.looks_next says so, or take another controller"
+            )
+
+    def measure(self, decision: int, look: Look | None, *, trained: bool, undone: bool) -> None:
+        """Take a decision into account, and measure what is promised where it is time to.
+
+        ``look`` tells what was measured by other hands. ``undone`` says that the training was rolled back, so that
+        nothing is known of the model as it is: then, as where no finite gradient was heard, it is due at the next.
+
+        Raises:
+            ConfigError: ``look`` is of another model.
+        """
+        everyone, due = np.ones(1, np.bool_), self.is_due(decision)
         self.record.wait(everyone)
-        if looked is not None:
-            self.record.record(everyone, *self._read(looked))
-        elif self._is_due(decision) and not undone:
-            if trained and not any(self._heard.values()):
-                raise ConfigError(
-                    "controllers that go by what blueprints promise listen to the backward passes of training, and "
-                    "heard none, as where a model is compiled: call step(look=model.look(loss, batches)), or take "
-                    "another controller, such as 'heuristic'"
-                )
-            self.record.record(everyone, *self._compute())
+        found = None
+        if look is not None:
+            found = self._read(look)
+        elif due and trained and not undone:
+            found = self._compute()
+        if found is not None:
+            self.record.record(everyone, *found)
+        self._owed = due and found is None
+        for heard in self._heard.values():
+            heard.clear()
+
+    def listen_before(self, decision: int) -> None:
+        """Listen from now on, if it is to be measured at the decision of that number, from 1."""
+        self._listen(self.is_due(decision))
+
+    def is_due(self, decision: int) -> bool:
+        """Whether it is to be measured at the decision of that number."""
+        return self._owed or bool(self.record.settings.due(np.array([decision]))[0])
 
     def _listen(self, listening: bool) -> None:
-        self._listening = listening
         for slot in self._model.slots.values():
             slot.listener = self._hear if listening and self._active else None
-
-    def _is_due(self, decision: int) -> bool:
-        return bool(self.record.settings.due(np.array([decision]))[0])
 
     def _hear(self, slot: Slot, passed: Tensor) -> Tensor:
         """Keep the slot's features until their gradient arrives, if it ever does."""
@@ -113,62 +134,81 @@ class Listener:
         if not passed.requires_grad:  # nothing before it learns, but a seed here would
             hearing = torch.zeros_like(passed, requires_grad=True)
             passed = passed + hearing
-        examples = self.record.settings.examples
-        features = passed.detach()[:examples].clone()
-        reads = any(kind.reads_inputs for kind in self._kinds if kind.name in slot.blueprints)
-        inputs = slot.tap.inputs.detach()[:examples] if reads else features
-        hearing.register_hook(partial(self._keep, slot.name, features, inputs))
+        features = passed.detach()[: self.record.settings.examples].clone()
+        hearing.register_hook(partial(self._keep, slot.name, features, self._find_inputs(slot, passed)))
         return passed
 
+    def _find_inputs(self, slot: Slot, passed: Tensor) -> Tensor | None:
+        """The network's, for as many examples, where somebody reads them and they are of this pass."""
+        if not any(kind.reads_inputs for kind in self._kinds if kind.name in slot.blueprints):
+            return None
+        try:
+            inputs = slot.tap.inputs
+        except SlotError:  # a part of the host was called alone
+            return None
+        return inputs.detach()[: self.record.settings.examples] if len(inputs) == len(passed) else None
+
     @torch.no_grad()
-    def _keep(self, name: str, features: Tensor, inputs: Tensor, gradient: Tensor) -> None:
+    def _keep(self, name: str, features: Tensor, inputs: Tensor | None, gradient: Tensor) -> None:
         """Keep the newest examples: no minibatch more than it takes to have enough."""
-        # Of the mean over so many.
-        wishes = gradient.detach()[: len(features)] * len(gradient)
+        # Of the mean over so many; in half precision the product, or a scaled loss, might overflow.
+        wishes = raise_precision(gradient.detach()[: len(features)]) * len(gradient)
         if self._scaler is not None:
             wishes = wishes / self._scaler.scale(torch.ones((), device=wishes.device))
         heard, enough = self._heard[name], self.record.settings.examples
+        if heard and heard[-1].features is features:  # another loss of the same forward pass
+            heard[-1] = heard[-1]._replace(wishes=heard[-1].wishes + wishes)
+            return
         heard.append(_Heard(features, inputs, wishes))
         while sum(len(one.wishes) for one in heard) - len(heard[0].wishes) >= enough:
             heard.popleft()
 
-    def _compute(self) -> tuple[Floats, Floats]:
-        """Fitted and held-out promise ``[1, S, K]``; NaN where too little was heard."""
+    def _compute(self) -> tuple[Floats, Floats] | None:
+        """Fitted and held-out promise ``[1, S, K]``, NaN where too little was heard; None: that is everywhere."""
         fitted, held_out = np.full((2, *self.record.fitted.shape), np.nan)
         with torch.no_grad(), torch.autocast(self._model.slots.values()[0].anchor.device.type, enabled=False):
             for place, slot in enumerate(self._model.slots.values()):
-                asked, inputs = self._newest(slot.name)
-                if sum(map(len, asked.wishes)) < 2:
-                    self._warn(slot.name, f"nothing is known of what training asks for at slot {slot.name!r}")
-                    continue
                 for index, kind in enumerate(self._kinds):
-                    if kind.name not in slot.blueprints:
-                        continue
-                    try:
-                        found = promise_of(slot, kind, asked, inputs, [(_SEED, place, _DRAW)])
-                    except LookError as error:
-                        self._warn(kind.name, str(error))
-                        continue
-                    fitted[0, place, index], held_out[0, place, index] = found.promise, found.promise_held_out
-        return fitted, held_out
+                    if kind.name in slot.blueprints and slot.enabled:
+                        found = self._promise_of(place, slot, kind)
+                        if found is not None:
+                            fitted[0, place, index], held_out[0, place, index] = found.promise, found.promise_held_out
+        return (fitted, held_out) if np.isfinite(fitted).any() else None
+
+    def _promise_of(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
+        """By the newest examples, as many as are wanted, or fewer where a blueprint has very many parameters."""
+        bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
+        heard = self._newest(slot.name, min(self.record.settings.examples, max(bound, FEWEST_EXAMPLES)))
+        asked = Asked([], [one.features for one in heard], [one.wishes for one in heard])
+        inputs = [one.inputs for one in heard if one.inputs is not None]
+        if sum(map(len, asked.wishes)) < LEAST:
+            self._warn(slot.name, f"nothing was heard of what training asks for at slot {slot.name!r}")
+            return None
+        if kind.reads_inputs and len(inputs) < len(heard):
+            self._warn(kind.name, f"blueprint {kind.name!r} reads the network's input, of which nothing was heard")
+            return None
+        try:
+            return promise_of(slot, kind, asked, inputs, [(_SEED, place, _DRAW)])
+        except LookError as error:
+            self._warn(kind.name, str(error))
+            return None
+
+    def _newest(self, name: str, wanted: int) -> list[_Heard]:
+        """The newest examples, no more than are ``wanted``, without minibatches whose gradients were not finite."""
+        found: list[_Heard] = []
+        for one in reversed(self._heard[name]):
+            if wanted and bool(one.wishes.isfinite().all()):
+                part = slice(min(wanted, len(one.wishes)))
+                inputs = None if one.inputs is None else one.inputs[part]
+                found.insert(0, _Heard(one.features[part], inputs, one.wishes[part]))
+                wanted -= len(found[0].wishes)
+        return found
 
     def _warn(self, about: str, why: str) -> None:
         """Once."""
         if about not in self._warned:
             self._warned.add(about)
-            warnings.warn(f"{why}: controllers that go by promises plant nothing there", stacklevel=6)
-
-    def _newest(self, name: str) -> tuple[Asked, list[Tensor]]:
-        """The newest examples, no more than are wanted, without minibatches whose loss was not finite."""
-        asked, inputs, left = Asked(), list[Tensor](), self.record.settings.examples
-        for one in reversed(self._heard[name]):
-            if left and bool(one.wishes.isfinite().all()):
-                count = min(left, len(one.wishes))
-                asked.features.insert(0, one.features[:count])
-                asked.wishes.insert(0, one.wishes[:count])
-                inputs.insert(0, one.inputs[:count])
-                left -= count
-        return asked, inputs
+            warnings.warn(f"{why}: controllers that go by promises plant nothing there", stacklevel=_CALLER)
 
     def _read(self, looked: Look) -> tuple[Floats, Floats]:
         """What `GrowingModel.look` found, in the order of the record."""
@@ -186,7 +226,7 @@ class Listener:
     def state_dict(self) -> dict[str, Any]:
         """What is known, and what was heard since the last decision, as plain values."""
         heard = {name: [tuple(one) for one in kept] for name, kept in self._heard.items()}
-        return {"record": self.record.state_dict(), "listening": self._listening, "heard": to_plain(heard)}
+        return {"record": self.record.state_dict(), "owed": self._owed, "heard": to_plain(heard)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -195,7 +235,10 @@ class Listener:
             CheckpointError: it is of other slots.
         """
         self.record.load_state_dict(state["record"])
+        self._owed = bool(state["owed"])
         for slot in self._model.slots.values():
-            kept = (tuple(part.to(slot.anchor.device) for part in one) for one in state["heard"][slot.name])
-            self._heard[slot.name] = deque(_Heard(*one) for one in kept)
-        self._listen(state["listening"])
+            device = slot.anchor.device
+            self._heard[slot.name] = deque(
+                _Heard(features.to(device), None if inputs is None else inputs.to(device), wishes.to(device))
+                for features, inputs, wishes in state["heard"][slot.name]
+            )

@@ -19,7 +19,7 @@ from esper.arrays import Bools, Floats, Ints
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.grower.apart import ApartLearner
-from esper.grower.arguments import StepInputs, Terms
+from esper.grower.arguments import StepInputs, Terms, check_look
 from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
@@ -227,9 +227,25 @@ class Examiner:
         self.history.record(actions, network.table, training, evaluation, improved)
         return evaluation
 
-    def listen_before(self, decision: int) -> None:
-        """Listen, if what is promised matters to the decision of that number, from 1."""
+    def prepare(self, decision: int, look: Look | None) -> None:
+        """Before anything is measured for the decision of that number, from 1: refuse what could not be decided.
+
+        Raises:
+            ConfigError: nothing was heard of training where it matters, or ``look`` is none, or of no use.
+        """
+        check_look(look, self._listener)
         if self._listener is not None:
+            self._listener.prepare(decision, look, trained=self._gradients.stepped)
+
+    def looks_before(self, decision: int) -> bool:
+        """Whether what is promised is measured at the decision of that number."""
+        return self._listener is not None and self._listener.is_due(decision)
+
+    def listen_before(self, decision: int | None) -> None:
+        """Listen, if what is promised matters to the decision of that number; None: to nothing any more."""
+        for slot in self._passes.model.slots.values():
+            slot.listener = None  # of this or of a former grower
+        if self._listener is not None and decision is not None:
             self._listener.listen_before(decision)
 
     def look_ahead(self, decision: int, look: Look | None, undone: bool) -> None:

@@ -183,7 +183,7 @@ def promise_of(
     """
     others = inputs if kind.reads_inputs else asked.features
     batches = [
-        AskedBatch((_precise(features), _precise(other)), _precise(wishes))
+        AskedBatch((raise_precision(features), raise_precision(other)), raise_precision(wishes))
         for features, other, wishes in zip(asked.features, others, asked.wishes, strict=True)
     ]
     like = batches[0].wishes
@@ -209,7 +209,7 @@ def promise_of(
 
 def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
     batches = [
-        AskedBatch(tuple(map(_precise, arguments)), _precise(wishes))
+        AskedBatch(tuple(map(raise_precision, arguments)), raise_precision(wishes))
         for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
     ]
     gram = _require_gram(f"layer {name!r} ({type(layer).__name__})", layer, batches, "look without layers=True")
@@ -237,7 +237,7 @@ def _summarise(grams: Tensor) -> tuple[float, float, float]:
     return float(promise(grams).mean()), float(held_out.mean()), float(held_out.std() / held_out.numel() ** 0.5)
 
 
-def _precise(values: Tensor) -> Tensor:
+def raise_precision(values: Tensor) -> Tensor:
     """Half precision as float32: a Gram matrix wants it. Indices stay what they are."""
     return values.float() if values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize else values
 

@@ -146,7 +146,7 @@ class Slot(nn.Module):
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         passed = self._pass(module, output)
-        if self.listener is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.listener is None:  # in this order nothing is compiled anew for it
             return passed
         return self.listener(self, passed)
 

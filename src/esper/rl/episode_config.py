@@ -33,11 +33,16 @@ class EpisodeConfig(Settings):
     controller goes by it."""
 
     def require_measurements(self, horizon: int) -> None:
-        """Raise ValueError unless every slot is measured within an episode of that many decisions."""
+        """Raise ValueError unless every slot is measured within an episode of that many decisions, and promises are."""
         if self.counterfactual_every > horizon:
             raise ValueError(
                 f"conduct.counterfactual_every is {self.counterfactual_every}, but there are {horizon} decisions: "
                 "some slots would never be measured, nor their seeds be kept; lower it"
+            )
+        if self.promise is not None and self.promise.first >= horizon:
+            raise ValueError(
+                f"conduct.promise.first is {self.promise.first}, but there are {horizon} decisions: nothing would be "
+                "measured in time; lower it"
             )
 
     def counterfactuals_due(self, decision: Ints, slots: int) -> Bools:

@@ -77,19 +77,31 @@ class PromiseMeter:
         for slot in slots:
             for blueprint in range(shape[2]):
                 if population.specs.compatible[:, slot, blueprint].any():
-                    promised = promise_of_rows(self._differentiate(slot, blueprint, *asked[slot], batch.inputs))
-                    found.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
+                    found.append(self._measure(slot, blueprint, *asked[slot], batch.inputs))
                     places.append((slot, blueprint))
         if not found:
             nothing = np.full(shape, np.nan)
             return Deferred((), lambda: Promises(nothing, nothing))
         return Deferred((torch.stack(found),), partial(_spread, shape, places, population.specs.compatible))
 
-    def _differentiate(self, slot: int, blueprint: int, features: Tensor, wishes: Tensor, inputs: Tensor) -> Tensor:
-        """The gradients of all examples, G ``[E, N, P]``."""
+    def _measure(self, slot: int, blueprint: int, *asked: Tensor) -> Tensor:
+        """Fitted and held-out promise ``[2, E]``, no more networks at a time than in other passes."""
+        size = self._population.size
+        at_once = self._population.config.networks_per_pass or size
+        parts: list[Tensor] = []
+        for start in range(0, size, at_once):
+            some = slice(start, start + at_once)
+            promised = promise_of_rows(self._differentiate(slot, blueprint, some, *(one[some] for one in asked)))
+            parts.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
+        return torch.cat(parts, 1)
+
+    def _differentiate(
+        self, slot: int, blueprint: int, networks: slice, features: Tensor, wishes: Tensor, inputs: Tensor
+    ) -> Tensor:
+        """The gradients of all examples of some networks, G ``[E, N, P]``."""
         newborns = self._of(slot, blueprint)
         place = {width: index for index, width in enumerate(newborns.widths)}
-        chosen = torch.tensor([place[width] for width in self._population.specs.widths[:, slot].tolist()])
+        chosen = torch.tensor([place[width] for width in self._population.specs.widths[networks, slot].tolist()])
         chosen = chosen.to(features.device)
         own = {name: stacked[chosen] for name, stacked in newborns.parameters.items()}
         fixed = {name: own[name] for name in own if name not in newborns.names}

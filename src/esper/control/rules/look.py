@@ -27,7 +27,7 @@ class LookSettings(Settings):
     """Weight of the fitted promise; the held-out one has the rest."""
     price: float = Field(default=0.05, ge=0, le=10)
     """What ``log1p(parameters / host parameters)`` of a candidate takes from its promise."""
-    threshold: float = Field(default=0.2, ge=-1, le=1)
+    threshold: float = Field(default=0.05, ge=-1, le=1)
     """What must be left of a promise for a seed to be planted."""
     trial: int = Field(default=3, ge=1, le=1000)
     """Decisions a seed is held before it is judged."""
