@@ -46,6 +46,7 @@ AT_ONCE = 64
 LOOKED_BEFORE = 3
 """Decisions that come before the look."""
 EXAMPLES = (64, 256)
+TABLE_WIDTH = 150
 PLACES = list(product(range(len(SUITE.sites)), range(len(SUITE.blueprints))))
 Floats = NDArray[np.float64]
 
@@ -166,7 +167,7 @@ def main(
     prepare_process()
     drawn = sample(instances, seed, split)
     if stages:
-        Console().print(compare_stages(drawn, score_with(drawn, ()), stages))
+        Console(width=TABLE_WIDTH).print(compare_stages(drawn, score_with(drawn, ()), stages))
         return
     scores = np.stack([score_with(drawn, (SeedKind(*place, Blend.ADD),)) for place in PLACES], 1)
     shaped = scores.reshape(len(drawn), len(SUITE.sites), len(SUITE.blueprints))
