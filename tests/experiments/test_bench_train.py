@@ -44,7 +44,9 @@ def test_time_is_shared_out_by_function(monkeypatch: pytest.MonkeyPatch):
 def test_every_part_takes_time_in_a_real_training():
     heard: list[int] = []
     with short_suite():
-        found = bench_train(tiny("iterations=2"), lambda number, speed: heard.append(number))
+        found = bench_train(
+            tiny("iterations=2", "conduct.promise={first: 1, examples: 8}"), lambda number, speed: heard.append(number)
+        )
     assert heard == [1, 2]
     assert found.env_steps_per_second == found.iterations[1] > 0, "the first one warms up"
     assert found.share.keys() == {*PARTS, REST}
