@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.growth import promise as promises
 from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.promise import RIDGE, AskedBatch, gram_of, held_out_promise, promise
+from esper.growth.promise import RIDGE, AskedBatch, gram_of, held_out_promise, promise, promise_of_rows
 from esper.growth.site import Layout, Site
 from growth.blueprint_cases import batch, draw, every_case, grown, newborn
 
@@ -195,3 +195,17 @@ def test_one_diverged_network_does_not_touch_others() -> None:
     assert promise(grams)[1].isnan()
     assert promise(grams)[2] == 0
     assert held_out_promise(grams)[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("examples", "parameters"), [(40, 7), (41, 7), (12, 30)], ids=["few", "uneven", "many"])
+def test_it_is_the_same_from_the_gradients_themselves_in_either_space(examples: int, parameters: int) -> None:
+    rows = draw(3, examples, parameters, seed=8).double() + 0.3
+    rows[1] = 0
+    gram, found = rows @ rows.mT, promise_of_rows(rows)
+    torch.testing.assert_close(found.fitted, promise(gram))
+    torch.testing.assert_close(found.held_out, held_out_promise(gram))
+    assert found.held_out[0, 0] != found.held_out[0, 1]
+    rows[2, 0, 0] = math.nan
+    broken = promise_of_rows(rows)
+    assert broken.fitted[2].isnan()
+    torch.testing.assert_close(broken.fitted[:2], found.fitted[:2])
