@@ -120,7 +120,7 @@ def population_parts(slots: int) -> Parts:
     episodes = Episodes(suite, suite.sample(NETWORKS, "train", rng), OPEN_RULES)
     population = episodes.population
     grow(population, Planter(slots // 2, rng))
-    policy = Policy(list_features(False).spec, PolicySettings(), torch.Generator().manual_seed(0))
+    policy = Policy(list_features(False).spec, PolicySettings(advice=None), torch.Generator().manual_seed(0))
     observation, masks = episodes.observe(), episodes.legal_actions()
     tensors, memory = mask_tensors(masks, CPU), policy.initial_state(NETWORKS)
     actions, _ = Planter(1, rng).act(None, masks, None)

@@ -26,14 +26,12 @@ def test_no_number_ever_changes() -> None:
         "HELDOUT_INSTANCES": 4,
         "TRANSFER_INSTANCES": 5,
         "COMPARED_INSTANCES": 8,
-        "DEMONSTRATED_INSTANCES": 9,
         "SUITE_SEARCH_INSTANCES": 11,
         "SUITE_SCORE_INSTANCES": 12,
         "TUNING": 21,
         "SEQUENCE_SEARCH": 22,
         "SHUFFLED_ARM": 23,
         "SWEPT_INSTANCES": 24,
-        "CLONING_ORDER": 0xC10E,
         "DATA_ORDER": 0x0DDE5,
     }
 

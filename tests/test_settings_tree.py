@@ -56,16 +56,20 @@ NAMED = {
     "reward.mode": Named("sparse"),
     **{f"reward.{weight}": Named(0.3, ("reward.mode=shaped",)) for weight in MODES["shaped"].weights},
     "reward.early_age": Named(6, ("reward.mode=shaped",)),
-    "cloning.controller": Named("periodic"),
     "controller": Named("periodic"),
     "slots": Named({"stem": "auto"}),
     "text": Named("some/where.txt", ("task=charlm", "host=gpt")),
 }
 """Of leaves of which a type does not say what they may be."""
+_MEASURED = {"every": 4, "first": 3, "examples": 64, "shown": "fitted"}
+NAMED_IN: dict[type[Settings], dict[str, Named]] = {
+    # Where a rule advises the policy, promises are measured as the rule wishes.
+    TrainSettings: {f"conduct.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()}
+}
 FOLLOWED = {"task", "host"}
 """Leaves that the defaults of others follow from."""
 
-LEAVES = {root: leaves_of(root, usual, NAMED, FOLLOWED) for root, usual in ROOTS.items()}
+LEAVES = {root: leaves_of(root, usual, NAMED | NAMED_IN.get(root, {}), FOLLOWED) for root, usual in ROOTS.items()}
 
 
 def _as_yaml(value: Any) -> str:

@@ -30,8 +30,6 @@ class Stream(IntEnum):
     """The instances that a run is evaluated on, by split."""
     COMPARED_INSTANCES = 8
     """The instances of `esper compare`, the same for all seeds."""
-    DEMONSTRATED_INSTANCES = 9
-    """The instances on which a baseline shows a policy what to imitate."""
     SUITE_SEARCH_INSTANCES = 11
     SUITE_SCORE_INSTANCES = 12
     """The instances on which `esper bench suite` chooses schedules, and those on which it scores them."""
@@ -43,8 +41,6 @@ class Stream(IntEnum):
     """Whose actions are played on which instance in an arm of a comparison."""
     SWEPT_INSTANCES = 24
     """The instances of `esper sweep`: what chose a trial must not judge it in `esper compare`, too."""
-    CLONING_ORDER = 0xC10E
-    """The order of minibatches in behaviour cloning."""
     DATA_ORDER = 0x0DDE5
     """The order in which a network sees its instance's examples: (seed of the instance, stream)."""
 

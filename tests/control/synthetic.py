@@ -12,7 +12,7 @@ from esper.lifecycle.actions import Head, Op, head_sizes
 
 SPEC = ObservationSpec(globals=7, slots=9, blueprints=5)
 NO_PRIOR = OpPrior(wait=0, germinate=0, advance=0, set_alpha=0, fossilize=0, prune=0)
-SMALL = PolicySettings(hidden=24, width=16, op_prior=NO_PRIOR)
+SMALL = PolicySettings(advice=None, hidden=24, width=16, op_prior=NO_PRIOR)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -15,7 +15,7 @@ from rl.short import SUITE, episodes, instances
 
 SEEDS = (11, 12, 13, 14, 15)
 # Large heads, so that choices are far from ties.
-SETTINGS = PolicySettings(hidden=24, width=16, head_gain=1.0)
+SETTINGS = PolicySettings(advice=None, hidden=24, width=16, head_gain=1.0)
 
 
 def policy() -> Policy:

@@ -18,7 +18,7 @@ from esper.experiments.settings import TrainSettings
 from esper.rl.ppo import Learner
 from esper.rl.settings import PPOSettings
 
-SMALL = PolicySettings(hidden=8, width=4)
+SMALL = PolicySettings(advice=None, hidden=8, width=4)
 
 
 @pytest.fixture
@@ -31,16 +31,15 @@ def saved() -> tuple[Policy, dict[str, torch.Tensor]]:
 def test_a_policy_comes_back_tensor_for_tensor(saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:
     policy, tensors = saved
     restored = restore_policy(tensors, SMALL, None)
-    assert restored.greedy
-    assert restored.policy.state_dict().keys() == policy.state_dict().keys()
+    assert restored.state_dict().keys() == policy.state_dict().keys()
     for name, tensor in policy.state_dict().items():
-        assert torch.equal(restored.policy.state_dict()[name], tensor), name
+        assert torch.equal(restored.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize("loss", ["another size", "a tensor lacks", "a tensor too many"])
 def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:
     _, tensors = saved
-    settings = PolicySettings(hidden=16, width=4) if loss == "another size" else SMALL
+    settings = PolicySettings(advice=None, hidden=16, width=4) if loss == "another size" else SMALL
     if loss == "a tensor lacks":
         del tensors["policy.lstm.weight_ih_l0"]
     if loss == "a tensor too many":

@@ -231,7 +231,7 @@ def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legalit
 
 def test_width_must_suit_the_attention_heads() -> None:
     with pytest.raises(ValidationError, match="not a multiple"):
-        PolicySettings(width=30, attention_heads=4)
+        PolicySettings(advice=None, width=30, attention_heads=4)
 
 
 FLOOR = 0.08
@@ -305,7 +305,7 @@ def test_under_floors_too_heads_that_the_operation_does_not_read_get_exactly_no_
 
 def test_a_floor_that_leaves_nothing_to_choose_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"0\.5 for tempo leaves nothing to choose"):
-        PolicySettings(probability_floor={"tempo": 0.5})
+        PolicySettings(advice=None, probability_floor={"tempo": 0.5})
 
 
 def test_the_priors_fields_are_the_operations() -> None:

@@ -24,7 +24,9 @@ DECISIONS = 10
 def controller(name: str) -> str | Controller:
     if name != "policy":
         return name
-    policy = Policy(list_features(False).spec, PolicySettings(hidden=8, width=8), torch.Generator().manual_seed(0))
+    policy = Policy(
+        list_features(False).spec, PolicySettings(advice=None, hidden=8, width=8), torch.Generator().manual_seed(0)
+    )
     return LearnedController(policy, greedy=False)
 
 

@@ -35,7 +35,9 @@ SPEC = list_features(promise=False).spec
 
 
 def _policy(*, greedy: bool) -> Controller:
-    return LearnedController(Policy(SPEC, PolicySettings(hidden=16), torch.Generator().manual_seed(3)), greedy=greedy)
+    return LearnedController(
+        Policy(SPEC, PolicySettings(advice=None, hidden=16), torch.Generator().manual_seed(3)), greedy=greedy
+    )
 
 
 def _controller(name: str) -> str | Controller:

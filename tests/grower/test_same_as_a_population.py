@@ -68,7 +68,8 @@ def heuristic() -> Controller:
 
 def policy() -> Controller:
     return LearnedController(
-        Policy(list_features(False).spec, PolicySettings(head_gain=1.0), torch.Generator().manual_seed(3)), greedy=False
+        Policy(list_features(False).spec, PolicySettings(advice=None, head_gain=1.0), torch.Generator().manual_seed(3)),
+        greedy=False,
     )
 
 

@@ -18,7 +18,7 @@ from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.rl.settings import PPOSettings
 
 SPEC = ObservationSpec(globals=3, slots=2, blueprints=2)
-SIZES = PolicySettings(hidden=32, width=16, op_prior=NO_PRIOR)
+SIZES = PolicySettings(advice=None, hidden=32, width=16, op_prior=NO_PRIOR)
 SLOTS, BLUEPRINTS = 2, 3
 
 

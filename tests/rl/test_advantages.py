@@ -124,7 +124,7 @@ def test_what_is_still_to_come_is_discounted() -> None:
 
 def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -> None:
     settings = plain_ppo(group=GROUP, value_weight=0.0)
-    student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0))
+    student = learner(settings, sizes=PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0))
     (rollout,) = rollouts(student, 1)
 
     def gradient(rollout: Rollout) -> Tensor:
@@ -170,7 +170,9 @@ def expected_gradient(student: Learner, rollout: Rollout) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("twins", "biased"), [([0.7, 0.7, 0.7], False), ([0.7, 0.0, -0.7], True)])
 def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: list[float], biased: bool) -> None:
-    policy = Policy(SPEC, PolicySettings(hidden=8, width=8, head_gain=1.0), torch.Generator().manual_seed(0))
+    policy = Policy(
+        SPEC, PolicySettings(advice=None, hidden=8, width=8, head_gain=1.0), torch.Generator().manual_seed(0)
+    )
     student = Learner(policy, plain_ppo(twin=True), 0)
     rollout = every_choice(policy)
     alone = expected_gradient(student, rollout)

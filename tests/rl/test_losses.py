@@ -292,7 +292,7 @@ def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
     assert math.isfinite(expected.item())
 
 
-LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0, memory=STEPS)
+LIVELY = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, memory=STEPS)
 WEIGHTS = torch.linspace(0.01, 0.08, len(Head))
 SURROGATES = ("joint", "factored")
 

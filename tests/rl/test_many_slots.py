@@ -28,7 +28,7 @@ def heuristic() -> Controller:
 
 def policy() -> Controller:
     """Untrained, and eager to germinate."""
-    settings = PolicySettings(width=8, hidden=8, op_prior=NO_PRIOR.model_copy(update={"germinate": 3.0}))
+    settings = PolicySettings(advice=None, width=8, hidden=8, op_prior=NO_PRIOR.model_copy(update={"germinate": 3.0}))
     return LearnedController(Policy(SPEC, settings, torch.Generator().manual_seed(0)), greedy=False)
 
 

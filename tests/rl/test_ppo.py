@@ -19,7 +19,7 @@ from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
 from rl.probes import SIZES, collect, learner, only_ops
 
-FLOORED = PolicySettings(hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.every(0.1))
+FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.every(0.1))
 
 
 @pytest.mark.parametrize("surrogate", ["joint", "factored"])
@@ -33,7 +33,7 @@ def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate
 
 
 def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
-    student = learner(plain_ppo(target_kl=1e6), sizes=PolicySettings(hidden=32, width=16, head_gain=1.0))
+    student = learner(plain_ppo(target_kl=1e6), sizes=PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0))
     (rollout,) = rollouts(student, 1)
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
@@ -301,7 +301,9 @@ def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surro
     """Where nothing is to be won, so that only the bonus of the one head with a weight teaches its output."""
     weights = PerHead.every(0.0).model_copy(update={head.name.lower(): 1.0})
     settings = plain_ppo(entropy_start=weights, entropy_floor=weights, surrogate=surrogate, target_kl=1e6)
-    student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
+    student = learner(
+        settings, sizes=PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR)
+    )
     probe = Noise(STEPS, ENVIRONMENTS)
     before = collect(student.policy, probe)
     rollout = before._replace(reward=torch.zeros_like(before.reward), value=torch.zeros_like(before.value))

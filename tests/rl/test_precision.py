@@ -17,7 +17,7 @@ from rl.probes import learner
 
 HALVED = plain_ppo(bf16=True)
 WEIGHTS = torch.full((len(Head),), 0.01)
-LIVELY = PolicySettings(hidden=32, width=16, head_gain=1.0)
+LIVELY = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0)
 
 
 def test_a_policy_on_the_cpu_refuses_it() -> None:

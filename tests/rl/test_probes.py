@@ -173,7 +173,9 @@ class Pick(Probe):
 def gradient(head: Head, surrogate: str, steps: int) -> list[Tensor]:
     """That of the head's own parameters where it has a choice in the first of the ``steps`` alone."""
     settings = QUICK.model_copy(update={"surrogate": surrogate, "gae_lambda": 0.0})
-    student = learner(settings, sizes=PolicySettings(hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR))
+    student = learner(
+        settings, sizes=PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR)
+    )
     batch = student.make_batch(collect(student.policy, Pick(head, steps, steps)))
     assert batch.is_open.sum((0, 1)).tolist() == [ENVIRONMENTS * (other is head) for other in Head]
     advantage = torch.randn(ENVIRONMENTS, generator=torch.Generator().manual_seed(1)).expand(steps, -1)
@@ -216,7 +218,7 @@ def test_a_head_with_a_choice_in_one_step_of_thirty_learns_in_as_few_updates(
     surrogate: str, every: int, low: float, high: float
 ) -> None:
     """With the joint surrogate the entropy bonus, which is a mean over the head's own steps, outweighs its gradient."""
-    sizes = PolicySettings(hidden=16, width=8, op_prior=NO_PRIOR)
+    sizes = PolicySettings(advice=None, hidden=16, width=8, op_prior=NO_PRIOR)
     student = learner(BANDIT.model_copy(update={"surrogate": surrogate}), sizes=sizes)
     probe = Pick(Head.TEMPO, every, steps=30, environments=64)
     for _ in train(student, probe, 5):
@@ -267,7 +269,9 @@ def recall_without_memory(student: Learner, probe: Recall) -> float:
     [(5, 40), pytest.param(50, 100, marks=pytest.mark.slow), pytest.param(120, 150, marks=pytest.mark.slow)],
 )
 def test_memory_recalls_a_cue(delay: int, updates: int) -> None:
-    student = learner(QUICK, sizes=PolicySettings(hidden=32, width=16, memory=max(delay, 2), op_prior=NO_PRIOR))
+    student = learner(
+        QUICK, sizes=PolicySettings(advice=None, hidden=32, width=16, memory=max(delay, 2), op_prior=NO_PRIOR)
+    )
     probe = Recall(delay)
     for _ in train(student, probe, updates):
         if score(student, probe) == 1.0:

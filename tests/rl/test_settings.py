@@ -71,7 +71,7 @@ def test_one_operations_prior_is_set_alone(op: str) -> None:
 def test_mistakes_are_named(override: str, sentence: str) -> None:
     class Tree(Settings):
         ppo: PPOSettings = PPOSettings()
-        policy: PolicySettings = PolicySettings()
+        policy: PolicySettings = PolicySettings(advice=None)
 
     with pytest.raises(ConfigError, match=sentence):
         load_settings(Tree, None, [override])

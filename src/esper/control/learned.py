@@ -9,11 +9,14 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
+from esper.control.advice import ADVICE_NAMES, advise, with_advice
 from esper.control.controller import Actions, UniformStreams
-from esper.control.observation import Observation, list_features, mask_tensors
+from esper.control.observation import Observation, ObservationSpec, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.control.promises import PromiseSettings
+from esper.control.rules.look import LookRule
+from esper.errors import ConfigError
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
@@ -32,14 +35,28 @@ class LearnedController:
     """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions.
 
     ``promise`` says how what blueprints promise was measured where the policy learned; None: it never saw any.
+    A policy that is advised needs the ``advisor``, whose own `promise` counts then.
+
+    Raises:
+        ConfigError: the policy's settings want an advisor and there is none, or the other way round.
     """
 
     name = "policy"
 
-    def __init__(self, policy: Policy, *, greedy: bool, promise: PromiseSettings | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        greedy: bool,
+        promise: PromiseSettings | None = None,
+        advisor: LookRule | None = None,
+    ) -> None:
+        if (advisor is None) != (policy.settings.advice is None):
+            raise ConfigError("a policy has an advisor if, and only if, its settings have advice")
         self.policy = policy
         self.greedy = greedy
-        self.promise = promise
+        self.promise = promise if advisor is None else advisor.promise
+        self._advisor = advisor
 
     def start(self, seeds: Sequence[int]) -> LearnedState:
         """Empty memories."""
@@ -47,10 +64,25 @@ class LearnedController:
 
     def act(self, observation: Observation, masks: ActionMasks, state: LearnedState) -> tuple[Actions, LearnedState]:
         """One decision per network."""
+        seen = observation if self._advisor is None else advise(self._advisor, observation, masks)
         noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(self.policy.device)
         tensors = mask_tensors(masks, self.policy.device)
-        step = self.policy.act(observation.to(self.policy.device), tensors, state.memory, noise)
+        step = self.policy.act(seen.to(self.policy.device), tensors, state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
+
+
+def policy_spec(settings: PolicySettings, promise: PromiseSettings | None) -> ObservationSpec:
+    """How many features a policy with these settings sees where ``promise`` is measured so, or not at all."""
+    spec = list_features(promise is not None).spec
+    return spec if settings.advice is None else with_advice(spec)
+
+
+def name_features(settings: PolicySettings, promise: PromiseSettings | None) -> dict[str, list[str]]:
+    """Names of the features that `policy_spec` counts, by the part of the observation."""
+    seen = list_features(promise is not None)
+    advised = ((), (), ()) if settings.advice is None else ADVICE_NAMES
+    named = zip(seen._asdict().items(), advised, strict=True)
+    return {part: [*(feature.name for feature in features), *added] for (part, features), added in named}
 
 
 class ObservedConduct(Settings):
@@ -75,16 +107,19 @@ class PolicyOrigin(Settings):
     conduct: ObservedConduct = ObservedConduct()
     """How its episodes went."""
 
+    @property
+    def promise(self) -> PromiseSettings | None:
+        """How what is promised was measured for it."""
+        return self.policy.promise_seen(self.conduct.promise)
 
-def restore_policy(
-    tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None
-) -> LearnedController:
-    """The policy in a checkpoint's ``tensors``, greedy, on the CPU, that saw ``promise`` where it learned.
+
+def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None) -> Policy:
+    """The policy in a checkpoint's ``tensors``, on the CPU, that saw ``promise`` where it learned.
 
     Raises:
         CheckpointError: they are of a policy with other settings.
     """
-    policy = Policy(list_features(promise is not None).spec, settings, torch.Generator().manual_seed(0))
+    policy = Policy(policy_spec(settings, promise), settings, torch.Generator().manual_seed(0))
     saved = take_prefix("policy.", tensors)  # the others are the optimizer's and counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
-    return LearnedController(policy, greedy=True, promise=promise)
+    return policy

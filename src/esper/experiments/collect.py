@@ -1,4 +1,4 @@
-"""Collect rollouts: whole episodes of the acting policy, or of a baseline that it is to imitate, computed in shards."""
+"""Collect rollouts: whole episodes of the acting policy, computed in shards."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from esper.arrays import Floats
-from esper.control.controller import Controller
-from esper.control.observation import list_features, mask_tensors
-from esper.control.policy import Policy, PolicyStep
+from esper.control.advice import advise
+from esper.control.learned import LearnedController, policy_spec
+from esper.control.observation import mask_tensors
+from esper.control.policy import Policy
+from esper.control.rules.look import LookRule
 from esper.devices import usable_device
-from esper.experiments.baselines import baselines
 from esper.experiments.episode_log import EpisodeLog
-from esper.experiments.evaluation import COHORT, evaluation_config
+from esper.experiments.evaluation import evaluation_config
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import DeviceTask, Shared, Workers, enough_memory
+from esper.experiments.workers import DeviceTask, Shared, enough_memory
 from esper.lifecycle.actions import Head, wait
 from esper.random_streams import Stream, numpy_generator
-from esper.rl.cloning import CloningSettings
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards import assign_rewards
-from esper.rl.rollout import Rollout, RolloutBuffer, concatenate
+from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.telemetry.store import EventRow, as_rows
@@ -59,8 +59,19 @@ class ShardResult:
 
 def new_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
-    spec = list_features(settings.conduct.promise is not None).spec
+    spec = policy_spec(settings.policy, settings.promise)
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
+
+
+def new_advisor(settings: TrainSettings) -> LookRule | None:
+    """Who advises the policy of a run."""
+    advice = settings.policy.advice
+    return None if advice is None else LookRule(advice.rule, get_suite(settings.suite).steps)
+
+
+def greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
+    """The policy of a run, on the CPU, taking what it likes best."""
+    return LearnedController(policy, greedy=True, promise=settings.promise, advisor=new_advisor(settings))
 
 
 def sample_instances(settings: TrainSettings, iteration: int) -> list[Instance]:
@@ -101,7 +112,7 @@ def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
     episodes = _episodes(task, environments)
     recorder = EventRecorder(episodes, _scope(task, environments.start))
-    result = yield from run_policy(policy, episodes, torch.from_numpy(noise).float(), recorder)
+    result = yield from run_policy(policy, new_advisor(settings), episodes, torch.from_numpy(noise).float(), recorder)
     if not settings.ppo.twin:
         return result
     # A population of their own: the others' numbers are the same with twins and without, to the last bit.
@@ -126,14 +137,18 @@ def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
     everyone = sample_instances(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
     rewards = assign_rewards(paid, settings.environments, settings.ppo.group)
-    return evaluation_config(settings, task.device).episodes(
-        [everyone[environment] for environment in environments],
-        rewards=[rewards[environment] for environment in environments],
+    return (
+        evaluation_config(settings, task.device)
+        .measuring(settings.promise)
+        .episodes(
+            [everyone[environment] for environment in environments],
+            rewards=[rewards[environment] for environment in environments],
+        )
     )
 
 
 def run_policy(
-    policy: Policy, episodes: Episodes, noise: Tensor, recorder: EventRecorder
+    policy: Policy, advisor: LookRule | None, episodes: Episodes, noise: Tensor, recorder: EventRecorder
 ) -> Generator[EventRows, None, ShardResult]:
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
     device, state = policy.device, policy.initial_state(episodes.size)
@@ -141,7 +156,9 @@ def run_policy(
     log = EpisodeLog(episodes.suite, episodes.instances)
     yield as_rows(recorder.record_start())
     for uniforms in noise.to(device):
-        observation, masks = episodes.observe(), mask_tensors(episodes.legal_actions(), CPU)
+        observation, legal = episodes.observe(), episodes.legal_actions()
+        observation = observation if advisor is None else advise(advisor, observation, legal)
+        masks = mask_tensors(legal, CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
         told = as_rows(recorder.record_observation(observation, step))
@@ -154,45 +171,3 @@ def run_policy(
     log.finish(episodes)
     everyone = torch.ones(episodes.size, dtype=torch.bool)
     return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), log)
-
-
-@dataclass(frozen=True)
-class DemonstrationTask(DeviceTask):
-    """A controller on some instances."""
-
-    settings: TrainSettings
-    controller: Controller
-    instances: Sequence[Instance]
-
-    @property
-    def device(self) -> str:
-        return self.settings.devices[0]
-
-
-def collect_expert_rollouts(settings: TrainSettings, cloning: CloningSettings, workers: Workers) -> Rollout:
-    """Whole episodes of the baseline, paid as the policy will be."""
-    suite = get_suite(settings.suite)
-    known = {controller.name: controller for controller in baselines(suite)}
-    instances = suite.sample(cloning.episodes, "train", numpy_generator(settings.seed, Stream.DEMONSTRATED_INSTANCES))
-    parts = [instances[start : start + COHORT] for start in range(0, len(instances), COHORT)]
-    tasks = [DemonstrationTask(settings, known[cloning.controller], part) for part in parts]
-    return concatenate(workers.map(roll_out_controller, tasks))
-
-
-def roll_out_controller(task: DemonstrationTask) -> Rollout:
-    """The controller's episodes, to their end; log-probabilities and values are 0, as nobody computed them."""
-    settings, count = task.settings, len(task.instances)
-    rewards = assign_rewards([one.at(0.0) for one in settings.reward], count)
-    episodes = evaluation_config(settings, task.device).episodes(task.instances, rewards=rewards)
-    memory = new_policy(settings).initial_state(count)
-    buffer = RolloutBuffer(episodes.suite.steps, count, memory)
-    state = task.controller.start([instance.seed for instance in task.instances])
-    nothing = torch.zeros(count)
-    for _ in range(episodes.suite.steps):
-        observation, legal = episodes.observe(), episodes.legal_actions()
-        actions, state = task.controller.act(observation, legal, state)
-        result = episodes.step(actions)
-        step = PolicyStep(torch.from_numpy(actions), torch.zeros(actions.shape), nothing, memory, ())
-        reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
-        buffer.add(observation, mask_tensors(legal, CPU), step, reward, running)
-    return buffer.finish(torch.ones(count, dtype=torch.bool), nothing)

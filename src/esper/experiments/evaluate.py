@@ -15,6 +15,7 @@ from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
+from esper.experiments.collect import greedy_controller
 from esper.experiments.comparison import Comparison, compare_over_seeds
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluation import (
@@ -78,8 +79,8 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         CheckpointError: there is no usable checkpoint, or it belongs to other settings.
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
-    controller = restore_policy(checkpoint.tensors, settings.policy, settings.conduct.promise)
-    return LoadedPolicy(controller, checkpoint.iteration, checkpoint.sha256)
+    policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise)
+    return LoadedPolicy(greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
 
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from esper.control.controller import Actions, Controller, PromiseReader
 from esper.control.observation import Observation
+from esper.control.promises import PromiseSettings
 from esper.devices import CPU, usable_device
 from esper.errors import RunError
 from esper.experiments.baselines import baseline_settings
@@ -94,9 +95,11 @@ class EvaluationConfig:
     def suited_to(self, controller: Controller) -> EvaluationConfig:
         """These terms with promises measured as the controller says, if it does; they change nothing but what is
         seen."""
-        if not isinstance(controller, PromiseReader):
-            return self
-        return replace(self, conduct=self.conduct.model_copy(update={"promise": controller.promise}))
+        return self.measuring(controller.promise) if isinstance(controller, PromiseReader) else self
+
+    def measuring(self, promise: PromiseSettings | None) -> EvaluationConfig:
+        """These terms with promises measured in that way, or not at all."""
+        return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
 
     def episodes(
         self,

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.arrays import Ints
-from esper.control.observation import Observation, list_features
+from esper.control.learned import name_features
+from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
@@ -235,7 +236,7 @@ def _as_tuple(values: Any) -> Any:
 
 def describe_run(settings: TrainSettings) -> dict[str, Any]:
     """Metadata by key; lists are indexed by the numbers that events use."""
-    suite, seen = get_suite(settings.suite), list_features(settings.conduct.promise is not None)
+    suite = get_suite(settings.suite)
     return {
         "command": "train",
         "seed": settings.seed,
@@ -247,5 +248,5 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "blueprints": list(suite.blueprints),
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
-        "features": {part: [feature.name for feature in features] for part, features in seen._asdict().items()},
+        "features": name_features(settings.policy, settings.promise),
     }

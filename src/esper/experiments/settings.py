@@ -7,12 +7,10 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from esper.control.controller import wanted_promise
 from esper.control.policy import PolicySettings
+from esper.control.promises import PromiseSettings
 from esper.devices import CPU, DeviceName
-from esper.experiments.baselines import baselines
 from esper.lifecycle.rules import Rules
-from esper.rl.cloning import CloningSettings
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
@@ -76,8 +74,6 @@ class TrainSettings(Settings):
     """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes, how it starts, and the floors of its probabilities."""
-    cloning: CloningSettings | None = None
-    """A start by imitation of a baseline; null: from random weights."""
     ppo: PPOSettings = PPOSettings()
     """How the policy learns."""
     telemetry: TelemetrySettings = TelemetrySettings()
@@ -96,23 +92,20 @@ class TrainSettings(Settings):
     def _suite_exists(cls, name: str) -> str:
         return get_suite(name).name
 
-    @model_validator(mode="after")
-    def _who_is_imitated_exists(self) -> Self:
-        if self.cloning is not None:
-            shown = {controller.name: controller for controller in baselines(get_suite(self.suite))}
-            if self.cloning.controller not in shown:
-                raise ValueError(f"no baseline is called '{self.cloning.controller}' (known: {', '.join(shown)})")
-            looks = wanted_promise(shown[self.cloning.controller]) is not None
-            if looks and (self.conduct.promise is None or self.conduct.promise.shown != "both"):
-                raise ValueError(
-                    f"'{self.cloning.controller}' goes by both figures of what blueprints promise, which whoever "
-                    "imitates it must see: set conduct.promise"
-                )
-        return self
+    @property
+    def promise(self) -> PromiseSettings | None:
+        """How what blueprints promise is measured in rollouts."""
+        return self.policy.promise_seen(self.conduct.promise)
 
     @model_validator(mode="after")
     def _slots_are_measured(self) -> Self:
-        self.conduct.require_measurements(get_suite(self.suite).steps)
+        if self.conduct.promise not in (None, self.promise):
+            raise ValueError(
+                "promises are measured as the rule that advises the policy wishes: set policy.advice.rule.promise "
+                "instead of conduct.promise, or policy.advice to null"
+            )
+        measured = self.conduct.model_copy(update={"promise": self.promise})
+        measured.require_measurements(get_suite(self.suite).steps)
         return self
 
     @field_validator("strategy", mode="before")

@@ -10,7 +10,6 @@ from typing import Self
 
 from esper import __version__
 from esper.checkpoints import Checkpoint, Checkpoints
-from esper.control.learned import LearnedController
 from esper.control.policy import Policy
 from esper.devices import usable_device
 from esper.errors import EsperError, RunError
@@ -18,7 +17,7 @@ from esper.experiments.baselines import baselines
 from esper.experiments.collect import (
     ShardTask,
     collect,
-    collect_expert_rollouts,
+    greedy_controller,
     new_policy,
 )
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
@@ -35,7 +34,6 @@ from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers, require_devices
 from esper.random_streams import Stream, numpy_generator
-from esper.rl.cloning import clone
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import Learner
 from esper.rl.rollout import concatenate
@@ -81,21 +79,8 @@ class Trainer:
             store.set_metadata(describe_run(settings))
             store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
             store.flush()
-            trainer._imitate()
             trainer._checkpoint()
         return trainer
-
-    def _imitate(self) -> None:
-        """Begin with a clone of a baseline, where that is asked for."""
-        settings, cloning = self.settings, self.settings.cloning
-        if cloning is None:
-            return
-        shown = collect_expert_rollouts(settings, cloning, self._workers).to(self._device)
-        found = clone(self.policy, shown, cloning, settings.ppo.gamma, settings.seed)
-        steps = float(shown.running.sum())
-        figures = {"cloning/loss_before": found.loss_before, "cloning/loss": found.loss_after}
-        self.store.scalars(0, {**figures, "environment_steps": steps})
-        self.store.flush()
 
     def _resume(self) -> None:
         checkpoint = self._checkpoints.latest()
@@ -190,7 +175,7 @@ class Trainer:
     def _probe(self, interrupts: Interrupts) -> float:
         # A copy for the CPU, where controllers decide.
         settings, policy = self.settings, copy.deepcopy(self.policy).cpu()
-        controller = LearnedController(policy, greedy=True, promise=settings.conduct.promise)
+        controller = greedy_controller(policy, settings)
         with interrupts.at_once():
             return mean_score(
                 evaluate_controllers(self._workers, [controller], evaluation_config(settings), self._probes)[0]

@@ -14,7 +14,7 @@ import torch
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller, wanted_promise
-from esper.control.learned import PolicyOrigin, restore_policy
+from esper.control.learned import LearnedController, PolicyOrigin, restore_policy
 from esper.control.promises import PromiseSettings
 from esper.control.rules.decisions import ROUNDING
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
@@ -143,8 +143,12 @@ def choose_controller(
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
     tensors = Checkpoints(run.checkpoints).latest().tensors
-    policy = restore_policy(tensors, origin.policy, origin.conduct.promise)
-    return ControllerChoice(policy, timing, origin)
+    policy = restore_policy(tensors, origin.policy, origin.promise)
+    advice = origin.policy.advice
+    advisor = None if advice is None else _make_look(timing, advice.rule)
+    return ControllerChoice(
+        LearnedController(policy, greedy=True, promise=origin.promise, advisor=advisor), timing, origin
+    )
 
 
 def rules_of(name: str, others: Sequence[str] = ()) -> Rules:
@@ -176,7 +180,7 @@ def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
     if name == ALL_AT_START:
         return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
     if name == LookRule.name:
-        return _make_look(timing)
+        return _make_look(timing, LookSettings())
     usual = HeuristicSettings()
     trial = timing.trial(usual.trial)
     stop_after = timing.stop_after(usual.stop_after, trial, usual.at_a_time)
@@ -185,8 +189,7 @@ def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
     return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
 
 
-def _make_look(timing: Timing) -> LookRule:
-    usual = LookSettings()
+def _make_look(timing: Timing, usual: LookSettings) -> LookRule:
     trial = timing.trial(usual.trial)
     stop_after = timing.stop_after(usual.stop_after, trial, 1)
     changed = {"promise": timing.promise(usual.promise, stop_after), "trial": trial, "stop_after": stop_after}

@@ -85,7 +85,7 @@ def test_an_iteration_crosses_when_it_is_closed(store: RunStore) -> None:
 
 def test_what_precedes_the_first_iteration_crosses_with_it(store: RunStore) -> None:
     notebook = Notebook()
-    store.scalars(0, {"cloning/loss": 0.5})
+    store.scalars(0, {"probe/loss": 0.5})
     store.flush()
     assert carry(store, notebook) == 0
     assert notebook.openings == [], "before the first iteration the run's metadata are not complete"
@@ -93,7 +93,7 @@ def test_what_precedes_the_first_iteration_crosses_with_it(store: RunStore) -> N
     iterate(store, 1)
     assert carry(store, notebook) == 2
     assert notebook.numbers == [0, 1]
-    assert notebook.taken[0].scalars["cloning/loss"] == 0.5
+    assert notebook.taken[0].scalars["probe/loss"] == 0.5
 
 
 def test_an_iteration_is_whole_though_the_run_is_rewound_meanwhile(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.control.advice import Advice, AdviceSettings
 from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy.layers import RELU_GAIN, embedding, linear
 from esper.control.policy.settings import PolicySettings
@@ -174,17 +175,28 @@ class ActionHeads(nn.Module):
             }
         )
 
+        self.advised = nn.ParameterDict(_first_weights(settings.advice))
         op_bias = self.outputs[Head.OP.name].get_parameter("bias")
         op_bias.data.copy_(torch.tensor(settings.op_prior.by_op))
 
     def output_parameters(self, head: Head) -> list[nn.Parameter]:
         """The parameters that belong to this head alone."""
-        return list(self.outputs[head.name].parameters())
+        weights = [self.advised[head.name]] if head.name in self.advised else []
+        return [*self.outputs[head.name].parameters(), *weights]
 
     def forward(
-        self, memory: Tensor, tokens: Tensor, observation: Observation, masks: MaskTensors, choose: Choose
+        self,
+        memory: Tensor,
+        tokens: Tensor,
+        observation: Observation,
+        advice: Advice | None,
+        masks: MaskTensors,
+        choose: Choose,
     ) -> HeadOutputs:
-        """Run the heads in order on ``memory`` ``[N, H]`` and ``tokens`` ``[N, S, W]``; ``choose`` picks in each."""
+        """Run the heads in order on ``memory`` ``[N, H]`` and ``tokens`` ``[N, S, W]``; ``choose`` picks in each.
+
+        The observation is normalised; ``advice`` is that of N rows where the settings have a policy advised.
+        """
         rows = torch.arange(memory.shape[0], device=memory.device)
         actions, log_probs, legals = list[Tensor](), list[Tensor](), list[Tensor]()
 
@@ -196,16 +208,22 @@ class ActionHeads(nn.Module):
             legals.append(legal)
             return actions[-1]
 
-        op = settle(Head.OP, self.outputs[Head.OP.name](memory), masks.op)
+        def heed(head: Head, logits: Tensor, advised: Tensor | None) -> Tensor:
+            return logits if advised is None else logits + self.advised[head.name] * advised
+
+        logits = self.outputs[Head.OP.name](memory)
+        op = settle(Head.OP, heed(Head.OP, logits, advice and advice.ops), masks.op)
         relevant = self.relevant[op]  # [N, heads]
         op_vector = self.op_embedding(op)
 
         logits = self.outputs[Head.SLOT.name](torch.cat((memory, op_vector), -1), tokens)
+        logits = heed(Head.SLOT, logits, advice and advice.slots)
         slot = settle(Head.SLOT, logits, legal_choices(masks, Head.SLOT, op, op, relevant))
         token = tokens[rows, slot]
 
         blueprints = F.relu(self.blueprint_encoder(observation.blueprints[rows, slot]))  # [N, K, W]
         logits = self.outputs[Head.BLUEPRINT.name](torch.cat((memory, token), -1), blueprints)
+        logits = heed(Head.BLUEPRINT, logits, advice and advice.blueprints[rows, slot])
         blueprint = settle(Head.BLUEPRINT, logits, legal_choices(masks, Head.BLUEPRINT, op, slot, relevant))
         blueprint_vector = blueprints[rows, blueprint] * relevant[:, Head.BLUEPRINT, None]
 
@@ -213,3 +231,11 @@ class ActionHeads(nn.Module):
         for head in DETAILS:
             settle(head, self.outputs[head.name](details), legal_choices(masks, head, op, slot, relevant))
         return HeadOutputs(torch.stack(actions, -1), tuple(log_probs), tuple(legals))
+
+
+def _first_weights(advice: AdviceSettings | None) -> dict[str, Tensor]:
+    """Of what is advised, by head; none where nobody advises."""
+    if advice is None:
+        return {}
+    weights = {Head.OP: advice.op, Head.SLOT: advice.slot, Head.BLUEPRINT: advice.blueprint}
+    return {head.name: torch.tensor(weight) for head, weight in weights.items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.control.advice import Advice, read_advice
 from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy.heads import (
     ActionHeads,
@@ -164,7 +165,8 @@ class Policy(nn.Module):
     """Slot-token encoder, LSTM, autoregressive masked heads and a state value.
 
     Observations are given raw: the policy standardises them with statistics of its own, which change only in
-    `recalibrate`.
+    `recalibrate`. ``spec`` counts their features; where the settings have the policy advised, the last ones are those
+    that `esper.control.advice.advise` adds.
     """
 
     def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
@@ -197,9 +199,9 @@ class Policy(nn.Module):
         draws depends on its own random stream and on nothing else. Without noise each head takes the choice
         that is likeliest before probabilities are raised to their floors.
         """
-        tokens, memory, state, observation = self._remember(observation, state)
+        tokens, memory, state, normalised = self._remember(observation, state)
         choose = _choose_likeliest if noise is None else _choose_by_noise(noise)
-        decision = self.heads(memory, tokens, observation, masks, choose)
+        decision = self.heads(memory, tokens, normalised, self._advice(observation), masks, choose)
         return PolicyStep(
             decision.actions,
             _gather_chosen(decision),
@@ -225,7 +227,8 @@ class Policy(nn.Module):
         normalised = self.normaliser(flat)
         tokens, summary = self.encoder(normalised)
         memory, following = self._recur(summary.view(steps, environments, -1), state)
-        decision = self.heads(memory.flatten(0, 1), tokens, normalised, flat_masks, _choose_given(flat_actions))
+        choose = _choose_given(flat_actions)
+        decision = self.heads(memory.flatten(0, 1), tokens, normalised, self._advice(flat), flat_masks, choose)
         entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
         return PolicyEvaluation(
             chosen_log_prob=_gather_chosen(decision).view(steps, environments, len(Head)),
@@ -243,6 +246,10 @@ class Policy(nn.Module):
         """Merge raw observations and returns into the policy's statistics: once, after learning from them."""
         self.normaliser.update(observations)
         self.value_head.rescale(returns)
+
+    def _advice(self, observation: Observation) -> Advice | None:
+        """What a raw observation says that a rule would do, where the policy is advised."""
+        return None if self.settings.advice is None else read_advice(observation)
 
     def _remember(
         self, observation: Observation, state: PolicyState

@@ -6,24 +6,26 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from esper.control.advice import AdviceSettings
+from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.settings import Settings
 
 
 class OpPrior(Settings):
-    """First logits of the operations. 0 for all of them: a first policy that is nearly uniform over what is legal.
+    """First logits of the operations, for policies that nobody advises: what advises one knows better.
 
-    The defaults were set by hand. Where waiting, germinating, fossilizing and pruning are legal, an untrained policy
-    waits with probability .54, germinates with .12, fossilizes with .33 and prunes with .02: what it germinates has
-    time to show its worth, where a uniform one would prune nearly everything at once. Learning may move it anywhere.
+    With 1.5 for wait, 1 for fossilize and -2 for prune, set by hand, an untrained policy for which all of them are
+    legal waits with probability .54, germinates with .12, fossilizes with .33 and prunes with .02: what it germinates
+    has time to show its worth, where a uniform one would prune nearly everything at once.
     """
 
-    wait: float = Field(default=1.5, allow_inf_nan=False)
+    wait: float = Field(default=0.0, allow_inf_nan=False)
     germinate: float = Field(default=0.0, allow_inf_nan=False)
     advance: float = Field(default=0.0, allow_inf_nan=False)
     set_alpha: float = Field(default=0.0, allow_inf_nan=False)
-    fossilize: float = Field(default=1.0, allow_inf_nan=False)
-    prune: float = Field(default=-2.0, allow_inf_nan=False)
+    fossilize: float = Field(default=0.0, allow_inf_nan=False)
+    prune: float = Field(default=0.0, allow_inf_nan=False)
 
     @property
     def by_op(self) -> tuple[float, ...]:
@@ -53,13 +55,20 @@ class PolicySettings(Settings):
     head_gain: float = Field(default=0.01, gt=0, le=1)
     """Gain of the last layer of each action head: small, so that the first policy is nearly uniform."""
 
+    advice: AdviceSettings | None = AdviceSettings()
+    """The rule whose choices the policy sees, and prefers before it has learned anything; null: nobody advises it."""
+
     op_prior: OpPrior = OpPrior()
-    """First logits of the operations, which keep the untrained policy from pruning nearly everything at once."""
+    """First logits of the operations, besides what is advised."""
 
     probability_floor: PerHead = PerHead.every(0.0)
     """The least probability, per head, that each of n legal choices keeps for ever; 1 / n where that is less. Below
     .5; 0 is none. The policy's distributions are mixed with uniform ones for it, in acting and in all that is learned;
     played greedily, a policy takes what is likeliest without it. One number for all heads, or some of them by name."""
+
+    def promise_seen(self, measured: PromiseSettings | None) -> PromiseSettings | None:
+        """How what is promised is measured for the policy: as who advises it wishes, or else as ``measured``."""
+        return measured if self.advice is None else self.advice.rule.promise
 
     @field_validator("probability_floor")
     @classmethod
