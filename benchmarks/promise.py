@@ -94,15 +94,15 @@ def score_planted(instances: Sequence[Instance], stage: int, place: tuple[int, i
 def promised(instances: Sequence[Instance], stage: int = LOOKED_BEFORE) -> dict[str, Floats]:
     """What is promised to bare networks ``[E, S, K]`` after so many decisions, by the way of measuring."""
     found: dict[str, list[Floats]] = {}
-    slots = range(len(SUITE.sites))
     for some in parts(instances):
         episodes = Episodes(SUITE, some, Rules())
         for _ in range(stage):
             episodes.step(wait(episodes.size))
         data = stack_data([_first(one, max(EXAMPLES)) for one in some], torch.device(CPU))
+        everywhere = np.ones((len(some), len(SUITE.sites)), np.bool_)
         for count in EXAMPLES:
             batch = Batch(data.inputs[:, :count], data.labels[:, :count])
-            measured = PromiseMeter(episodes.population).measure(batch, slots).fetch()
+            measured = PromiseMeter(episodes.population).measure(batch, everywhere).fetch()
             found.setdefault(f"promise, {count} examples", []).append(measured.fitted)
             found.setdefault(f"held-out promise, {count} examples", []).append(measured.held_out)
     return {name: np.concatenate(values) for name, values in found.items()}

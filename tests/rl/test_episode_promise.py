@@ -8,7 +8,7 @@ import torch
 
 from esper.control.observation import FeatureReader
 from esper.control.promises import PromiseSettings
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import Op, action, wait
 from esper.random_streams import Stream, numpy_generator
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
@@ -44,7 +44,11 @@ def test_it_is_of_the_newest_examples_and_the_network_as_it_is(wanted: int) -> N
         twin.step(wait(3))
     count = min(wanted, EACH_STEP)
     inputs, labels = zip(*(newest(one, settings.first, count) for one in chosen), strict=True)
-    expected = PromiseMeter(twin.population).measure(Batch(torch.stack(inputs), torch.stack(labels)), range(3)).fetch()
+    expected = (
+        PromiseMeter(twin.population)
+        .measure(Batch(torch.stack(inputs), torch.stack(labels)), np.ones((3, 3), np.bool_))
+        .fetch()
+    )
     seen = FeatureReader(running.observe())
     np.testing.assert_allclose(seen.blueprint("promise"), expected.fitted, rtol=1e-5)
     np.testing.assert_allclose(seen.blueprint("promise_held_out"), expected.held_out, rtol=1e-4, atol=1e-6)
@@ -88,3 +92,13 @@ def test_each_network_is_measured_by_its_own_clock() -> None:
         now, own = (FeatureReader(one.observe()).blueprint(name) for one in (running, alone))
         np.testing.assert_allclose(now[1], own[0], rtol=1e-5, atol=1e-6)
     assert FeatureReader(running.observe()).network("promise_age") * SUITE.steps == pytest.approx([3, 0, 3])
+
+
+def test_only_free_slots_are_measured() -> None:
+    running = looking(instances(3))
+    running.step(np.stack([action(Op.GERMINATE, 0), wait(1)[0], action(Op.GERMINATE, 2)]))
+    running.step(wait(3))
+    seen = FeatureReader(running.observe())
+    assert (seen.network("promise_age") == 0).all()
+    measured = (seen.blueprint("promise") > 0).any(axis=2)
+    np.testing.assert_array_equal(measured, [[False, True, True], [True, True, True], [True, True, False]])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.arrays import Bools
 from esper.lifecycle.rules import Isolation
 from esper.training.learning import Batch
 from esper.training.population import Population, Strategy
@@ -18,7 +19,6 @@ from open_rules import open_rules
 from training.scenes import SUITE, Draws, grown, instances, networks, plan
 
 EXAMPLES = 12
-SLOTS = range(len(SUITE.sites))
 
 
 def each_loss(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -26,7 +26,11 @@ def each_loss(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def measure(population: Population, batch: Batch) -> Promises:
-    return PromiseMeter(population).measure(batch, SLOTS).fetch()
+    return PromiseMeter(population).measure(batch, everywhere(population)).fetch()
+
+
+def everywhere(population: Population) -> Bools:
+    return np.ones(population.table.stage.shape, np.bool_)
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
@@ -64,18 +68,21 @@ def test_networks_that_come_later_are_measured_at_their_own_widths() -> None:
     population = Population(plan(open_rules()), networks([first]))
     meter = PromiseMeter(population)
     batch = Draws([other]).batch(EXAMPLES)
-    meter.measure(batch, SLOTS)
+    meter.measure(batch, everywhere(population))
     population.replace(np.array([0]), networks([other]))
     expected = measure(Population(plan(open_rules()), networks([other])), batch)
-    np.testing.assert_allclose(meter.measure(batch, SLOTS).fetch().fitted, expected.fitted, rtol=1e-9)
+    np.testing.assert_allclose(meter.measure(batch, everywhere(population)).fetch().fitted, expected.fitted, rtol=1e-9)
 
 
-def test_slots_that_were_not_asked_for_are_left_out() -> None:
+def test_slots_that_were_not_asked_for_are_left_out_and_change_nothing_for_others() -> None:
     chosen = instances(3)
-    population = Population(plan(open_rules()), networks(chosen))
-    found = PromiseMeter(population).measure(Draws(chosen).batch(EXAMPLES), [1]).fetch()
-    assert np.isnan(found.fitted[:, [0, 2]]).all()
-    assert np.isfinite(found.fitted[:, 1]).any()
+    population, batch = Population(plan(open_rules()), networks(chosen)), Draws(chosen).batch(EXAMPLES)
+    wanted = np.array([[False, True, True], [False, True, False], [False, False, False]])
+    found, full = PromiseMeter(population).measure(batch, wanted).fetch(), measure(population, batch)
+    for some, every in ((found.fitted, full.fitted), (found.held_out, full.held_out)):
+        assert np.isfinite(every[wanted]).any(axis=1).all()
+        np.testing.assert_allclose(some[wanted], every[wanted], rtol=1e-9)
+        assert np.isnan(some[~wanted]).all()
 
 
 def test_measuring_changes_nothing() -> None:
@@ -89,5 +96,6 @@ def test_measuring_changes_nothing() -> None:
 
 def test_without_slots_nothing_is_promised() -> None:
     chosen = instances(2)
-    found = PromiseMeter(Population(plan(open_rules()), networks(chosen))).measure(Draws(chosen).batch(EXAMPLES), [])
+    population = Population(plan(open_rules()), networks(chosen))
+    found = PromiseMeter(population).measure(Draws(chosen).batch(EXAMPLES), ~everywhere(population))
     assert np.isnan(found.fetch().fitted).all()

@@ -49,7 +49,7 @@ class TrainSettings(Settings):
     """The distribution of learning problems."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """All randomness of the run follows from it."""
-    iterations: int = Field(default=60, ge=1)
+    iterations: int = Field(default=20, ge=1)
     """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
     environments: int = Field(default=128, ge=1)
     """Networks that grow side by side in a rollout."""
@@ -78,7 +78,7 @@ class TrainSettings(Settings):
     """How the policy learns."""
     telemetry: TelemetrySettings = TelemetrySettings()
     """What the run store keeps of the growing networks."""
-    probe_every: int = Field(default=20, ge=1)
+    probe_every: int = Field(default=10, ge=1)
     """Iterations between measurements of the greedy policy on fixed instances."""
     probe_instances: int = Field(default=56, ge=1)
     """Fixed training instances on which the greedy policy and the baselines' level are measured during training."""

@@ -269,7 +269,7 @@ class Episodes:
         return training, restored, intervention, _list_incidents(intervention, evaluation, restored)
 
     def _look(self, running: Bools) -> None:
-        """Measure what blueprints promise now, by the newest training examples, where it is time to."""
+        """Measure what blueprints promise in free slots, by the newest training examples, where it is time to."""
         if (promises := self.promises) is None:
             return
         promises.wait(running)
@@ -280,7 +280,8 @@ class Episodes:
         count = min(-(-wanted // suite.batch_size), suite.batches_per_step)
         batches = list(self._stream.take(self.step_index * suite.batches_per_step - count, count))
         newest = (torch.cat(parts, 1)[:, -wanted:] for parts in zip(*batches, strict=True))
-        found = self._meter.measure(Batch(*newest), range(len(suite.sites))).fetch()
+        free = self.population.table.stage == Stage.DORMANT
+        found = self._meter.measure(Batch(*newest), free & due[:, None]).fetch()
         promises.record(due, found.fitted, found.held_out)
 
     def _reached_end(self, intervention: Intervention) -> Bools:

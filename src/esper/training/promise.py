@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from esper.arrays import Bools, Floats
+from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
 from esper.random_streams import seed_generator
@@ -66,43 +67,43 @@ class PromiseMeter:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
 
-    def measure(self, batch: Batch, slots: Sequence[int]) -> Deferred[Promises]:
-        """What is promised in these slots, by examples ``[E, N, ...]``."""
+    def measure(self, batch: Batch, wanted: Bools) -> Deferred[Promises]:
+        """What is promised in the slots ``wanted``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
         population = self._population
         population.execution.train(False)
         asked = _ask(population, batch)
         shape = (population.size, population.table.slots, len(population.config.blueprints))
         found: list[Tensor] = []
-        places: list[tuple[int, int]] = []
-        for slot in slots:
+        places: list[_Place] = []
+        for slot in range(shape[1]):
             for blueprint in range(shape[2]):
-                if population.specs.compatible[:, slot, blueprint].any():
-                    found.append(self._measure(slot, blueprint, *asked[slot], batch.inputs))
-                    places.append((slot, blueprint))
+                rows = (wanted[:, slot] & population.specs.compatible[:, slot, blueprint]).nonzero()[0]
+                if len(rows):
+                    found.append(self._measure(slot, blueprint, rows, *asked[slot], batch.inputs))
+                    places.append(_Place(slot, blueprint, rows))
         if not found:
             nothing = np.full(shape, np.nan)
             return Deferred((), lambda: Promises(nothing, nothing))
-        return Deferred((torch.stack(found),), partial(_spread, shape, places, population.specs.compatible))
+        return Deferred((torch.cat(found, 1),), partial(_spread, shape, places))
 
-    def _measure(self, slot: int, blueprint: int, *asked: Tensor) -> Tensor:
-        """Fitted and held-out promise ``[2, E]``, no more networks at a time than in other passes."""
-        size = self._population.size
-        at_once = self._population.config.networks_per_pass or size
+    def _measure(self, slot: int, blueprint: int, rows: Ints, *asked: Tensor) -> Tensor:
+        """Fitted and held-out promise ``[2, r]`` to the networks ``rows``, no more at a time than in other passes."""
+        at_once = self._population.config.networks_per_pass or len(rows)
         parts: list[Tensor] = []
-        for start in range(0, size, at_once):
-            some = slice(start, start + at_once)
+        for start in range(0, len(rows), at_once):
+            some = torch.from_numpy(rows[start : start + at_once]).to(asked[0].device)
             promised = promise_of_rows(self._differentiate(slot, blueprint, some, *(one[some] for one in asked)))
             parts.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
         return torch.cat(parts, 1)
 
     def _differentiate(
-        self, slot: int, blueprint: int, networks: slice, features: Tensor, wishes: Tensor, inputs: Tensor
+        self, slot: int, blueprint: int, networks: Tensor, features: Tensor, wishes: Tensor, inputs: Tensor
     ) -> Tensor:
-        """The gradients of all examples of some networks, G ``[E, N, P]``."""
+        """The gradients of all examples of some networks, G ``[r, N, P]``."""
         newborns = self._of(slot, blueprint)
         place = {width: index for index, width in enumerate(newborns.widths)}
-        chosen = torch.tensor([place[width] for width in self._population.specs.widths[networks, slot].tolist()])
-        chosen = chosen.to(features.device)
+        widths = self._population.specs.widths[networks.cpu().numpy(), slot]
+        chosen = torch.tensor([place[width] for width in widths.tolist()], device=features.device)
         own = {name: stacked[chosen] for name, stacked in newborns.parameters.items()}
         fixed = {name: own[name] for name in own if name not in newborns.names}
         fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
@@ -181,11 +182,20 @@ def _ask(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def _spread(
-    shape: tuple[int, int, int], places: Sequence[tuple[int, int]], compatible: Bools, found: Floats
-) -> Promises:
-    """From ``[places, 2, E]``."""
+class _Place(NamedTuple):
+    """Which figures come next."""
+
+    slot: int
+    blueprint: int
+    rows: Ints
+    """The networks, ``[r]``."""
+
+
+def _spread(shape: tuple[int, int, int], places: Sequence[_Place], found: Floats) -> Promises:
+    """From ``[2, sum of r]``."""
     both = np.full((2, *shape), np.nan)
-    for (slot, blueprint), values in zip(places, found, strict=True):
-        both[:, :, slot, blueprint] = np.where(compatible[:, slot, blueprint], values, np.nan)
+    start = 0
+    for slot, blueprint, rows in places:
+        both[:, rows, slot, blueprint] = found[:, start : start + len(rows)]
+        start += len(rows)
     return Promises(both[0], both[1])
