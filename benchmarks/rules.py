@@ -1,15 +1,17 @@
 """What rules reach on the token suite, with nothing learned: the rule that looks beside fixed and tuned ones.
 
-    python benchmarks/rules.py [--instances 512] [--seed 77]
+    python benchmarks/rules.py [--instances 512] [--seed 77] [--runs RUN ...]
 
 All play the same instances, of the families that tuning saw (``heldout``) and of others (``transfer``). Beside the rule
 that looks there are three that look wrongly: at what is promised to another network, at the fitted promise alone, and
-at the held-out one alone. What others score less than it is a mean over instances ± its standard error.
+at the held-out one alone. What others score less than it is a mean over instances ± its standard error. With ``--runs``
+the policies of these runs of ``esper train`` play instead, and the rule that looks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,16 +19,20 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from esper.config import load_settings
 from esper.control.controller import Actions, Controller
 from esper.control.observation import Observation, list_features
 from esper.control.rules.look import LookRule, LookSettings
 from esper.experiments.baselines import baselines
+from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.results import SPLITS, Result
+from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.tasks.registry import get_suite
+from esper.telemetry.run_directory import RunDirectory
 
 SUITE = get_suite("tokens")
 WORKERS = 2
@@ -53,14 +59,23 @@ def renamed(name: str, **changed: float) -> Controller:
     return rule
 
 
-def main(instances: int = 512, seed: int = 77) -> None:
+def policy_of(path: Path) -> Controller:
+    """The newest policy of a run, greedy, under the run's name."""
+    run = RunDirectory.open_own(path)
+    controller = load_policy(run, load_settings(TrainSettings, run.config)).controller
+    controller.name = path.name
+    return controller
+
+
+def main(instances: int = 512, seed: int = 77, runs: tuple[Path, ...] = ()) -> None:
     """Print a table per split."""
-    controllers = [
+    rules = [
         *baselines(SUITE),
         Misled(LookSettings(), SUITE.steps),
         renamed("look, fitted only", fitted=1.0),
         renamed("look, held out only", fitted=0.0),
     ]
+    controllers = [renamed(LookRule.name), *map(policy_of, runs)] if runs else rules
     with LocalWorkers(WORKERS) as workers:
         for split in SPLITS:
             drawn = SUITE.sample(instances, split, np.random.default_rng(seed))

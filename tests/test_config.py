@@ -14,7 +14,7 @@ from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
 from esper.settings import Settings
 
-README = ("iterations=20", "ppo.clip=0.1")
+README = ("iterations=60", "ppo.clip=0.1")
 
 
 class Isolation(StrEnum):
@@ -95,7 +95,7 @@ class TestMerging:
     def test_the_example_of_the_readme_changes_two_lines(self):
         usual, found = (settings_text(load_settings(TrainSettings, None, given)).splitlines() for given in ((), README))
         assert [(old, new) for old, new in zip(usual, found, strict=True) if old != new] == [
-            ("iterations: 60", "iterations: 20"),
+            ("iterations: 20", "iterations: 60"),
             ("  clip: 0.2", "  clip: 0.1"),
         ]
 

@@ -45,7 +45,8 @@ def test_every_part_takes_time_in_a_real_training():
     heard: list[int] = []
     with short_suite():
         found = bench_train(
-            tiny("iterations=2", "conduct.promise={first: 1, examples: 8}"), lambda number, speed: heard.append(number)
+            tiny("iterations=2", "policy.advice.rule.promise={first: 1, examples: 8}"),
+            lambda number, speed: heard.append(number),
         )
     assert heard == [1, 2]
     assert found.env_steps_per_second == found.iterations[1] > 0, "the first one warms up"

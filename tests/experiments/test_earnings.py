@@ -107,7 +107,11 @@ def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
 def test_an_evaluation_stores_what_the_policy_alone_kept(tmp_path: Path) -> None:
     with started(
         tmp_path / "run",
-        tiny("iterations=1", "policy.op_prior={wait: 0, germinate: 2, advance: 1, fossilize: 2, prune: 0}"),
+        tiny(
+            "iterations=1",
+            "policy.advice=null",
+            "policy.op_prior={wait: 0, germinate: 2, advance: 1, fossilize: 2, prune: 0}",
+        ),
     ) as trainer:
         trainer.train(ignore)
         with LocalWorkers(1) as workers:

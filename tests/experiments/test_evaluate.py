@@ -38,7 +38,8 @@ def _short_suite() -> Iterator[None]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     path = tmp_path_factory.mktemp("evaluate") / "run"
     with started(
-        path, tiny("iterations=1", "policy.op_prior={wait: 0, germinate: 2, fossilize: 2, prune: 0}")
+        path,
+        tiny("iterations=1", "policy.advice=null", "policy.op_prior={wait: 0, germinate: 2, fossilize: 2, prune: 0}"),
     ) as trainer:
         trainer.train(ignore)
     return RunDirectory.open(path)
@@ -96,7 +97,8 @@ def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: RunEvaluat
 
 def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: RunEvaluation):
     """By hand: the policy is played once more, and its actions are handed on."""
-    settings, policy = tiny(), load_policy(run, tiny()).controller
+    settings = tiny("policy.advice=null")
+    policy = load_policy(run, settings).controller
     chosen = instances_for(settings, "heldout", HELDOUT)
     with LocalWorkers(1) as workers:
         actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].logs[0].actions

@@ -40,7 +40,11 @@ from experiments.short_suite import short_suite
 from experiments.test_rollbacks import WildSuite
 
 # An eager policy, so that seeds come, stay and go within a few steps.
-EAGER = ("policy.op_prior={wait: 0.0, germinate: 1.0, fossilize: 2.0, prune: 0.5}", "reward=[outcome, shaped]")
+EAGER = (
+    "policy.advice=null",
+    "policy.op_prior={wait: 0.0, germinate: 1.0, fossilize: 2.0, prune: 0.5}",
+    "reward=[outcome, shaped]",
+)
 HEADS = [head.name.lower() for head in Head]
 Key = tuple[int, int]
 """Environment, and step or slot."""
