@@ -28,7 +28,7 @@ from esper.config import load_settings
 from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.errors import RunError
-from esper.experiments.collect import new_policy, run_policy, sample_instances
+from esper.experiments.collect import new_advisor, new_policy, run_policy, sample_instances
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.event_recorder import EventRecorder, Scope
 from esper.experiments.iteration import record, summarise_iteration
@@ -172,11 +172,11 @@ def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at(0.0)] * size
     instances = sample_instances(settings, number)
-    episodes = evaluation_config(settings).episodes(instances, rewards=rewards)
+    episodes = evaluation_config(settings).measuring(settings.promise).episodes(instances, rewards=rewards)
     recorder = TimedRecorder(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
-    shard = run_task(run_policy(learner.policy, episodes, noise, recorder), hear)
+    shard = run_task(run_policy(learner.policy, new_advisor(settings), episodes, noise, recorder), hear)
     update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
     result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()

@@ -121,14 +121,14 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
-    settings = tiny("environments=4", "shards=1")
+    settings = tiny("environments=4", "shards=1", "policy.advice=null")
     with FarAway() as far:
         policy = new_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), sample_instances(settings, 0), settings.rules, device=FAR)
         told = EventRecorder(running, Scope(1, 0, True, range(4)))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
-        result = run_task(run_policy(policy, running, noise, told), lambda _: None)
+        result = run_task(run_policy(policy, None, running, noise, told), lambda _: None)
     assert {part.device for part in tensors(result.rollout)} == {CPU}
     assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
     assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
