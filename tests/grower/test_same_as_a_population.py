@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
 from esper.control.observation import SLOT_FEATURES, Observation, list_features
-from esper.control.policy import Policy, PolicySettings
+from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.simple import Never, Uniform
 from esper.grower import Grower
@@ -66,11 +66,14 @@ def heuristic() -> Controller:
     return Heuristic(HeuristicSettings(preferences=EVERYTHING, trial=2, at_a_time=3), SUITE.steps)
 
 
+PATIENT = OpPrior(wait=1.5, fossilize=1.0, prune=-2.0)
+"""So that seeds stay long enough for every stage."""
+
+
 def policy() -> Controller:
-    return LearnedController(
-        Policy(list_features(False).spec, PolicySettings(advice=None, head_gain=1.0), torch.Generator().manual_seed(3)),
-        greedy=False,
-    )
+    settings = PolicySettings(advice=None, head_gain=1.0, op_prior=PATIENT)
+    drawn = Policy(list_features(False).spec, settings, torch.Generator().manual_seed(3))
+    return LearnedController(drawn, greedy=False)
 
 
 def in_a_population(
