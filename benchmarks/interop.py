@@ -59,7 +59,14 @@ class Setup:
         if rest or not iterations:
             rollout = self.environments * self.horizon
             raise ConfigError(f"{self.steps} steps are no whole rollouts of {rollout}: ask for a multiple of that")
-        chosen = {"suite": self.suite, "iterations": iterations, "environments": self.environments, "shards": 1}
+        alone = {"policy.advice": "null", "policy.op_prior": "{wait: 1.5, fossilize: 1, prune: -2}"}
+        chosen = {
+            "suite": self.suite,
+            "iterations": iterations,
+            "environments": self.environments,
+            "shards": 1,
+            **alone,
+        }
         return load_settings(TrainSettings, None, [f"{name}={value}" for name, value in chosen.items()])
 
 

@@ -64,7 +64,10 @@ NAMED = {
 _MEASURED = {"every": 4, "first": 3, "examples": 64, "shown": "fitted"}
 NAMED_IN: dict[type[Settings], dict[str, Named]] = {
     # Where a rule advises the policy, promises are measured as the rule wishes.
-    TrainSettings: {f"conduct.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()}
+    TrainSettings: {
+        "policy.advice.rule.promise.shown": Named("fitted", ("policy.advice.rule.fitted=1",)),
+        **{f"conduct.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()},
+    }
 }
 FOLLOWED = {"task", "host"}
 """Leaves that the defaults of others follow from."""

@@ -121,7 +121,9 @@ def test_promises_are_measured_as_the_advisor_wishes() -> None:
     assert changed.promise.every == 5
     assert load_settings(TrainSettings, None, ["policy.advice=null"]).promise is None
     with pytest.raises(ConfigError, match=r"policy\.advice\.rule\.promise"):
-        load_settings(TrainSettings, None, ["conduct.promise.every=3"])
+        load_settings(TrainSettings, None, ["conduct.promise={every: 8}"])
+    with pytest.raises(ConfigError, match="goes by both"):
+        load_settings(TrainSettings, None, ["policy.advice.rule.promise.shown=fitted"])
 
 
 def test_an_advisor_needs_promises() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from esper.control.observation import Observation, ObservationSpec
@@ -31,13 +31,24 @@ class AdviceSettings(Settings):
     """
 
     rule: LookSettings = LookSettings()
-    """How the rule decides, and how what it goes by is measured."""
+    """How the rule decides, and how what it goes by is measured; the policy sees of that what the rule sees."""
     op: float = Field(default=4.0, allow_inf_nan=False)
     """Of the operation."""
     slot: float = Field(default=3.0, allow_inf_nan=False)
     """Of the slot."""
     blueprint: float = Field(default=3.0, allow_inf_nan=False)
     """Of the blueprint."""
+
+    @field_validator("rule")
+    @classmethod
+    def _rule_sees_what_it_goes_by(cls, rule: LookSettings) -> LookSettings:
+        needed = {0.0: "held_out", 1.0: "fitted"}.get(rule.fitted, "both")
+        if rule.promise.shown not in ("both", needed):
+            raise ValueError(
+                f"promise.shown is {rule.promise.shown}, but with fitted at {rule.fitted:g} the rule goes by {needed}: "
+                "leave it at both, or change fitted"
+            )
+        return rule
 
 
 _FEATURES = ObservationSpec(globals=len(Op), slots=1, blueprints=1)

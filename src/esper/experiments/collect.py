@@ -14,6 +14,7 @@ from esper.control.advice import advise
 from esper.control.learned import LearnedController, policy_spec
 from esper.control.observation import mask_tensors
 from esper.control.policy import Policy
+from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule
 from esper.devices import usable_device
 from esper.experiments.episode_log import EpisodeLog
@@ -110,13 +111,13 @@ def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
     size, group = settings.environments // settings.shards, settings.ppo.group
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
-    episodes = _episodes(task, environments)
+    episodes = _episodes(task, environments, settings.promise)
     recorder = EventRecorder(episodes, _scope(task, environments.start))
     result = yield from run_policy(policy, new_advisor(settings), episodes, torch.from_numpy(noise).float(), recorder)
     if not settings.ppo.twin:
         return result
     # A population of their own: the others' numbers are the same with twins and without, to the last bit.
-    twins = _episodes(task, environments[::group])
+    twins = _episodes(task, environments[::group], None)
     waited = [twins.step(wait(twins.size)) for _ in range(steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
     rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
@@ -131,15 +132,15 @@ def _scope(task: ShardTask, first: int) -> Scope:
     return Scope(number, first, steps, watched)
 
 
-def _episodes(task: ShardTask, environments: Sequence[int]) -> Episodes:
-    """New episodes of the environments of these numbers."""
+def _episodes(task: ShardTask, environments: Sequence[int], promise: PromiseSettings | None) -> Episodes:
+    """New episodes of the environments of these numbers, with promises measured in that way, or not at all."""
     settings = task.settings
     everyone = sample_instances(settings, task.iteration)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
     rewards = assign_rewards(paid, settings.environments, settings.ppo.group)
     return (
         evaluation_config(settings, task.device)
-        .measuring(settings.promise)
+        .measuring(promise)
         .episodes(
             [everyone[environment] for environment in environments],
             rewards=[rewards[environment] for environment in environments],

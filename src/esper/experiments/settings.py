@@ -99,7 +99,7 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _slots_are_measured(self) -> Self:
-        if self.conduct.promise not in (None, self.promise):
+        if self.policy.advice is not None and self.conduct.promise is not None:
             raise ValueError(
                 "promises are measured as the rule that advises the policy wishes: set policy.advice.rule.promise "
                 "instead of conduct.promise, or policy.advice to null"

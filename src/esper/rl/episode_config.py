@@ -29,8 +29,8 @@ class EpisodeConfig(Settings):
     stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
 
     promise: PromiseSettings | None = None
-    """Measure what every blueprint promises in every slot, which controllers then see; null: nobody does, unless the
-    controller goes by it."""
+    """Measure what every blueprint promises in every free slot, which controllers then see; null: nobody does, unless
+    the controller goes by it."""
 
     def require_measurements(self, horizon: int) -> None:
         """Raise ValueError unless every slot is measured within an episode of that many decisions, and promises are."""
@@ -41,8 +41,8 @@ class EpisodeConfig(Settings):
             )
         if self.promise is not None and self.promise.first >= horizon:
             raise ValueError(
-                f"conduct.promise.first is {self.promise.first}, but there are {horizon} decisions: nothing would be "
-                "measured in time; lower it"
+                f"promises are first measured after {self.promise.first} decisions, but there are {horizon}: nothing "
+                "would be measured in time; lower conduct.promise.first, or policy.advice.rule.promise.first"
             )
 
     def counterfactuals_due(self, decision: Ints, slots: int) -> Bools:

@@ -1,4 +1,4 @@
-"""What every blueprint promises in every slot of every network of a population, from one more pass.
+"""What every blueprint promises in the slots of a population's networks, from one more pass.
 
 `esper.growth.promise` has the formula. All networks, slots and blueprints are measured together: one forward and
 backward pass gives features and functional gradients at all slots, and then each blueprint at each slot is
