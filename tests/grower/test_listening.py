@@ -120,6 +120,21 @@ def test_what_comes_after_may_work_in_place_and_what_comes_before_may_be_frozen(
     require_equal(grower, look(model, inputs[LAST], labels[LAST]))
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["heard", "given"])
+def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
+    model, (inputs, labels) = growing(), data()
+    eager = LookRule(LookSettings(promise=PROMISE, threshold=-1.0, trial=100), 20)
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
+    grower = Grower(model, optimizer, eager, evaluate=validate, horizon=20)
+    for _ in range(3):
+        plainly(model, optimizer, inputs, labels)
+        grower.step(train_loss=1.0, look=look(model, inputs, labels) if given and grower.looks_next else None)
+    (taken,) = model.seeds
+    found = {slot for slot, _ in promises(grower)}
+    assert found == set(model.slots) - {taken}
+    assert not grower.looks_next
+
+
 def test_passes_on_the_side_are_not_heard() -> None:
     inputs, labels = data()
     heard: list[dict[Any, Any]] = []

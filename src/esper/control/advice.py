@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from esper.control.observation import Observation, ObservationSpec
+from esper.control.observation import Observation
 from esper.control.rules.look import LookRule, LookSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.lifecycle.legality import ActionMasks
@@ -51,14 +51,8 @@ class AdviceSettings(Settings):
         return rule
 
 
-_FEATURES = ObservationSpec(globals=len(Op), slots=1, blueprints=1)
 ADVICE_NAMES = (tuple(f"advised_{op.name.lower()}" for op in Op), ("advised",), ("advised",))
 """Of the features that `advise` adds to the three parts of an observation, each 0 or 1."""
-
-
-def with_advice(spec: ObservationSpec) -> ObservationSpec:
-    """The counts of an observation's features once it holds advice as well."""
-    return ObservationSpec(*(own + added for own, added in zip(spec, _FEATURES, strict=True)))
 
 
 def advise(rule: LookRule, observation: Observation, masks: ActionMasks) -> Observation:
@@ -96,5 +90,4 @@ class Advice(NamedTuple):
 
 def read_advice(observation: Observation) -> Advice:
     """What `advise` added."""
-    ops = observation.globals[..., -_FEATURES.globals :]
-    return Advice(ops, observation.slots[..., -1], observation.blueprints[..., -1])
+    return Advice(observation.globals[..., -len(Op) :], observation.slots[..., -1], observation.blueprints[..., -1])

@@ -9,7 +9,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from esper.control.advice import ADVICE_NAMES, advise, with_advice
+from esper.control.advice import ADVICE_NAMES, advise
 from esper.control.controller import Actions, UniformStreams
 from esper.control.observation import Observation, ObservationSpec, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
@@ -73,12 +73,11 @@ class LearnedController:
 
 def policy_spec(settings: PolicySettings, promise: PromiseSettings | None) -> ObservationSpec:
     """How many features a policy with these settings sees where ``promise`` is measured so, or not at all."""
-    spec = list_features(promise is not None).spec
-    return spec if settings.advice is None else with_advice(spec)
+    return ObservationSpec(*map(len, name_features(settings, promise).values()))
 
 
 def name_features(settings: PolicySettings, promise: PromiseSettings | None) -> dict[str, list[str]]:
-    """Names of the features that `policy_spec` counts, by the part of the observation."""
+    """Names of the features that a policy sees, by the part of the observation."""
     seen = list_features(promise is not None)
     advised = ((), (), ()) if settings.advice is None else ADVICE_NAMES
     named = zip(seen._asdict().items(), advised, strict=True)

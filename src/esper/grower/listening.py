@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.arrays import Floats
+from esper.arrays import Bools, Floats
 from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.errors import ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import Blueprint
@@ -92,8 +92,8 @@ class Listener:
                 "grower.looks_next says so, or take another controller"
             )
 
-    def measure(self, decision: int, look: Look | None, *, trained: bool, undone: bool) -> None:
-        """Take a decision into account, and measure what is promised where it is time to.
+    def measure(self, decision: int, look: Look | None, free: Bools, *, trained: bool, undone: bool) -> None:
+        """Take a decision into account, and measure what is promised in ``free`` slots, bool ``[S]``, if it is time to.
 
         ``look`` tells what was measured by other hands. ``undone`` says that the training was rolled back, so that
         nothing is known of the model as it is: then, as where no finite gradient was heard, it is due at the next.
@@ -105,9 +105,9 @@ class Listener:
         self.record.wait(everyone)
         found = None
         if look is not None:
-            found = self._read(look)
+            found = self._read(look, free)
         elif due and trained and not undone:
-            found = self._compute()
+            found = self._compute(free)
         if found is not None:
             self.record.record(everyone, *found)
         self._owed = due and found is None
@@ -163,17 +163,20 @@ class Listener:
         while sum(len(one.wishes) for one in heard) - len(heard[0].wishes) >= enough:
             heard.popleft()
 
-    def _compute(self) -> tuple[Floats, Floats] | None:
-        """Fitted and held-out promise ``[1, S, K]``, NaN where too little was heard; None: that is everywhere."""
+    def _compute(self, free: Bools) -> tuple[Floats, Floats] | None:
+        """Fitted and held-out promise ``[1, S, K]``, NaN in taken slots and where too little was heard.
+
+        None: there are free slots, but too little was heard in all of them.
+        """
         fitted, held_out = np.full((2, *self.record.fitted.shape), np.nan)
         with torch.no_grad(), torch.autocast(self._model.slots.values()[0].anchor.device.type, enabled=False):
             for place, slot in enumerate(self._model.slots.values()):
                 for index, kind in enumerate(self._kinds):
-                    if kind.name in slot.blueprints and slot.enabled:
+                    if free[place] and kind.name in slot.blueprints and slot.enabled:
                         found = self._promise_of(place, slot, kind)
                         if found is not None:
                             fitted[0, place, index], held_out[0, place, index] = found.promise, found.promise_held_out
-        return (fitted, held_out) if np.isfinite(fitted).any() else None
+        return (fitted, held_out) if np.isfinite(fitted).any() or not free.any() else None
 
     def _promise_of(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
         """By the newest examples, as many as are wanted, or fewer where a blueprint has very many parameters."""
@@ -210,8 +213,8 @@ class Listener:
             self._warned.add(about)
             warnings.warn(f"{why}: controllers that go by promises plant nothing there", stacklevel=_CALLER)
 
-    def _read(self, looked: Look) -> tuple[Floats, Floats]:
-        """What `GrowingModel.look` found, in the order of the record."""
+    def _read(self, looked: Look, free: Bools) -> tuple[Floats, Floats]:
+        """What `GrowingModel.look` found in free slots, in the order of the record."""
         fitted, held_out = np.full((2, *self.record.fitted.shape), np.nan)
         slots, names = list(self._model.slots), [kind.name for kind in self._kinds]
         for row in looked.rows:
@@ -220,7 +223,8 @@ class Listener:
                     f"look: it tells of {row.blueprint!r} in slot {row.slot!r}, which is not of this model"
                 )
             place = 0, slots.index(row.slot), names.index(row.blueprint)
-            fitted[place], held_out[place] = row.promise, row.promise_held_out
+            if free[place[1]]:
+                fitted[place], held_out[place] = row.promise, row.promise_held_out
         return fitted, held_out
 
     def state_dict(self) -> dict[str, Any]:

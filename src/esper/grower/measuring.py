@@ -29,6 +29,7 @@ from esper.grower.scores import LOSS, Figures, Scores, check_figures
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.side_pass import keep_modes
+from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.training.evaluation import Evaluation, update_evidence
 from esper.training.learning import TrainingReport
@@ -251,7 +252,8 @@ class Examiner:
     def look_ahead(self, decision: int, look: Look | None, undone: bool) -> None:
         """Measure what is promised before a decision, or take it from ``look``; nothing, if training was ``undone``."""
         if self._listener is not None:
-            self._listener.measure(decision, look, trained=self._gradients.stepped, undone=undone)
+            free = self._network.table.stage[0] == Stage.DORMANT
+            self._listener.measure(decision, look, free, trained=self._gradients.stepped, undone=undone)
 
     def observe(self, progress: float, horizon: int, terms: Terms, rollbacks: float) -> Observation:
         """What controllers see now, where ``progress`` of so many decisions is over, and that share of rollbacks."""

@@ -70,20 +70,21 @@ class PromiseMeter:
     def measure(self, batch: Batch, wanted: Bools) -> Deferred[Promises]:
         """What is promised in the slots ``wanted``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
         population = self._population
+        shape = (population.size, population.table.slots, len(population.config.blueprints))
+        wanted = wanted[:, :, None] & population.specs.compatible
+        if not wanted.any():
+            nothing = np.full(shape, np.nan)
+            return Deferred((), lambda: Promises(nothing, nothing))
         population.execution.train(False)
         asked = _ask(population, batch)
-        shape = (population.size, population.table.slots, len(population.config.blueprints))
         found: list[Tensor] = []
         places: list[_Place] = []
         for slot in range(shape[1]):
             for blueprint in range(shape[2]):
-                rows = (wanted[:, slot] & population.specs.compatible[:, slot, blueprint]).nonzero()[0]
+                rows = wanted[:, slot, blueprint].nonzero()[0]
                 if len(rows):
                     found.append(self._measure(slot, blueprint, rows, *asked[slot], batch.inputs))
                     places.append(_Place(slot, blueprint, rows))
-        if not found:
-            nothing = np.full(shape, np.nan)
-            return Deferred((), lambda: Promises(nothing, nothing))
         return Deferred((torch.cat(found, 1),), partial(_spread, shape, places))
 
     def _measure(self, slot: int, blueprint: int, rows: Ints, *asked: Tensor) -> Tensor:
@@ -91,19 +92,20 @@ class PromiseMeter:
         at_once = self._population.config.networks_per_pass or len(rows)
         parts: list[Tensor] = []
         for start in range(0, len(rows), at_once):
-            some = torch.from_numpy(rows[start : start + at_once]).to(asked[0].device)
-            promised = promise_of_rows(self._differentiate(slot, blueprint, some, *(one[some] for one in asked)))
+            some = rows[start : start + at_once]
+            there = torch.from_numpy(some).to(asked[0].device)
+            promised = promise_of_rows(self._differentiate(slot, blueprint, some, *(one[there] for one in asked)))
             parts.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
         return torch.cat(parts, 1)
 
     def _differentiate(
-        self, slot: int, blueprint: int, networks: Tensor, features: Tensor, wishes: Tensor, inputs: Tensor
+        self, slot: int, blueprint: int, networks: Ints, features: Tensor, wishes: Tensor, inputs: Tensor
     ) -> Tensor:
         """The gradients of all examples of some networks, G ``[r, N, P]``."""
         newborns = self._of(slot, blueprint)
         place = {width: index for index, width in enumerate(newborns.widths)}
-        widths = self._population.specs.widths[networks.cpu().numpy(), slot]
-        chosen = torch.tensor([place[width] for width in widths.tolist()], device=features.device)
+        widths = self._population.specs.widths[networks, slot].tolist()
+        chosen = torch.tensor([place[width] for width in widths]).to(features.device)
         own = {name: stacked[chosen] for name, stacked in newborns.parameters.items()}
         fixed = {name: own[name] for name in own if name not in newborns.names}
         fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}

@@ -13,7 +13,7 @@ from esper.settings import Settings
 
 
 class OpPrior(Settings):
-    """First logits of the operations, for policies that nobody advises: what advises one knows better.
+    """First logits of the operations, flat by default: they are for policies that nobody advises.
 
     With 1.5 for wait, 1 for fossilize and -2 for prune, set by hand, an untrained policy for which all of them are
     legal waits with probability .54, germinates with .12, fossilizes with .33 and prunes with .02: what it germinates
