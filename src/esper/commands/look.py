@@ -6,19 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from torch import Tensor
-from torch.nn import functional as F
-
 from esper.config import Overrides, load_settings
 from esper.control.rules.simple import Never
 from esper.errors import ConfigError
 from esper.experiments.process_pool import prepare_process
 from esper.grower.apart import Counterfactual
-from esper.growth.model import GrowingModel
 from esper.practice.settings import GrowSettings
-from esper.practice.training import HostTraining
+from esper.practice.training import HostTraining, example_losses
 from esper.settings import compare_settings
-from esper.tasks.practice.examples import Minibatch
 from esper.tasks.practice.registry import DataAccess, get_task
 from esper.ui.formats import score
 from esper.ui.output import console_beside, print_json, say, say_differences
@@ -74,7 +69,9 @@ def command(
         epoch = training.epoch(number)
         say(console, f"epoch {number}/{after}, accuracy {score(epoch.validation.accuracy)}")
     batches = training.splits.train.in_order(settings.batch_size)
-    looked = training.model.look(_losses, batches, examples=examples, draws=draws, layers=layers, seed=settings.seed)
+    looked = training.model.look(
+        example_losses, batches, examples=examples, draws=draws, layers=layers, seed=settings.seed
+    )
     say(console, str(looked))
     if svg is not None:
         looked.to_svg(svg)
@@ -89,10 +86,3 @@ def _load_settings(after: int, config: Path | None, overrides: Overrides, named:
     given = (*overrides, *(f"{name}={value}" for name, value in fixed.items() if value is not None))
     settings = load_settings(GrowSettings, config, given)
     return settings if after <= settings.epochs else load_settings(GrowSettings, config, (*given, f"epochs={after}"))
-
-
-def _losses(model: GrowingModel, batch: Minibatch) -> Tensor:
-    """Mean cross-entropy of each example: ``[B]``."""
-    logits, targets = model(batch.inputs), batch.targets
-    each = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
-    return each.view(len(targets), -1).mean(1)

@@ -102,36 +102,36 @@ class Promised(NamedTuple):
 
 
 def promise_of_rows(rows: Tensor) -> Promised:
-    """Both figures from the per-example gradients themselves, G ``[..., N, P]``, N at least 2.
+    """Both figures from the per-example gradients themselves, G ``[..., N, P]``, N at least 2."""
+    half = rows.shape[-2] // 2
+    halves = rows[..., :half, :], rows[..., half:, :]
+    first, second = map(_fit_step, halves)
+    held_out = torch.stack([_grant(halves[0], second), _grant(halves[1], first)], -1)
+    return Promised(_grant(rows, _fit_step(rows)), held_out)
 
-    With fewer parameters than examples the sums A = G^T G and s = G^T 1 over each half tell it all: the fitted step is
-    (A + lambda I)^-1 s, and s^T of it what it grants. That is the same, in P dimensions instead of N.
+
+def _fit_step(rows: Tensor) -> Tensor:
+    """The step ``[..., P]`` that the examples ``[..., n, P]`` ask for together, NaN where they are not finite.
+
+    ``G^T (G G^T + lambda I)^-1 1 = (G^T G + lambda I)^-1 G^T 1``: whichever has fewer dimensions is solved.
     """
     examples, parameters = rows.shape[-2:]
-    if parameters >= examples:
-        gram = rows @ rows.mT
-        return Promised(promise(gram), held_out_promise(gram))
-    sizes = examples // 2, examples - examples // 2
-    halves = rows[..., : sizes[0], :], rows[..., sizes[0] :, :]
-    curvatures = halves[0].mT @ halves[0], halves[1].mT @ halves[1]
-    wishes = halves[0].sum(-2), halves[1].sum(-2)
-    wish = wishes[0] + wishes[1]
-    step = _solve_for_step(curvatures[0] + curvatures[1], wish, examples)
-    first, second = (_solve_for_step(*one) for one in zip(curvatures, wishes, sizes, strict=True))
-    granted = (wishes[0] * second).sum(-1) / sizes[0], (wishes[1] * first).sum(-1) / sizes[1]
-    return Promised((wish * step).sum(-1) / examples, torch.stack(granted, -1))
+    by_example = parameters >= examples
+    product = rows @ rows.mT if by_example else rows.mT @ rows
+    wanted = rows.new_ones(rows.shape[:-1]) if by_example else rows.sum(-2)
+    diagonal = product.diagonal(dim1=-2, dim2=-1)
+    mean = diagonal.sum(-1, keepdim=True) / examples  # both products have one trace
+    diagonal.add_(torch.where(mean != 0, RIDGE * mean, 1))
+    # `_ex` does not raise: one network of many may have diverged.
+    factor = cast(tuple[Tensor, Tensor], torch.linalg.cholesky_ex(product))[0]
+    solved = torch.cholesky_solve(wanted.unsqueeze(-1), factor)
+    step = (rows * solved).sum(-2) if by_example else solved.squeeze(-1)
+    return torch.where(mean.isfinite(), step, torch.nan)
 
 
-def _solve_for_step(curvature: Tensor, wish: Tensor, examples: int) -> Tensor:
-    """``(A + lambda I)^-1 s [..., P]`` from ``A [..., P, P]`` and ``s [..., P]`` of so many examples."""
-    # The trace of A is that of K.
-    mean = curvature.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] / examples
-    damped = curvature + torch.where(mean != 0, RIDGE * mean, 1) * torch.eye(
-        wish.shape[-1], dtype=wish.dtype, device=wish.device
-    )
-    factor = cast(tuple[Tensor, Tensor], torch.linalg.cholesky_ex(damped))[0]
-    step = torch.cholesky_solve(wish.unsqueeze(-1), factor).squeeze(-1)
-    return torch.where(curvature.isfinite().all(-1).all(-1)[..., None], step, torch.nan)
+def _grant(rows: Tensor, step: Tensor) -> Tensor:
+    """What a step ``[..., P]`` grants the examples ``[..., n, P]``, in the mean."""
+    return (rows.mean(-2) * step).sum(-1)
 
 
 class AskedBatch(NamedTuple):

@@ -200,6 +200,13 @@ def cross_entropy(logits: Tensor, batch: Minibatch) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
 
 
+def example_losses(model: nn.Module, batch: Minibatch) -> Tensor:
+    """Mean cross-entropy over the targets of each example, ``[B]``, as `GrowingModel.look` wants it."""
+    logits, targets = model(batch.inputs), batch.targets
+    each = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+    return each.view(len(targets), -1).mean(1)
+
+
 class _ScoreSums:
     """Sums over batches, kept on their device until asked for."""
 

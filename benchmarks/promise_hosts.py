@@ -1,0 +1,145 @@
+"""Does promise foretell what planting brings to ordinary hosts? Every candidate is tried, from the same state on.
+
+    python benchmarks/promise_hosts.py [--tasks mnist1d digits] [--seeds 0 1 2 3 4] [--stages .1 .5]
+
+A host learns alone for a share of its epochs, and is looked at (128 training examples, in evaluation mode). Then it
+trains on to the end in as many copies as there are candidates, and one without any, all with the same minibatches; each
+copy has one candidate planted for good. Its gain is the test loss of the copy without less its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from esper.config import load_settings
+from esper.experiments.process_pool import prepare_process
+from esper.growth.model import GrowingModel
+from esper.practice.settings import GrowSettings
+from esper.practice.training import ORDER, build_host, cross_entropy, example_losses, measure
+from esper.random_streams import child_generator, seed_generator
+from esper.tasks.practice.examples import Splits
+from esper.tasks.practice.registry import DataAccess, get_task
+
+HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
+"""By task."""
+EXAMPLES = 128
+PLANTED = 1
+"""Key of the random stream that candidates begin with."""
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Training:
+    """A host under way: what a copy takes along."""
+
+    settings: GrowSettings
+    model: GrowingModel
+    optimizer: torch.optim.Optimizer
+    epochs: int = 0
+
+    def train_until(self, epochs: int, splits: Splits) -> None:
+        """Minibatches follow from the seed and the number of the epoch."""
+        while self.epochs < epochs:
+            self.epochs += 1
+            self.model.train()
+            rng = child_generator(self.settings.seed, ORDER, self.epochs)
+            for batch in splits.train.epoch(self.settings.batch_size, rng):
+                self.optimizer.zero_grad()
+                cross_entropy(self.model(batch.inputs), batch).backward()
+                self.optimizer.step()
+
+    def plant(self, slot: str, blueprint: str) -> None:
+        """For good, at full alpha: a newborn changes nothing yet."""
+        place = self.model.slots[slot]
+        generator = seed_generator(self.settings.seed, PLANTED, list(self.model.slots).index(slot))
+        place.germinate(blueprint, generator, blend=min(self.settings.rules.blends), alpha=1.0)
+        place.fossilize()
+        self.optimizer.add_param_group({"params": list(place.parameters())})
+
+
+class Found(NamedTuple):
+    """Of all candidates of one host, in one order."""
+
+    promise: Floats
+    held_out: Floats
+    gain: Floats
+    """Nats of test loss."""
+
+
+def begin(settings: GrowSettings, splits: Splits) -> Training:
+    """A fresh host."""
+    model = build_host(settings, splits)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return Training(settings, model, optimizer)
+
+
+def try_all(settings: GrowSettings, splits: Splits, stage: float) -> Found:
+    """Look after that share of the epochs, and then plant everything."""
+    training = begin(settings, splits)
+    training.train_until(round(stage * settings.epochs), splits)
+    batches = splits.train.in_order(settings.batch_size)
+    rows = training.model.look(example_losses, batches, examples=EXAMPLES, draws=1, seed=settings.seed).rows
+    rows = sorted(rows, key=lambda row: (row.slot, row.blueprint))
+    losses: list[float] = []
+    for row in (None, *rows):
+        one = copy.deepcopy(training)
+        if row is not None:
+            one.plant(row.slot, row.blueprint)
+        one.train_until(settings.epochs, splits)
+        losses.append(measure(one.model, splits.test).loss)
+    gains = losses[0] - np.array(losses[1:])
+    return Found(np.array([row.promise for row in rows]), np.array([row.promise_held_out for row in rows]), gains)
+
+
+def rank(promises: Floats, gains: Floats) -> float:
+    """Spearman's correlation."""
+    return float(spearmanr(promises, gains).statistic)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean ± standard error."""
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}"
+
+
+def main(
+    tasks: tuple[str, ...] = tuple(HOSTS),
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    stages: tuple[float, ...] = (0.1, 0.5),
+) -> None:
+    """Print the table; ± is a standard error over seeds, and gains are in nats of test loss."""
+    prepare_process()
+    table = Table("host on task", "looked after", "rank correlation", "held out", "of means", "picked", "mean", "best")
+    for task in tasks:
+        splits = get_task(task).load(DataAccess())
+        for stage in stages:
+            found: list[Found] = []
+            for seed in seeds:
+                own = [f"task={task}", f"host={HOSTS[task]}", f"seed={seed}", "device=cpu"]
+                found.append(try_all(load_settings(GrowSettings, None, own), splits, stage))
+            means = Found(*(np.mean(values, 0) for values in zip(*found, strict=True)))
+            table.add_row(
+                f"{HOSTS[task]} on {task}",
+                f"{stage:.0%}",
+                spread([rank(one.promise, one.gain) for one in found]),
+                spread([rank(one.held_out, one.gain) for one in found]),
+                f"{rank(means.promise, means.gain):.2f}",
+                spread([float(one.gain[one.promise.argmax()]) for one in found], 3),
+                spread([float(one.gain.mean()) for one in found], 3),
+                spread([float(one.gain.max()) for one in found], 3),
+            )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
