@@ -15,6 +15,7 @@ import tyro
 from esper import __version__
 from esper.errors import ConfigError, EsperError, did_you_mean
 from esper.signals import raise_terminated
+from esper.tasks.suite_files import allow_files
 
 EXIT_OK = 0
 EXIT_ERROR = 2
@@ -81,6 +82,7 @@ def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
     for command in commands:
         name = command.name.split()
         if words[: len(name)] == name:
+            allow_files(words)
             code = tyro.cli(
                 command.load(),
                 prog=f"esper {command.name}",

@@ -1,16 +1,21 @@
-"""All suites by name."""
+"""All suites by name: those of Esper, and those that you register."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TypeVar
 
 from esper.errors import TaskError, did_you_mean
 from esper.tasks.suite import Suite
+from esper.tasks.suite_files import FILES, allowed_files, split_name
 
 Value = TypeVar("Value")
+_Kind = TypeVar("_Kind", bound=Suite)
 
 
 def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
@@ -22,7 +27,7 @@ def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
 
 
 # By address, so that only those who ask for a suite wait for the libraries behind it to be imported.
-_SUITES: Mapping[str, str] = {
+_suites: dict[str, str | type[Suite]] = {
     "tokens": "esper.tasks.token_suite:TokenSuite",
     "digits": "esper.tasks.dataset_suites:DigitsSuite",
     "mnist1d": "esper.tasks.dataset_suites:Mnist1dSuite",
@@ -30,13 +35,82 @@ _SUITES: Mapping[str, str] = {
 }
 
 
+def register(kind: type[_Kind]) -> type[_Kind]:
+    """Class decorator that makes a suite known by its ``name``, wherever suites are named.
+
+    Other processes know it if its module is imported there as well: a script's own is; a file's, if it is named in the
+    environment variable `ESPER_SUITES`, or as ``FILE.py:NAME`` on the command line.
+
+    Raises:
+        TaskError: another suite has that name.
+    """
+    if kind.name in _suites:
+        raise TaskError(f"suite name {kind.name!r} of {kind.__module__}.{kind.__qualname__} is taken: choose another")
+    _suites[kind.name] = kind
+    return kind
+
+
 def suite_names() -> tuple[str, ...]:
     """Names of all suites, the default first."""
-    return tuple(_SUITES)
+    _run_files()
+    return tuple(_suites)
+
+
+def get_suite(name: str) -> Suite:
+    """The suite of that name, or ``FILE.py:NAME`` of a file that may be run.
+
+    Raises:
+        TaskError: there is none, with near names; it lacks something; or the file may not be run, or fails.
+    """
+    file, own = split_name(name)
+    if file is not None and file not in allowed_files():
+        raise TaskError(
+            f"suite {name!r} is code in a file, which is only run where you name it yourself: on the command line, or "
+            f"by {FILES}={file}"
+        )
+    _run_files()
+    if own not in _suites:
+        choices = did_you_mean(own, _suites) or f"; choose from {', '.join(_suites)}"
+        raise TaskError(f"no suite is called {own!r}{choices}, or name the file that registers it: {FILES}=FILE.py")
+    return _make(_suites[own])
 
 
 @cache
-def get_suite(name: str) -> Suite:
-    """The suite of that name; raises TaskError with near names if there is none."""
-    suite: type[Suite] = resolve_name(lookup("suite", name, _SUITES))
-    return suite()
+def _make(kind: str | type[Suite]) -> Suite:
+    found: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
+    try:
+        suite = found()
+    except TypeError as error:  # of an abstract class it says what is missing
+        raise TaskError(f"suite {found.name!r} cannot be made: {error}") from error
+    lacking = [one for one in Suite.__annotations__ if one not in dir(suite)]
+    if lacking:
+        raise TaskError(f"suite {found.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains")
+    return suite
+
+
+def _run_files() -> None:
+    for path in allowed_files():
+        _run_file(path)
+
+
+@cache
+def _run_file(path: str) -> None:
+    """Once in a process.
+
+    Raises:
+        TaskError: it cannot be read, or fails.
+    """
+    if not Path(path).is_file():
+        raise TaskError(f"no suites can be read from {path}: there is no such file; {FILES} or the command names it")
+    name, before = f"esper_suites_{Path(path).stem}", dict(_suites)
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        _suites.clear()
+        _suites.update(before)
+        raise TaskError(f"{path} cannot be run for its suites: {type(error).__name__}: {error}") from error
