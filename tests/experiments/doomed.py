@@ -25,13 +25,13 @@ from esper.control.learned import LearnedController
 from esper.control.rules.heuristic import Heuristic
 from esper.experiments import collect, results
 from esper.rl.ppo import PolicyOptimizer
-from esper.tasks import registry
+from esper.tasks.registry import register
 from esper.telemetry import database
 from esper.telemetry.store import RunStore
 from experiments.short_suite import ShortSuite
 
 # At import, so that workers, which import this module too, know the suite.
-registry._SUITES[ShortSuite.name] = f"{ShortSuite.__module__}:{ShortSuite.__name__}"
+register(ShortSuite)
 
 COMMANDS = (train, evaluate)  # imported for `serve`
 

@@ -23,5 +23,5 @@ class ShortSuite(TokenSuite):
 def short_suite() -> Iterator[None]:
     """While active, suite ``short`` can be asked for by name, in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._SUITES, ShortSuite.name, f"{ShortSuite.__module__}:{ShortSuite.__name__}")
+        patch.setitem(registry._suites, ShortSuite.name, ShortSuite)
         yield

@@ -72,7 +72,7 @@ def tell(settings: TrainSettings) -> Told:
 @pytest.fixture(scope="module", autouse=True)
 def _suites() -> Iterator[None]:
     with short_suite(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._SUITES, WildSuite.name, f"{WildSuite.__module__}:{WildSuite.__name__}")
+        patch.setitem(registry._suites, WildSuite.name, WildSuite)
         yield
 
 

@@ -32,7 +32,7 @@ class WildSuite(ShortSuite):
 
 @pytest.fixture(autouse=True)
 def _wild_suite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(registry._SUITES, WildSuite.name, f"{WildSuite.__module__}:{WildSuite.__name__}")
+    monkeypatch.setitem(registry._suites, WildSuite.name, WildSuite)
     return
 
 
