@@ -22,6 +22,7 @@ from esper.cli import COMMANDS, Command, main
 from esper.config import load_settings
 from esper.errors import ConfigError
 from esper.experiments.settings import TrainSettings
+from esper.tasks.suite_files import FILES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -87,7 +88,8 @@ def test_commands_and_their_options_exist(page: str, line: str, command: Command
     ),
     ids=" ".join,
 )
-def test_settings_exist_and_take_these_values(assignments: tuple[str, ...]):
+def test_settings_exist_and_take_these_values(assignments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(FILES, str(ROOT / "examples" / "own_suite.py"))
     load_settings(TrainSettings, None, [re.sub(r"=[A-Z]$", "=1", one) for one in assignments])
 
 

@@ -258,6 +258,51 @@ def test_a_resumed_run_keeps_its_settings(extra: list[str], run: Path, capsys: C
     assert "--resume goes on with the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
 
 
+@pytest.mark.parametrize("controller", ["look", "heuristic", "a run"])
+def test_any_controller_plays_a_suite_without_a_run(controller: str, run: Path, capsys: Capture):
+    name = str(run) if controller == "a run" else controller
+    assert main(["evaluate", "--controller", name, "--suite", "short", "--instances", "4", "--json"]) == 0
+    captured = capsys.readouterr()
+    scores = last_json(captured.out)
+    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"}
+    assert set(scores) == (known | {"policy"} if controller == "a run" else known)
+    for found in scores.values():
+        assert found["score_interval"][0] <= found["score"] <= found["score_interval"][1]
+    assert "On 4 held-out instances this controller scores" in captured.err
+    assert "for this controller on other instances" in captured.err
+
+
+def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys: Capture):
+    def scores(*words: str) -> dict[str, Any]:
+        assert main(["evaluate", "--controller", "look", "--suite", "short", "--instances", "2", "--json", *words]) == 0
+        return last_json(capsys.readouterr().out)
+
+    usual = scores()
+    assert scores("--seed", "0", "--split", "heldout") == usual
+    assert scores("--seed", "1") != usual
+    assert scores("--split", "transfer") != usual
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to evaluate: give the directory of a run, or --controller and --suite"),
+        (["--controller", "look"], "nothing to evaluate"),
+        (["RUN", "--controller", "look"], "--controller does not go with a run"),
+        (["RUN", "--split", "transfer"], "--split does not go with a run"),
+        (["RUN", "--seed", "0"], "--seed does not go with a run"),
+        (["--controller", "look", "--suite", "short", "--transfer", "3"], "--transfer goes with a run"),
+        (["--controller", "lok", "--suite", "short"], "no controller 'lok'; did you mean 'look'?"),
+        (["--controller", "look", "--suite", "shor"], "no suite is called 'shor'; did you mean 'short'?"),
+        (["--controller", "look", "--suite", "short", "--instances", "1"], "ask for at least 2"),
+        (["--controller", "look", "--suite", "short", "--seed", "-1"], "seed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_evaluated_is_refused(words: list[str], message: str, run: Path, capsys: Capture):
+    assert message in refused(["evaluate", *(str(run) if word == "RUN" else word for word in words)], capsys)
+
+
 def test_too_few_instances(run: Path, capsys: Capture):
     assert "ask for at least 2" in refused(["evaluate", str(run), "--instances", "1"], capsys)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -36,7 +37,18 @@ def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     assert float(scores[2]) > 1 / 10
 
 
+@pytest.mark.slow
+def test_a_suite_of_ones_own_is_played(tmp_path: Path):
+    suite = f"{EXAMPLES}/own_suite.py:rings"
+    words = ["evaluate", "--controller", "look", "--suite", suite, "--instances", "8", "--json"]
+    command = [sys.executable, "-m", "esper", *words]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    scores = json.loads(result.stdout.splitlines()[-1])
+    assert scores["all_at_start"]["score"] > scores["none"]["score"] > 1 / 3
+
+
 def test_every_example_is_run():
-    shared = {"digits"}
+    shared = {"digits", "own_suite"}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -186,7 +186,7 @@ def test_rate_of_intervals_that_hold_the_truth_is_the_level(varying: str, seeds:
 
 @pytest.mark.parametrize("claim", Claim)
 def test_a_verdict_an_interval_and_a_p_never_contradict_each_other(claim: Claim) -> None:
-    seeds = 1 if claim is Claim.POLICY else 5
+    seeds = 5 if claim is Claim.TRAINING else 1
     effects = np.linspace(-0.1, 0.1, 60)
     rng = np.random.default_rng(1)
     for effect in effects:
@@ -207,9 +207,10 @@ def test_too_few_seeds_say_nothing_however_large_the_difference(seeds: int) -> N
         assert one.estimate == pytest.approx(5, abs=0.2)
 
 
-def test_more_seeds_than_one_are_more_than_one_policy() -> None:
-    with pytest.raises(ValueError, match="one training seed"):
-        judge([Contrast(np.zeros((5, 4)), np.zeros((1, 4)), paired=True)], list("aabb"), Claim.POLICY)
+@pytest.mark.parametrize("claim", [Claim.POLICY, Claim.CONTROLLER])
+def test_more_seeds_than_one_are_more_than_one_policy(claim: Claim) -> None:
+    with pytest.raises(ValueError, match=f"about {claim} takes the scores of one training seed"):
+        judge([Contrast(np.zeros((5, 4)), np.zeros((1, 4)), paired=True)], list("aabb"), claim)
 
 
 def test_where_instances_add_nothing_it_is_the_t_test_of_seeds() -> None:

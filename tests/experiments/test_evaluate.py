@@ -17,9 +17,10 @@ from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
 from esper.experiments.evaluate import RunEvaluation, evaluate_run, instances_for, load_policy
-from esper.experiments.evaluation import evaluate_controllers, evaluation_config
+from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers, evaluation_config
 from esper.experiments.results import read_evaluation, select_split
 from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
 from esper.tasks.registry import get_suite
 from esper.telemetry.run_directory import RunDirectory
 from experiments.runs import ignore, started, tiny
@@ -210,3 +211,8 @@ def test_missing_files_are_refused(tmp_path: Path):
         read_evaluation(tmp_path / "evaluation.json")
     with pytest.raises(RunError, match="make it with `esper evaluate"):
         read_behaviour(tmp_path / "behaviour.json")
+
+
+def test_nobody_plays_nothing() -> None:
+    with LocalWorkers(1) as workers:
+        assert evaluate_controllers(workers, [], EvaluationConfig("tokens", Rules()), []) == []

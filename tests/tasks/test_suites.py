@@ -40,6 +40,13 @@ def test_splits_share_no_seed_and_transfer_no_family(suite: Suite) -> None:
     assert not set(suite.families) & set(suite.transfer_families)
 
 
+def test_a_split_without_families_has_no_instances(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "transfer_families", ())
+    assert suite.sample(0, "transfer", np.random.default_rng(0)) == []
+    with pytest.raises(TaskError, match=f"suite '{suite.name}' has no families for the split 'transfer'"):
+        suite.sample(1, "transfer", np.random.default_rng(0))
+
+
 def test_sampling_is_reproducible(suite: Suite) -> None:
     first, second = (suite.sample(20, "train", np.random.default_rng(3)) for _ in range(2))
     assert first == second

@@ -4,38 +4,100 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped, progress_bar
+from esper.commands.options import hint_if_stopped, progress_bar, require_seed
+from esper.errors import ConfigError
 from esper.experiments.comparison import compare_splits
-from esper.experiments.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, RunEvaluation, evaluate_run
+from esper.experiments.evaluate import (
+    HELDOUT_INSTANCES,
+    TRANSFER_INSTANCES,
+    RunEvaluation,
+    evaluate_by_name,
+    evaluate_run,
+)
 from esper.experiments.evaluation import COHORT
 from esper.experiments.workers import LOCAL, Backend, Computing
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Split
 from esper.telemetry.run_directory import RunDirectory
 from esper.ui.output import console_beside, print_json, say
 from esper.ui.report.training import write_report
-from esper.ui.standings import SPLIT_TITLES, describe_basis, did_it_help, evaluation_record, standings_table
+from esper.ui.standings import (
+    SPLIT_TITLES,
+    describe_basis,
+    did_it_help,
+    evaluation_record,
+    scores_record,
+    standings_table,
+)
 
 
 def command(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path | None, tyro.conf.Positional] = None,
+    controller: str | None = None,
+    suite: str | None = None,
+    split: Literal["heldout", "transfer"] | None = None,
+    seed: int | None = None,
     instances: int = HELDOUT_INSTANCES,
-    transfer: int = TRANSFER_INSTANCES,
+    transfer: int | None = None,
     computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
-    """Compare a run's policy with baselines on new instances.
+    """Compare a run's policy, or any controller on any suite, with baselines on new instances.
 
     Args:
-        run: Directory of the run.
-        instances: Held-out instances, of the families trained on; every controller plays the same ones.
-        transfer: Instances of families never trained on; 0 for none.
+        run: Directory of the run, which keeps the results; or give a controller.
+        controller: A baseline by its name, or the directory of a run, of the suite or of another one.
+        suite: What the controller plays: a name, or FILE.py:NAME of a file that registers it.
+        split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
+        seed: Draws the controller's instances; by default 0.
+        instances: Held-out instances of a run, or instances of the controller's; all play the same ones.
+        transfer: Instances of a run's families never trained on; by default 64, 0 for none.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
+    if run is None:
+        _require_only("--transfer goes with a run", transfer)
+        _play(controller, suite, split or "heldout", seed or 0, instances, computing, console, json)
+        return
+    for option, value in (("--controller", controller), ("--suite", suite), ("--split", split), ("--seed", seed)):
+        _require_only(f"{option} does not go with a run, whose settings say so", value)
+    _evaluate_run(run, instances, TRANSFER_INSTANCES if transfer is None else transfer, computing, console, json)
+
+
+def _require_only(why: str, value: object) -> None:
+    if value is not None:
+        raise ConfigError(f"{why}: give a run, or --controller and --suite")
+
+
+def _play(
+    controller: str | None,
+    suite: str | None,
+    split: Split,
+    seed: int,
+    instances: int,
+    computing: Backend,
+    console: Console,
+    json: bool,
+) -> None:
+    if controller is None or suite is None:
+        raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
+    require_seed(seed)
+    own = get_suite(suite)
+    with computing.open(math.ceil(instances / COHORT)) as workers:
+        found = evaluate_by_name(controller, own, split, instances, seed, workers)
+    console.print(standings_table(found, f"{found.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
+    say(console, did_it_help(found, split).sentence)
+    say(console, describe_basis(found))
+    if json:
+        print_json(scores_record(found))
+
+
+def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
     directory = RunDirectory.open_own(run)
     with directory.locked("esper evaluate"):
         found = _evaluate(directory, instances, transfer, computing, console)

@@ -92,6 +92,8 @@ class Claim(StrEnum):
 
     POLICY = "this policy"
     """One training seed: other instances, the same policy."""
+    CONTROLLER = "this controller"
+    """However it came about: other instances, the same controller."""
     TRAINING = "this way of training"
     """Other training seeds and other instances."""
 
@@ -165,8 +167,8 @@ def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> li
         ValueError: not one family per instance, fewer than two instances (without families: seeds), tables that do not
             belong together, or several seeds where the claim is about one policy.
     """
-    if claim is Claim.POLICY and any(one.seeds != 1 for one in contrasts):
-        raise ValueError("a claim about one policy takes the scores of one training seed")
+    if claim is not Claim.TRAINING and any(one.seeds != 1 for one in contrasts):
+        raise ValueError(f"a claim about {claim} takes the scores of one training seed")
     if claim is Claim.TRAINING and any(one.seeds < FEWEST_SEEDS for one in contrasts):
         return [
             Difference(float(sum(table.mean() for table in one.tables)), None, None, Verdict.TOO_FEW)

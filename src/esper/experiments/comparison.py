@@ -128,7 +128,12 @@ def compare_evaluated(results: Sequence[Result]) -> Comparison:
     Raises:
         ValueError: the policy is missing, or a controller played other instances.
     """
-    return _by_score(compare(_entries([results]), Claim.POLICY, paired=True))
+    return _by_score(compare(_entries([results], POLICY), Claim.POLICY, paired=True))
+
+
+def compare_controllers(results: Sequence[Result], reference: str) -> Comparison:
+    """One controller and all others on the instances of one split, best mean score first; raises as above."""
+    return _by_score(compare(_entries([results], reference), Claim.CONTROLLER, paired=True))
 
 
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
@@ -154,15 +159,15 @@ def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
     Raises:
         ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
     """
-    return _by_score(compare(_entries(runs), Claim.TRAINING, paired=True, own_instances=True))
+    return _by_score(compare(_entries(runs, POLICY), Claim.TRAINING, paired=True, own_instances=True))
 
 
-def _entries(runs: Sequence[Sequence[Result]]) -> list[Entry]:
-    """By controller, the policy first."""
+def _entries(runs: Sequence[Sequence[Result]], reference: str) -> list[Entry]:
+    """By controller, the reference first."""
     names = dict.fromkeys(one.controller for results in runs for one in results)
-    if POLICY not in names:
-        raise ValueError(f"there are no results of {POLICY!r}")
-    ordered = [POLICY, *(name for name in names if name != POLICY)]
+    if reference not in names:
+        raise ValueError(f"there are no results of {reference!r}")
+    ordered = [reference, *(name for name in names if name != reference)]
     entries = [Entry(name, [[one for one in own if one.controller == name] for own in runs]) for name in ordered]
     if len({len(own) for own in entries[0].seeds}) > 1:
         raise ValueError("the runs have played different numbers of instances")

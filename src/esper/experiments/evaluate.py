@@ -1,4 +1,4 @@
-"""Compare a run's policy with the baselines on instances that nobody trained on; compare several evaluated runs."""
+"""Compare a run's policy, or a controller by its name, with the baselines on instances that nobody trained on."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from esper.config import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController, restore_policy
 from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, did_you_mean
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.experiments.collect import greedy_controller
-from esper.experiments.comparison import Comparison, compare_over_seeds
+from esper.experiments.comparison import Comparison, compare_controllers, compare_over_seeds
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluation import (
     CohortTask,
+    EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
     describe_circumstances,
+    evaluate_controllers,
     evaluation_config,
     join_cohorts,
     split_into_cohorts,
@@ -30,11 +32,12 @@ from esper.experiments.evaluation import (
 from esper.experiments.results import SPLITS, Result, read_evaluation, select_split, write_results
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import Workers
+from esper.lifecycle.rules import Rules
 from esper.random_streams import Stream, numpy_generator
 from esper.settings import compare_settings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.tasks.suite import Split
+from esper.tasks.suite import Split, Suite
 from esper.telemetry.run_directory import RunDirectory
 
 _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer": Stream.TRANSFER_INSTANCES}
@@ -161,6 +164,41 @@ def _shuffle_game(game: _Game, settings: TrainSettings, played: EvaluationResult
     rng = numpy_generator(settings.seed, _STREAMS[game.split], Stream.SHUFFLED_EVALUATION)
     controller = shuffle_actions(stack_actions(played.logs), [instance.seed for instance in instances], rng)
     return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
+
+
+def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
+    """A controller and the suite's baselines on so many of its instances, which the seed draws.
+
+    ``name`` is that of a baseline, or the directory of a run, of this suite or another one.
+
+    Raises:
+        ConfigError: there is no such controller, or there are too few instances.
+        TaskError: the suite has no families for that split.
+        RunError, CheckpointError: the run is unusable.
+    """
+    if count < FEWEST_INSTANCES:
+        raise ConfigError(f"{count} instances give no interval: ask for at least {FEWEST_INSTANCES}")
+    others = baselines(suite)
+    controller, terms = _find_controller(name, suite, others)
+    others = [one for one in others if one.name != controller.name]
+    instances = suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
+    played = evaluate_controllers(workers, [controller, *others], terms, instances)
+    return compare_controllers([record for one in played for record in one.records], controller.name)
+
+
+def _find_controller(name: str, suite: Suite, known: Sequence[Controller]) -> tuple[Controller, EvaluationConfig]:
+    """The controller, and the terms that it knows."""
+    rules = {one.name: one for one in known}
+    if name in rules:
+        return rules[name], EvaluationConfig(suite.name, Rules())
+    if not Path(name).exists():
+        raise ConfigError(
+            f"no controller {name!r}{did_you_mean(name, rules)}: give one of {', '.join(rules)}, or the directory of a "
+            "run of `esper train`"
+        )
+    run = RunDirectory.open_own(Path(name))
+    settings = load_settings(TrainSettings, run.config)
+    return load_policy(run, settings).controller, replace(evaluation_config(settings), suite=suite.name)
 
 
 def _check_counts(heldout: int, transfer: int) -> None:

@@ -248,6 +248,8 @@ def evaluate_controllers(
     workers: Workers, controllers: Sequence[Controller], terms: EvaluationConfig, instances: Sequence[Instance]
 ) -> list[EvaluationResult]:
     """Every controller on every instance; the results in the order of the controllers."""
+    if not controllers:
+        return []
     tasks = split_into_cohorts(controllers, terms, instances)
     return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
 

@@ -110,8 +110,14 @@ class Suite(ABC):
         """A part of the instance's data; phase 1 is what follows its drift. Raises TaskError if it never drifts."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
-        """Draw instances, balanced over families and over the variants of each, in every prefix of the list."""
+        """Draw instances, balanced over families and over the variants of each, in every prefix of the list.
+
+        Raises:
+            TaskError: the suite has no families for that split.
+        """
         families = _shuffle(self.transfer_families if split == "transfer" else self.families, generator)
+        if count and not families:
+            raise TaskError(f"suite {self.name!r} has no families for the split {split!r}: ask for no such instances")
         orders = {family: _shuffle(self.variants(family), generator) for family in families}
         instances: list[Instance] = []
         for index in range(count):

@@ -63,7 +63,11 @@ _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probabi
 """Columns for which 80 characters are enough."""
 _FEW = 2
 """As many controllers are mentioned with their figures; of more, the names."""
-_SUBJECTS = {Claim.POLICY: "this policy scores", Claim.TRAINING: "policies trained this way score"}
+_SUBJECTS = {
+    Claim.POLICY: "this policy scores",
+    Claim.CONTROLLER: "this controller scores",
+    Claim.TRAINING: "policies trained this way score",
+}
 
 
 # In words -------------------------------------------------------------------------------------------------------------
@@ -85,6 +89,8 @@ def verdict_words(comparison: Comparison, one: Standing) -> str:
 def describe_basis(comparison: Comparison) -> str:
     """What the verdicts hold for, what they say nothing of, and the rule that they follow."""
     played = f"{comparison.instances} instances"
+    if comparison.claim is Claim.CONTROLLER:
+        return f"On {played}: intervals and verdicts hold for {comparison.claim} on other instances. {RULE}"
     if comparison.claim is Claim.POLICY:
         return (
             f"One training seed on {played}: intervals and verdicts hold for {comparison.claim} on other instances and "
@@ -175,6 +181,11 @@ def evaluation_record(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
         }
         for split, found in comparisons.items()
     }
+
+
+def scores_record(comparison: Comparison) -> dict[str, Any]:
+    """Mean scores with their intervals by controller, for JSON."""
+    return {one.name: _figure("score", one.score) for one in comparison.standings}
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
