@@ -12,11 +12,12 @@ from scipy.optimize import linear_sum_assignment
 
 from esper.checkpoints import Checkpoints
 from esper.control.learned import LearnedController
+from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.simple import SHUFFLED, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import read_behaviour
-from esper.experiments.evaluate import RunEvaluation, evaluate_run, instances_for, load_policy
+from esper.experiments.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, instances_for, load_policy
 from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers, evaluation_config
 from esper.experiments.results import read_evaluation, select_split
 from esper.experiments.workers import LocalWorkers
@@ -211,6 +212,25 @@ def test_missing_files_are_refused(tmp_path: Path):
         read_evaluation(tmp_path / "evaluation.json")
     with pytest.raises(RunError, match="make it with `esper evaluate"):
         read_behaviour(tmp_path / "behaviour.json")
+
+
+def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path / "run", tiny("iterations=1")) as trainer:
+        trainer.train(ignore)
+    told: list[int] = []
+
+    def make_rule(settings: LookSettings, horizon: int) -> LookRule:
+        told.append(horizon)
+        return LookRule(settings, horizon)
+
+    monkeypatch.setattr("esper.experiments.collect.LookRule", make_rule)
+    digits = get_suite("digits")
+    with LocalWorkers(1) as workers:
+        found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
+    assert found.reference.name == LearnedController.name
+    assert set(told) == {digits.steps}
 
 
 def test_nobody_plays_nothing() -> None:

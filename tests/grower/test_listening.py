@@ -135,6 +135,18 @@ def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
     assert not grower.looks_next
 
 
+def test_where_no_free_slot_is_enabled_it_is_not_due_forever() -> None:
+    model, (inputs, labels) = growing(), data()
+    for slot in model.slots.values():
+        slot.enabled = False
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
+    grower = Grower(model, optimizer, LookRule(LookSettings(promise=PROMISE), 20), evaluate=validate, horizon=20)
+    for _ in range(PROMISE.first):
+        plainly(model, optimizer, inputs, labels)
+        grower.step(train_loss=1.0)
+    assert not grower.looks_next
+
+
 def test_passes_on_the_side_are_not_heard() -> None:
     inputs, labels = data()
     heard: list[dict[Any, Any]] = []

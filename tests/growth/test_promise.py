@@ -197,7 +197,11 @@ def test_one_diverged_network_does_not_touch_others() -> None:
     assert held_out_promise(grams)[2].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("examples", "parameters"), [(40, 7), (41, 7), (12, 30)], ids=["few", "uneven", "many"])
+@pytest.mark.parametrize(
+    ("examples", "parameters"),
+    [(40, 7), (41, 7), (12, 9), (41, 30), (12, 30)],
+    ids=["few", "uneven", "more than half", "more than half, uneven", "many"],
+)
 def test_it_is_the_same_from_the_gradients_themselves_in_either_space(examples: int, parameters: int) -> None:
     rows = draw(3, examples, parameters, seed=8).double() + 0.3
     rows[1] = 0
@@ -205,7 +209,9 @@ def test_it_is_the_same_from_the_gradients_themselves_in_either_space(examples: 
     torch.testing.assert_close(found.fitted, promise(gram))
     torch.testing.assert_close(found.held_out, held_out_promise(gram))
     assert found.held_out[0, 0] != found.held_out[0, 1]
-    rows[2, 0, 0] = math.nan
-    broken = promise_of_rows(rows)
-    assert broken.fitted[2].isnan()
-    torch.testing.assert_close(broken.fitted[:2], found.fitted[:2])
+    for bad in (math.nan, math.inf):
+        rows[2, 0, 0] = bad
+        broken = promise_of_rows(rows)
+        assert broken.fitted[2].isnan()
+        assert broken.held_out[2].mean().isnan()
+        torch.testing.assert_close(broken.fitted[:2], found.fitted[:2])

@@ -63,6 +63,46 @@ def test_a_suite_of_a_file_that_was_named_goes_by_its_name(file: Path) -> None:
     assert TrainSettings.model_validate({"suite": f"{file}:short"}).suite == "short"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "--suite", "FILE:short"],
+        ["bench", "suite", "FILE:short"],
+        ["train", "--set", "suite=FILE:short"],
+        ["train", "--set=suite=FILE:short"],
+        ["tune", "heuristic", "--suite=FILE:short"],
+        ["train", "--set", "suite='FILE:short'"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_is_named_as_a_commands_suite(words: list[str], file: Path) -> None:
+    other = file.rename(file.with_name("a=b.py"))
+    allow_files([word.replace("FILE", str(other)) for word in words])
+    assert get_suite("short").name == "short"
+
+
+@pytest.mark.parametrize(
+    "words", [["report", "FILE:short"], ["train", "--run-dir", "FILE:short"], ["train", "--set", "reward=FILE:short"]]
+)
+def test_a_file_that_something_else_is_called_after_is_not_run(words: list[str], file: Path) -> None:
+    allow_files([word.replace("FILE", str(file)) for word in words])
+    with pytest.raises(TaskError, match="only run where you name it yourself"):
+        get_suite(f"{file}:short")
+
+
+def test_what_lies_beside_a_file_can_be_imported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file.with_name("beside_mine.py").write_text("STEPS = 7")
+    file.write_text(SHORT.replace("    steps = 10", "    from beside_mine import STEPS as steps"))
+    allow_files(["--suite", f"{file}:short"])
+    assert get_suite("short").steps == 7
+
+
+def test_a_path_that_the_variable_cannot_hold_is_said(file: Path) -> None:
+    with pytest.raises(TaskError, match="cannot stand in ESPER_SUITES: move the file elsewhere"):
+        get_suite(f"{file.parent}/a:b.py:short")
+
+
 def test_a_file_that_a_configuration_names_is_not_run(file: Path) -> None:
     file.write_text("raise SystemExit")
     with pytest.raises(TaskError, match=f"only run where you name it yourself.*{FILES}="):
@@ -81,19 +121,26 @@ def test_a_name_that_is_unknown_says_how_files_are_named(file: Path) -> None:
     ("code", "name", "message"),
     [
         ("1 / 0", "short", "mine.py cannot be run for its suites: ZeroDivisionError"),
+        ("raise SystemExit(0)", "short", "mine.py cannot be run for its suites: SystemExit"),
+        (SHORT + "    def __init__(self): open('none')", "short", "'short' cannot be made: FileNotFoundError"),
+        (SHORT, "digits", "no suite is called 'digits'; choose from short, in .*mine.py"),
         (SHORT, "shorter", "no suite is called 'shorter'; did you mean 'short'"),
-        (SHORT.replace('"short"', '"tokens"'), "tokens", "name 'tokens' of esper_suites_mine.Short is taken"),
+        (
+            SHORT.replace('"short"', '"tokens"'),
+            "tokens",
+            "'tokens' of Short is taken by .*:TokenSuite",
+        ),
         (SHORT.replace("(TokenSuite)", "(Suite)").replace("import TokenSuite", "import Suite"), "short", "cannot be"),
         (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not say its batch_"),
     ],
-    ids=["fails", "another name", "a taken name", "abstract", "incomplete"],
+    ids=["fails", "exits", "cannot be made", "another suite", "another name", "a taken name", "abstract", "incomplete"],
 )
 def test_what_is_wrong_with_a_file_is_said(
     file: Path, code: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TokenSuite, "batch_size", TokenSuite.batch_size)  # put back whatever happens to it
     file.write_text(code)
-    allow_files([f"{file}:{name}"])
+    allow_files(["--suite", f"{file}:{name}"])
     for _ in range(2):  # the second time as well: nothing is half known
         with pytest.raises(TaskError, match=message):
             get_suite(f"{file}:{name}")
@@ -101,7 +148,7 @@ def test_what_is_wrong_with_a_file_is_said(
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, file: Path) -> None:
     assert file.exists()
-    allow_files([f"{tmp_path}/none.py:short"])
+    allow_files(["--suite", f"{tmp_path}/none.py:short"])
     with pytest.raises(TaskError, match="there is no such file"):
         get_suite(f"{tmp_path}/none.py:short")
 

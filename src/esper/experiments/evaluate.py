@@ -197,8 +197,9 @@ def _find_controller(name: str, suite: Suite, known: Sequence[Controller]) -> tu
             "run of `esper train`"
         )
     run = RunDirectory.open_own(Path(name))
-    settings = load_settings(TrainSettings, run.config)
-    return load_policy(run, settings).controller, replace(evaluation_config(settings), suite=suite.name)
+    # The rule that advises a policy tells time by the horizon of what it plays.
+    settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
+    return load_policy(run, settings).controller, evaluation_config(settings)
 
 
 def _check_counts(heldout: int, transfer: int) -> None:

@@ -166,17 +166,19 @@ class Listener:
     def _compute(self, free: Bools) -> tuple[Floats, Floats] | None:
         """Fitted and held-out promise ``[1, S, K]``, NaN in taken slots and where too little was heard.
 
-        None: there are free slots, but too little was heard in all of them.
+        None: there are free slots to measure, but too little was heard in all of them.
         """
         fitted, held_out = np.full((2, *self.record.fitted.shape), np.nan)
+        wanted = False
         with torch.no_grad(), torch.autocast(self._model.slots.values()[0].anchor.device.type, enabled=False):
             for place, slot in enumerate(self._model.slots.values()):
                 for index, kind in enumerate(self._kinds):
                     if free[place] and kind.name in slot.blueprints and slot.enabled:
+                        wanted = True
                         found = self._promise_of(place, slot, kind)
                         if found is not None:
                             fitted[0, place, index], held_out[0, place, index] = found.promise, found.promise_held_out
-        return (fitted, held_out) if np.isfinite(fitted).any() or not free.any() else None
+        return (fitted, held_out) if np.isfinite(fitted).any() or not wanted else None
 
     def _promise_of(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
         """By the newest examples, as many as are wanted, or fewer where a blueprint has very many parameters."""

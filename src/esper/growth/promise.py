@@ -111,7 +111,7 @@ def promise_of_rows(rows: Tensor) -> Promised:
 
 
 def _fit_step(rows: Tensor) -> Tensor:
-    """The step ``[..., P]`` that the examples ``[..., n, P]`` ask for together, NaN where they are not finite.
+    """The step ``[..., P]`` that the examples ``[..., n, P]`` ask for together; NaN where their squares are not finite.
 
     ``G^T (G G^T + lambda I)^-1 1 = (G^T G + lambda I)^-1 G^T 1``: whichever has fewer dimensions is solved.
     """
@@ -125,8 +125,7 @@ def _fit_step(rows: Tensor) -> Tensor:
     # `_ex` does not raise: one network of many may have diverged.
     factor = cast(tuple[Tensor, Tensor], torch.linalg.cholesky_ex(product))[0]
     solved = torch.cholesky_solve(wanted.unsqueeze(-1), factor)
-    step = (rows * solved).sum(-2) if by_example else solved.squeeze(-1)
-    return torch.where(mean.isfinite(), step, torch.nan)
+    return (rows * solved).sum(-2) if by_example else solved.squeeze(-1)
 
 
 def _grant(rows: Tensor, step: Tensor) -> Tensor:

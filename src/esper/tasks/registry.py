@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -35,6 +36,10 @@ _suites: dict[str, str | type[Suite]] = {
 }
 
 
+_registered_by: dict[str, set[str]] = {}
+"""Names of suites by the file that registered them."""
+
+
 def register(kind: type[_Kind]) -> type[_Kind]:
     """Class decorator that makes a suite known by its ``name``, wherever suites are named.
 
@@ -45,7 +50,9 @@ def register(kind: type[_Kind]) -> type[_Kind]:
         TaskError: another suite has that name.
     """
     if kind.name in _suites:
-        raise TaskError(f"suite name {kind.name!r} of {kind.__module__}.{kind.__qualname__} is taken: choose another")
+        holder = _suites[kind.name]
+        taken = holder if isinstance(holder, str) else f"{holder.__module__}:{holder.__qualname__}"
+        raise TaskError(f"suite name {kind.name!r} of {kind.__qualname__} is taken by {taken}: choose another")
     _suites[kind.name] = kind
     return kind
 
@@ -60,19 +67,28 @@ def get_suite(name: str) -> Suite:
     """The suite of that name, or ``FILE.py:NAME`` of a file that may be run.
 
     Raises:
-        TaskError: there is none, with near names; it lacks something; or the file may not be run, or fails.
+        TaskError: there is none, with near names; it cannot be made; or the file may not be run, or fails.
     """
     file, own = split_name(name)
-    if file is not None and file not in allowed_files():
+    if file is not None:
+        _require_allowed(name, file)
+    _run_files()
+    known = tuple(_suites) if file is None else tuple(_registered_by[file])
+    if own not in known:
+        choices = did_you_mean(own, known) or (f"; choose from {', '.join(known)}" if known else "")
+        where = f"; or name the file that registers it: {FILES}=FILE.py" if file is None else f", in {file}"
+        raise TaskError(f"no suite is called {own!r}{choices}{where}")
+    return _make(_suites[own])
+
+
+def _require_allowed(name: str, file: str) -> None:
+    if os.pathsep in file:
+        raise TaskError(f"suite {name!r}: a path with {os.pathsep!r} cannot stand in {FILES}: move the file elsewhere")
+    if file not in allowed_files():
         raise TaskError(
             f"suite {name!r} is code in a file, which is only run where you name it yourself: on the command line, or "
             f"by {FILES}={file}"
         )
-    _run_files()
-    if own not in _suites:
-        choices = did_you_mean(own, _suites) or f"; choose from {', '.join(_suites)}"
-        raise TaskError(f"no suite is called {own!r}{choices}, or name the file that registers it: {FILES}=FILE.py")
-    return _make(_suites[own])
 
 
 @cache
@@ -80,8 +96,8 @@ def _make(kind: str | type[Suite]) -> Suite:
     found: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
     try:
         suite = found()
-    except TypeError as error:  # of an abstract class it says what is missing
-        raise TaskError(f"suite {found.name!r} cannot be made: {error}") from error
+    except Exception as error:  # of an abstract class it says what is missing
+        raise TaskError(f"suite {found.name!r} cannot be made: {type(error).__name__}: {error}") from error
     lacking = [one for one in Suite.__annotations__ if one not in dir(suite)]
     if lacking:
         raise TaskError(f"suite {found.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains")
@@ -95,22 +111,25 @@ def _run_files() -> None:
 
 @cache
 def _run_file(path: str) -> None:
-    """Once in a process.
+    """Once in a process; what lies beside it can be imported, as in a script.
 
     Raises:
         TaskError: it cannot be read, or fails.
     """
     if not Path(path).is_file():
         raise TaskError(f"no suites can be read from {path}: there is no such file; {FILES} or the command names it")
-    name, before = f"esper_suites_{Path(path).stem}", dict(_suites)
+    name, before = f"esper_suites_{len(_registered_by)}_{Path(path).stem}", dict(_suites)
     spec = spec_from_file_location(name, path)
-    assert spec is not None
+    assert spec is not None  # a path that ends in .py has one
     assert spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
+    if (folder := str(Path(path).parent)) not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         _suites.clear()
         _suites.update(before)
         raise TaskError(f"{path} cannot be run for its suites: {type(error).__name__}: {error}") from error
+    _registered_by[path] = set(_suites) - set(before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 FILES = "ESPER_SUITES"
@@ -22,10 +23,17 @@ def split_name(name: str) -> tuple[str | None, str]:
 
 
 def allow_files(words: Sequence[str]) -> None:
-    """Let the files be run that a command's words name as ``FILE.py:NAME``, alone or behind ``=``."""
-    for word in words:
-        path, own = split_name(word.rpartition("=")[-1])
-        if path is not None and own.isidentifier() and path not in allowed_files():
+    """Let the files be run that a command's words name as its suite, in ``FILE.py:NAME``.
+
+    That is behind ``--suite`` and in ``bench suite FILE.py:NAME``, or in ``suite=FILE.py:NAME``; whatever else looks
+    alike, such as the name of a folder, is none.
+    """
+    for before, word in pairwise(["", *words]):
+        assigned = word.removeprefix("--set=").removeprefix("--")
+        if before not in ("--suite", "suite") and not assigned.startswith("suite="):
+            continue
+        path, _ = split_name(assigned.removeprefix("suite=").strip("\"' "))
+        if path is not None and path not in allowed_files():
             os.environ[FILES] = os.pathsep.join([*allowed_files(), path])
 
 
