@@ -61,15 +61,16 @@ def command(
     """
     console = console_beside(json)
     if run is None:
-        _require_only("--transfer goes with a run", transfer)
+        _refuse_beside("--transfer goes with a run", transfer)
         _play(controller, suite, split or "heldout", seed or 0, instances, computing, console, json)
         return
     for option, value in (("--controller", controller), ("--suite", suite), ("--split", split), ("--seed", seed)):
-        _require_only(f"{option} does not go with a run, whose settings say so", value)
+        _refuse_beside(f"{option} does not go with a run, whose settings say so", value)
     _evaluate_run(run, instances, TRANSFER_INSTANCES if transfer is None else transfer, computing, console, json)
 
 
-def _require_only(why: str, value: object) -> None:
+def _refuse_beside(why: str, value: object) -> None:
+    """Raise ConfigError where an option is given that does not go with the others."""
     if value is not None:
         raise ConfigError(f"{why}: give a run, or --controller and --suite")
 
@@ -88,6 +89,7 @@ def _play(
         raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
     require_seed(seed)
     own = get_suite(suite)
+    say(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
     with computing.open(math.ceil(instances / COHORT)) as workers:
         found = evaluate_by_name(controller, own, split, instances, seed, workers)
     console.print(standings_table(found, f"{found.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
