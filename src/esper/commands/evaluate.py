@@ -85,9 +85,9 @@ def _play(
     console: Console,
     json: bool,
 ) -> None:
+    require_seed(seed)
     if controller is None or suite is None:
         raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
-    require_seed(seed)
     own = get_suite(suite)
     say(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
     with computing.open(math.ceil(instances / COHORT)) as workers:
