@@ -91,7 +91,8 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
         ],
     )
     terms = asdict(evaluation_config(settings))
-    own = [setting for setting, cells in table().items() if cells["evaluate"] == "own" and setting != "seed"]
+    taken = ("own", "a run's own; any for a controller")
+    own = [setting for setting, cells in table().items() if cells["evaluate"] in taken and setting != "seed"]
     assert {setting: terms[setting] for setting in own} == {setting: vars(settings)[setting] for setting in own}
     assert terms["device"] == settings.devices[0]
     assert terms.keys() == {*own, "device"}  # and what the page says is not used, or is drawn from, is not there
