@@ -30,7 +30,7 @@ from esper.config import load_settings
 from esper.experiments.process_pool import prepare_process
 from esper.growth.model import GrowingModel
 from esper.practice.settings import GrowSettings
-from esper.practice.training import ORDER, build_host, cross_entropy, example_losses, measure
+from esper.practice.training import ORDER, SEEDS, build_host, cross_entropy, example_losses, measure
 from esper.random_streams import child_generator, seed_generator
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
@@ -38,8 +38,6 @@ from esper.tasks.practice.registry import DataAccess, get_task
 HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
 """By task."""
 EXAMPLES = 128
-PLANTED = 1
-"""Key of the random stream that candidates begin with."""
 Floats = NDArray[np.float64]
 
 
@@ -66,7 +64,7 @@ class Training:
     def plant(self, slot: str, blueprint: str) -> None:
         """For good, at full alpha: a newborn changes nothing yet."""
         place = self.model.slots[slot]
-        generator = seed_generator(self.settings.seed, PLANTED, list(self.model.slots).index(slot))
+        generator = seed_generator(self.settings.seed, SEEDS, list(self.model.slots).index(slot))
         place.germinate(blueprint, generator, blend=min(self.settings.rules.blends), alpha=1.0)
         place.fossilize()
         self.optimizer.add_param_group({"params": list(place.parameters())})
@@ -115,8 +113,9 @@ def rank(promises: Floats, gains: Floats) -> float:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard error."""
-    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}"
+    """Mean ± standard error, if there are several."""
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{error}"
 
 
 def main(

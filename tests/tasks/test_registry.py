@@ -82,7 +82,14 @@ def test_a_file_is_named_as_a_commands_suite(words: list[str], file: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["report", "FILE:short"], ["train", "--run-dir", "FILE:short"], ["train", "--set", "reward=FILE:short"]]
+    "words",
+    [
+        ["report", "FILE:short"],
+        ["report", "suite", "FILE:short"],
+        ["train", "--run-dir", "FILE:short"],
+        ["train", "--set", "reward=FILE:short"],
+    ],
+    ids=" ".join,
 )
 def test_a_file_that_something_else_is_called_after_is_not_run(words: list[str], file: Path) -> None:
     allow_files([word.replace("FILE", str(file)) for word in words])

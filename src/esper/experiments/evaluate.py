@@ -176,8 +176,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
         TaskError: the suite has no families for that split.
         RunError, CheckpointError: the run is unusable.
     """
-    if count < FEWEST_INSTANCES:
-        raise ConfigError(f"{count} instances give no interval: ask for at least {FEWEST_INSTANCES}")
+    _check_counts(count, 0)
     others = baselines(suite)
     controller, terms = _find_controller(name, suite, others)
     others = [one for one in others if one.name != controller.name]

@@ -30,7 +30,8 @@ def allow_files(words: Sequence[str]) -> None:
     """
     for before, word in pairwise(["", *words]):
         assigned = word.removeprefix("--set=").removeprefix("--")
-        if before not in ("--suite", "suite") and not assigned.startswith("suite="):
+        positional = before == "suite" and words[0] == "bench"
+        if before != "--suite" and not positional and not assigned.startswith("suite="):
             continue
         path, _ = split_name(assigned.removeprefix("suite=").strip("\"' "))
         if path is not None and path not in allowed_files():
