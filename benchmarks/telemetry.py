@@ -171,12 +171,12 @@ def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore
 
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at(0.0)] * size
-    instances = sample_instances(settings, number)
+    instances = sample_instances(settings, number, 0)
     episodes = evaluation_config(settings).measuring(settings.promise).episodes(instances, rewards=rewards)
     recorder = TimedRecorder(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
-    shard = run_task(run_policy(learner.policy, new_advisor(settings), episodes, noise, recorder), hear)
+    shard = run_task(run_policy(learner.policy, new_advisor(settings, suite), episodes, noise, recorder), hear)
     update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
     result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()

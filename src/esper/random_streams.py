@@ -41,6 +41,8 @@ class Stream(IntEnum):
     """Whose actions are played on which instance in an arm of a comparison."""
     SWEPT_INSTANCES = 24
     """The instances of `esper sweep`: what chose a trial must not judge it in `esper compare`, too."""
+    MIXED_SUITES = 25
+    """Which suite a shard plays, and its instances: (seed, iteration, shard, stream)."""
     DATA_ORDER = 0x0DDE5
     """The order in which a network sees its instance's examples: (seed of the instance, stream)."""
 

@@ -124,7 +124,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     settings = tiny("environments=4", "shards=1", "policy.advice=null")
     with FarAway() as far:
         policy = new_policy(settings).to(FAR)
-        running = Episodes(get_suite("short"), sample_instances(settings, 0), settings.rules, device=FAR)
+        running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
         told = EventRecorder(running, Scope(1, 0, True, range(4)))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
@@ -141,7 +141,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
 def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
     policy = new_policy(settings)
-    running = Episodes(get_suite("short"), sample_instances(settings, 0), settings.rules)
+    running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
     result = run_task(collect(task(settings)), lambda _: None)
     rollout = result.rollout
     state = policy.initial_state(running.size)
@@ -187,6 +187,6 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
 
     monkeypatch.setattr(Execution, "run_stacked", full)
     settings = tiny()
-    cohort = split_into_cohorts([Never()], evaluation_config(settings), sample_instances(settings, 0))[0]
+    cohort = split_into_cohorts([Never()], evaluation_config(settings), sample_instances(settings, 0, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
         evaluate_cohort(cohort) if playing else run_task(collect(task(settings)), ignore)

@@ -40,7 +40,7 @@ def test_training_survives_networks_that_blow_up_and_tells_of_each(tmp_path: Pat
     settings = tiny("suite=wild", "iterations=1", "environments=32", "ppo.group=4")
     with started(tmp_path / "run", settings) as trainer:
         trainer.train(ignore)
-    ill = [number for number, one in enumerate(sample_instances(settings, 0)) if one.family == ILL]
+    ill = [number for number, one in enumerate(sample_instances(settings, 0, 0)) if one.family == ILL]
     assert ill, "the test means to have some"
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
         events = reader.events(RolledBack)

@@ -41,7 +41,8 @@ def tensors(rollout: Rollout) -> list[torch.Tensor]:
 def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     """What the environment's network earns if it only waits, with nobody beside it."""
     rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at(0.0)]
-    instance = sample_instances(settings, 0)[environment]
+    shard, row = divmod(environment, settings.environments // settings.shards)
+    instance = sample_instances(settings, 0, shard)[row]
     episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
     return np.stack([episodes.step(wait(1)).reward[0] for _ in range(episodes.suite.steps)])
 

@@ -129,7 +129,7 @@ def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -
 
     def gradient(rollout: Rollout) -> Tensor:
         student.policy.zero_grad()
-        PPOLoss(student.policy, settings).backward(student.make_batch(rollout), torch.zeros(len(Head)))
+        PPOLoss(student.policy, settings).backward([student.make_batch(rollout)], torch.zeros(len(Head)))
         return torch.cat([p.grad.flatten() for p in student.policy.parameters() if p.grad is not None])
 
     alone, beside = gradient(rollout), gradient(with_twins(rollout))

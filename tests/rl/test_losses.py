@@ -28,7 +28,7 @@ from esper.rl.losses import (
     value_loss,
 )
 from esper.rl.ppo import Learner
-from esper.rl.rollout import PPOBatch
+from esper.rl.rollout import PPOBatch, standardise
 from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
 from rl.plain_ppo import plain_ppo
@@ -305,7 +305,7 @@ def moved_since_acting(settings: PPOSettings, *, early: bool = False) -> tuple[L
     with torch.no_grad():
         for parameter in student.policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.03)
-    return student, student.make_batch(ending_early(rollout) if early else rollout).standardise()
+    return student, standardise([student.make_batch(ending_early(rollout) if early else rollout)])[0]
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
@@ -316,7 +316,7 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 
 
 def found(student: Learner, batch: PPOBatch, settings: PPOSettings) -> tuple[MinibatchStats, dict[str, Tensor]]:
-    measured = PPOLoss(student.policy, settings).backward(batch, WEIGHTS)
+    measured = PPOLoss(student.policy, settings).backward([batch], WEIGHTS)
     return measured, gradients(student.policy)
 
 
@@ -432,7 +432,7 @@ def test_only_one_chunks_activations_are_held_at_a_time() -> None:
     def most(chunk: int | None) -> int:
         held = Held()
         with torch.autograd.graph.saved_tensors_hooks(held.pack, lambda box: box.tensor):
-            PPOLoss(student.policy, plain_ppo(chunk=chunk)).backward(batch, WEIGHTS)
+            PPOLoss(student.policy, plain_ppo(chunk=chunk)).backward([batch], WEIGHTS)
         assert held.now == 0
         return held.most
 

@@ -11,6 +11,7 @@ from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.losses import PPOLoss
 from esper.rl.ppo import Learner
+from esper.rl.rollout import standardise
 from rl.noise import rollouts
 from rl.plain_ppo import plain_ppo
 from rl.probes import learner
@@ -36,9 +37,9 @@ def test_probabilities_entropies_and_values_are_float32() -> None:
 
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
-    batch = student.make_batch(*rollouts(student, 1)).standardise()
-    exact = PPOLoss(student.policy, plain_ppo()).backward(batch, WEIGHTS)
-    rounded = PPOLoss(student.policy, HALVED).backward(batch, WEIGHTS)
+    batch = standardise([student.make_batch(*rollouts(student, 1))])[0]
+    exact = PPOLoss(student.policy, plain_ppo()).backward([batch], WEIGHTS)
+    rounded = PPOLoss(student.policy, HALVED).backward([batch], WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2
     for name in ("policy_loss", "value_loss", "entropy"):
         torch.testing.assert_close(getattr(rounded, name), getattr(exact, name), atol=0.02, rtol=0.05, msg=name)
@@ -48,9 +49,9 @@ def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -
     student = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(student, 1)
     objective = PPOLoss(student.policy, HALVED)
-    assert float(objective.deviation(rollout)) < 1e-5
+    assert float(objective.deviation([rollout])) < 1e-5
     off = rollout._replace(chosen_log_prob=rollout.chosen_log_prob - 0.01)
-    assert float(objective.deviation(off)) > 0.01
+    assert float(objective.deviation([off])) > 0.01
 
 
 @pytest.mark.gpu

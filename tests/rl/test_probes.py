@@ -179,7 +179,7 @@ def gradient(head: Head, surrogate: str, steps: int) -> list[Tensor]:
     batch = student.make_batch(collect(student.policy, Pick(head, steps, steps)))
     assert batch.is_open.sum((0, 1)).tolist() == [ENVIRONMENTS * (other is head) for other in Head]
     advantage = torch.randn(ENVIRONMENTS, generator=torch.Generator().manual_seed(1)).expand(steps, -1)
-    PPOLoss(student.policy, settings).backward(batch._replace(advantage=advantage), torch.zeros(len(Head)))
+    PPOLoss(student.policy, settings).backward([batch._replace(advantage=advantage)], torch.zeros(len(Head)))
     return [parameter.grad for parameter in student.policy.heads.output_parameters(head) if parameter.grad is not None]
 
 

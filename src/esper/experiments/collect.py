@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from esper.devices import usable_device
 from esper.experiments.episode_log import EpisodeLog
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.event_recorder import EventRecorder, Scope
+from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import DeviceTask, Shared, enough_memory
 from esper.lifecycle.actions import Head, wait
@@ -29,6 +30,7 @@ from esper.rl.rewards import assign_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
 from esper.telemetry.store import EventRow, as_rows
 
 
@@ -64,22 +66,28 @@ def new_policy(settings: TrainSettings) -> Policy:
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
 
 
-def new_advisor(settings: TrainSettings) -> LookRule | None:
-    """Who advises the policy of a run."""
+def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
+    """Who advises the policy of a run, on that suite."""
     advice = settings.policy.advice
-    return None if advice is None else LookRule(advice.rule, get_suite(settings.suite).steps)
+    return None if advice is None else LookRule(advice.rule, suite.steps)
 
 
 def greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
     """The policy of a run, on the CPU, taking what it likes best."""
-    return LearnedController(policy, greedy=True, promise=settings.promise, advisor=new_advisor(settings))
+    advisor = new_advisor(settings, get_suite(settings.suite))
+    return LearnedController(policy, greedy=True, promise=settings.promise, advisor=advisor)
 
 
-def sample_instances(settings: TrainSettings, iteration: int) -> list[Instance]:
-    """The training instances of an iteration, one per environment: groups of neighbours share theirs."""
-    rng = numpy_generator(settings.seed, iteration, Stream.TRAINING_INSTANCES)
-    group = settings.ppo.group
-    drawn = get_suite(settings.suite).sample(settings.environments // group, "train", rng)
+def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> list[Instance]:
+    """The training instances of a shard, one per environment: groups of neighbours share theirs."""
+    seed, group = settings.seed, settings.ppo.group
+    suite, own = get_suite(settings.suite_of(iteration, shard)), settings.environments // settings.shards // group
+    if settings.mix:
+        drawn = suite.sample(own, "train", numpy_generator(seed, iteration, shard, Stream.TRAINING_INSTANCES))
+    else:
+        # All shards together, so that every one has its part of the families.
+        rng = numpy_generator(seed, iteration, Stream.TRAINING_INSTANCES)
+        drawn = suite.sample(settings.environments // group, "train", rng)[shard * own : (shard + 1) * own]
     return [instance for instance in drawn for _ in range(group)]
 
 
@@ -104,20 +112,23 @@ def collect(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
 
 
 def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
-    settings, steps = task.settings, get_suite(task.settings.suite).steps
+    settings, suite = task.settings, get_suite(task.settings.suite_of(task.iteration, task.shard))
+    steps = suite.steps
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
     policy.to(usable_device(task.device))
     size, group = settings.environments // settings.shards, settings.ppo.group
     environments = range(task.shard * size, (task.shard + 1) * size)
     noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
-    episodes = _episodes(task, environments, settings.promise)
+    episodes = _episodes(task, 1, settings.promise)
     recorder = EventRecorder(episodes, _scope(task, environments.start))
-    result = yield from run_policy(policy, new_advisor(settings), episodes, torch.from_numpy(noise).float(), recorder)
+    playing = run_policy(policy, new_advisor(settings, suite), episodes, torch.from_numpy(noise).float(), recorder)
+    # The run's slots and blueprints are those of its own suite: nobody could read what happens on others.
+    result = (yield from playing) if suite.name == settings.suite else run_task(playing, _ignore)
     if not settings.ppo.twin:
         return result
     # A population of their own: the others' numbers are the same with twins and without, to the last bit.
-    twins = _episodes(task, environments[::group], None)
+    twins = _episodes(task, group, None)
     waited = [twins.step(wait(twins.size)) for _ in range(steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
     rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
@@ -132,20 +143,19 @@ def _scope(task: ShardTask, first: int) -> Scope:
     return Scope(number, first, steps, watched)
 
 
-def _episodes(task: ShardTask, environments: Sequence[int], promise: PromiseSettings | None) -> Episodes:
-    """New episodes of the environments of these numbers, with promises measured in that way, or not at all."""
+def _ignore(_: EventRows) -> None:
+    pass
+
+
+def _episodes(task: ShardTask, every: int, promise: PromiseSettings | None) -> Episodes:
+    """New episodes of each ``every``-th environment, with promises measured in that way, or not at all."""
     settings = task.settings
-    everyone = sample_instances(settings, task.iteration)
+    instances = sample_instances(settings, task.iteration, task.shard)
     paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
-    rewards = assign_rewards(paid, settings.environments, settings.ppo.group)
-    return (
-        evaluation_config(settings, task.device)
-        .measuring(promise)
-        .episodes(
-            [everyone[environment] for environment in environments],
-            rewards=[rewards[environment] for environment in environments],
-        )
-    )
+    first = task.shard * len(instances)
+    rewards = assign_rewards(paid, settings.environments, settings.ppo.group)[first : first + len(instances)]
+    terms = replace(evaluation_config(settings, task.device), suite=settings.suite_of(task.iteration, task.shard))
+    return terms.measuring(promise).episodes(instances[::every], rewards=rewards[::every])
 
 
 def run_policy(

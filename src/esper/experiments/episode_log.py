@@ -78,6 +78,7 @@ class EpisodeLog:
     """Actions, stage changes, rollbacks, seeds' gradients and objectives of E episodes, filled step by step."""
 
     def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
+        self.suite = suite.name
         self._blueprints = suite.blueprints
         self.instances = list(instances)
         self.changes: list[StageChange] = []

@@ -39,7 +39,7 @@ class Iteration:
     added: float
     """Mean of the committed parameters over the host's."""
     kept: dict[str, float]
-    """Share of the episodes that ended with a committed seed, per slot's site."""
+    """Share of the own suite's episodes that ended with a committed seed, per slot's site; empty without any."""
     operations: dict[str, float]
     """Share of decisions per operation."""
     probe_score: float | None
@@ -66,7 +66,9 @@ def summarise_iteration(
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.operation_shares() for log in logs]
-    kept = np.concatenate([log.kept for log in logs]).mean(0)
+    sites = get_suite(settings.suite).sites
+    own = [log.kept for log in logs if log.suite == settings.suite]
+    kept: list[float] = np.concatenate(own).mean(0).tolist() if own else []
     return Iteration(
         number,
         settings.iterations,
@@ -74,7 +76,7 @@ def summarise_iteration(
         {family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))},
         float(np.mean([log.accuracies[-1].mean() for log in logs])),
         float(np.concatenate([log.added for log in logs]).mean()),
-        dict(zip(get_suite(settings.suite).sites, kept.tolist(), strict=True)),
+        dict(zip(sites, kept, strict=bool(own))),
         {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score,
         updates[-1],

@@ -11,11 +11,12 @@ from esper.control.policy import PolicySettings
 from esper.control.promises import PromiseSettings
 from esper.devices import CPU, DeviceName
 from esper.lifecycle.rules import Rules
+from esper.random_streams import Stream, numpy_generator
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
-from esper.tasks.registry import get_suite
+from esper.tasks.registry import FIRST_UNSEEN, GENERATED, get_suite
 from esper.training.population import Strategy
 
 
@@ -47,6 +48,10 @@ class TrainSettings(Settings):
 
     suite: str = "tokens"
     """The distribution of learning problems."""
+    mix: tuple[str, ...] = ()
+    """Further suites to learn on: then each shard plays in each iteration one that is drawn from `suite` and these.
+    `generated` stands for a new one of the generated suites every time. What is played on them is not told as events;
+    probes, evaluations and reports are of `suite`."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """All randomness of the run follows from it."""
     iterations: int = Field(default=20, ge=1)
@@ -91,6 +96,19 @@ class TrainSettings(Settings):
     @classmethod
     def _suite_exists(cls, name: str) -> str:
         return get_suite(name).name
+
+    @field_validator("mix")
+    @classmethod
+    def _mixed_suites_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name if name == GENERATED else get_suite(name).name for name in names)
+
+    def suite_of(self, iteration: int, shard: int) -> str:
+        """Name of the suite that a shard plays in the iteration of that number, from 0."""
+        if not self.mix:
+            return self.suite
+        rng = numpy_generator(self.seed, iteration, shard, Stream.MIXED_SUITES)
+        name = (self.suite, *self.mix)[int(rng.integers(len(self.mix) + 1))]
+        return f"{GENERATED}:{rng.integers(FIRST_UNSEEN)}" if name == GENERATED else name
 
     @property
     def promise(self) -> PromiseSettings | None:

@@ -36,7 +36,7 @@ from esper.experiments.workers import Workers, require_devices
 from esper.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import Learner
-from esper.rl.rollout import concatenate
+from esper.rl.rollout import concatenate_alike
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
 from esper.telemetry.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
@@ -162,8 +162,8 @@ class Trainer:
         tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
         with interrupts.at_once():
             shards = self._workers.gather(collect, tasks, self.store.append)
-        rollout = concatenate([shard.rollout for shard in shards]).to(self._device)
-        update = self.learner.update(rollout, self.done / settings.iterations)
+        rollout, *others = (one.to(self._device) for one in concatenate_alike([shard.rollout for shard in shards]))
+        update = self.learner.update(rollout, self.done / settings.iterations, *others)
         self._updates = extend_history(self._updates, update)
         self.done += 1
         due = self.done % settings.probe_every == 0 or self.done == settings.iterations

@@ -148,7 +148,7 @@ class Episodes:
             "stacked" if strategy == "auto" else strategy,
             networks_per_pass,
             device=device,
-            budget=conduct.budget,
+            budget=conduct.budget.within(suite.parameter_cap),
         )
         self.population = Population(plan, networks)
         self.governor = PopulationGovernor(self.population, conduct.governor, suite.classes)

@@ -6,7 +6,7 @@ which may be more than those given: so the results of a minibatch's parts add up
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -137,6 +137,12 @@ class _Counts(NamedTuple):
     """Steps in which each head had a choice, ``[8]``."""
 
 
+def _add_up(parts: Sequence[MinibatchStats]) -> MinibatchStats:
+    """Metrics of parts that are shares of the whole."""
+    columns = merge_arrays(torch.stack, parts)
+    return map_arrays(lambda column: column.sum(0), columns)._replace(deviation=columns.deviation.amax())
+
+
 class PPOLoss:
     """Differentiates the loss of one policy by the settings."""
 
@@ -146,12 +152,20 @@ class PPOLoss:
         # Only this function is compiled: the policy itself keeps its parameters' names and acts as before.
         self._evaluate = torch.compile(policy.evaluate) if settings.compile else policy.evaluate
 
-    def backward(self, batch: PPOBatch, entropy_weights: Tensor) -> MinibatchStats:
+    def backward(self, batches: Sequence[PPOBatch], entropy_weights: Tensor) -> MinibatchStats:
         """Add the gradient of the minibatch's loss to the parameters', freeing each chunk's graph before the next one.
 
+        The minibatch is the ``batches`` together, of different shapes; each loss counts by its steps.
         ``entropy_weights`` are ``[8]``, on the policy's device.
         Chunks hand on their memory but no gradient: truncated backpropagation through time (Williams and Peng, 1990).
         """
+        steps = torch.stack([batch.rollout.running.sum() for batch in batches])
+        shares = (steps / steps.sum()).unbind()
+        parts = [self._backward(*one, entropy_weights) for one in zip(batches, shares, strict=True)]
+        return _add_up(parts)
+
+    def _backward(self, batch: PPOBatch, share: Tensor, entropy_weights: Tensor) -> MinibatchStats:
+        """Of one batch, whose loss and metrics count by its ``share``, 0-d."""
         rollout = batch.rollout
         counts = _Counts(rollout.running.sum(), batch.is_open.sum((0, 1)))
         state, parts = rollout.state, list[MinibatchStats]()
@@ -161,17 +175,20 @@ class PPOLoss:
                 now = self._evaluate(seen, legal, rollout.actions[chunk], state)
             state = now.state.detach()
             loss, stats = self._loss(now, batch, chunk, counts, entropy_weights)
-            loss.backward()
+            (loss * share).backward()
             parts.append(stats)
-        # The parts' means have the whole minibatch's counts: they add up.
-        columns = merge_arrays(torch.stack, parts)
-        return map_arrays(lambda column: column.sum(0), columns)._replace(deviation=columns.deviation.amax())
+        # The parts' means have the whole batch's counts: they add up.
+        total = _add_up(parts)
+        return map_arrays(lambda column: column * share, total)._replace(deviation=total.deviation)
 
     @torch.no_grad()
-    def deviation(self, rollout: Rollout) -> Tensor:
+    def deviation(self, rollouts: Sequence[Rollout]) -> Tensor:
         """Largest |ratio - 1|, 0-d, in float32 throughout: what acting and learning do not agree upon."""
-        now = self._policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
-        return (now.log_prob - rollout.log_prob)[rollout.running].expm1().abs().amax()
+        found: list[Tensor] = []
+        for one in rollouts:
+            now = self._policy.evaluate(one.observations, one.masks, one.actions, one.state)
+            found.append((now.log_prob - one.log_prob)[one.running].expm1().abs().amax())
+        return torch.stack(found).amax()
 
     def _chunks(self, rollout: Rollout) -> Iterator[slice]:
         """Consecutive stretches of time, up to the end of the longest episode."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +24,7 @@ from esper.rl.advantages import (
 )
 from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.losses import MinibatchStats, PPOLoss
-from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, select_environments, select_steps
+from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, of_running, select_environments, select_steps, standardise
 from esper.rl.settings import PPOSettings
 from esper.state_files import take_prefix
 
@@ -58,28 +58,31 @@ class Learner:
         self._loss = PPOLoss(policy, settings)
         self._optimizer = PolicyOptimizer(policy, settings)
 
-    def update(self, rollout: Rollout, progress: float) -> UpdateMetrics:
+    def update(self, rollout: Rollout, progress: float, *others: Rollout) -> UpdateMetrics:
         """Learn from one rollout at ``progress`` (0 at the start of training, 1 at its end).
 
-        The policy's statistics stand still until all steps are done and then take in the rollout once. If a loss or
+        ``others`` are rollouts of another shape, from other suites, of which every minibatch has its share.
+
+        The policy's statistics stand still until all steps are done and then take in the rollouts once. If a loss or
         gradient is not finite, that step and the rest are left out and the statistics stay as they are.
         Raises ConfigError if the number of environments does not suit the settings.
         """
         settings, stats = self.settings, UpdateStats()
-        self._check(rollout.environments)
-        batch = self.make_batch(rollout)
-        scaled = batch.standardise() if settings.normalise_advantages else batch
+        rollouts = (rollout, *others)
+        self._check([one.environments for one in rollouts])
+        batches = [self.make_batch(one) for one in rollouts]
+        scaled = standardise(batches) if settings.normalise_advantages else batches
         learning_rate = settings.learning_rate_at(progress)
         entropy_weights = torch.tensor(settings.entropy_weights(progress), device=self.policy.device)
 
-        # Several epochs over the same rollout, each in minibatches of whole episodes: the LSTM needs them whole.
-        for environments in self._minibatches(rollout.environments):
-            minibatch = select_environments(scaled, environments)
+        # Several epochs over the same rollouts, each in minibatches of whole episodes: the LSTM needs them whole.
+        for environments in self._minibatches([one.environments for one in rollouts]):
+            minibatch = [select_environments(*one) for one in zip(scaled, environments, strict=True) if len(one[1])]
             self._optimizer.clear()
             measured = self._loss.backward(minibatch, entropy_weights)
             if settings.bf16 and not stats.minibatches:
                 # Rounding to bfloat16 would pass for a policy that learns otherwise than it acted, and hide one.
-                measured = measured._replace(deviation=self._loss.deviation(minibatch.rollout))
+                measured = measured._replace(deviation=self._loss.deviation([one.rollout for one in minibatch]))
             stats.minibatches.append(measured)
 
             # The rollout is of no more use once the policy has moved away from the one that acted. This is known
@@ -99,10 +102,11 @@ class Learner:
 
         # Statistics that moved between acting and learning would make the first ratio differ from 1: only now.
         if stats.finite:
-            running = rollout.running
-            self.policy.recalibrate(select_steps(rollout.observations, running), batch.target[running])
+            for batch in batches:
+                running = batch.rollout.running
+                self.policy.recalibrate(select_steps(batch.rollout.observations, running), batch.target[running])
         self.updates += 1
-        return stats.metrics(batch, self._optimizer.module_names, settings, progress)
+        return stats.metrics(batches, self._optimizer.module_names, settings, progress)
 
     def make_batch(self, rollout: Rollout) -> PPOBatch:
         """The rollout with its advantages and its returns.
@@ -124,24 +128,25 @@ class Learner:
         is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
-    def _minibatches(self, environments: int) -> Iterator[Tensor]:
-        """Indices of environments, in a new order each epoch: a function of the seed and the update's number."""
+    def _minibatches(self, environments: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
+        """Indices of each rollout's environments, in a new order each epoch, by the seed and the update's number."""
         generator = torch_generator(self.seed, self.updates)
         for _ in range(self.settings.epochs):
-            order = torch.randperm(environments, generator=generator).to(self.policy.device)
-            yield from order.tensor_split(self.settings.minibatches)
+            orders = [torch.randperm(count, generator=generator).to(self.policy.device) for count in environments]
+            yield from zip(*(order.tensor_split(self.settings.minibatches) for order in orders), strict=True)
 
-    def _check(self, environments: int) -> None:
+    def _check(self, environments: Sequence[int]) -> None:
         minibatches, group = self.settings.minibatches, self.settings.group
-        if environments < minibatches:
+        if max(environments) < minibatches:
             raise ConfigError(
-                f"{environments} environments cannot be split into {minibatches} minibatches: "
+                f"{max(environments)} environments cannot be split into {minibatches} minibatches: "
                 "lower minibatches or raise the number of environments"
             )
-        if environments % group:
-            raise ConfigError(
-                f"{environments} environments cannot be split into groups of {group}: make one a multiple of the other"
-            )
+        for count in environments:
+            if count % group:
+                raise ConfigError(
+                    f"{count} environments cannot be split into groups of {group}: make one a multiple of the other"
+                )
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies of all that `load_state_tensors` needs to continue exactly: weights, statistics, moments, counters."""
@@ -181,15 +186,16 @@ class UpdateStats:
     finite: bool = True
 
     def metrics(
-        self, batch: PPOBatch, modules: tuple[str, ...], settings: PPOSettings, progress: float
+        self, batches: Sequence[PPOBatch], modules: tuple[str, ...], settings: PPOSettings, progress: float
     ) -> UpdateMetrics:
-        """In numbers. ``batch`` is the whole rollout's; ``modules`` names the gradient norms but for the total."""
+        """In numbers. ``batches`` are the whole rollouts'; ``modules`` names the gradient norms but for the total."""
         seen = merge_arrays(torch.stack, self.minibatches)
         norms = torch.stack(self.gradient_norms).mean(0) if self.gradient_norms else torch.zeros(len(modules) + 1)
-        running = batch.rollout.running
-        value, target = batch.rollout.value[running], batch.target[running]
+        value, target = of_running(batches, lambda one: one.rollout.value), of_running(batches, lambda one: one.target)
         explained = 1 - (target - value).var() / (target.var() + SMALLEST)
-        returns = target + discounted_returns(batch.rollout.control_variate, settings.gamma)[running]
+        returns = target + of_running(
+            batches, lambda one: discounted_returns(one.rollout.control_variate, settings.gamma)
+        )
         return UpdateMetrics(
             policy_loss=seen.policy_loss.mean().item(),
             value_loss=seen.value_loss.mean().item(),
@@ -201,7 +207,7 @@ class UpdateStats:
             explained_variance=explained.clamp(min=-1).item(),
             return_mean=returns.mean().item(),
             return_deviation=returns.std().item(),
-            advantage_deviation=batch.advantage[running].std().item(),
+            advantage_deviation=of_running(batches, lambda one: one.advantage).std().item(),
             learning_rate=settings.learning_rate_at(progress),
             optimizer_steps=self.optimizer_steps,
             stopped_early=self.stopped_early,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -80,10 +80,17 @@ class PPOBatch(NamedTuple):
     is_open: Tensor
     """bool ``[T, E, 8]``: the step is part of the episode and the head had a choice."""
 
-    def standardise(self) -> PPOBatch:
-        """With advantages of mean 0 and deviation 1."""
-        counted = self.advantage[self.rollout.running]
-        return self._replace(advantage=(self.advantage - counted.mean()) / (counted.std() + SMALLEST))
+
+def of_running(batches: Sequence[PPOBatch], of: Callable[[PPOBatch], Tensor]) -> Tensor:
+    """Figures ``[T, E]`` of each batch at the steps that belong to its episodes, all in one row."""
+    return torch.cat([of(batch)[batch.rollout.running] for batch in batches])
+
+
+def standardise(batches: Sequence[PPOBatch]) -> list[PPOBatch]:
+    """With advantages of mean 0 and deviation 1, over all of them together."""
+    counted = of_running(batches, lambda batch: batch.advantage)
+    mean, deviation = counted.mean(), counted.std() + SMALLEST
+    return [batch._replace(advantage=(batch.advantage - mean) / deviation) for batch in batches]
 
 
 Episodes = TypeVar("Episodes", Rollout, PPOBatch)
@@ -103,6 +110,15 @@ def select_environments(episodes: Episodes, index: Tensor) -> Episodes:
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     """Rollouts of equal length as one, environments in order."""
     return merge_arrays(lambda parts: torch.cat(parts, 0 if parts[0].dim() == 1 else 1), rollouts)
+
+
+def concatenate_alike(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those of equal length, slots and blueprints as one, in the order in which the first of each came."""
+    groups: dict[tuple[int, ...], list[Rollout]] = {}
+    for rollout in rollouts:
+        steps, _, slots, blueprints, _ = rollout.observations.blueprints.shape
+        groups.setdefault((steps, slots, blueprints), []).append(rollout)
+    return [concatenate(group) for group in groups.values()]
 
 
 class _StoredStep(NamedTuple):

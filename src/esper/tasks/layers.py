@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from esper.stacking import Stackable, linear
 
 
-def _initialise(layer: nn.Linear | nn.Conv1d, generator: torch.Generator) -> None:
-    """Give storage to a layer built without: built with storage, it would draw from the global state."""
+def initialise(layer: nn.Linear | nn.Conv1d | nn.Conv2d, generator: torch.Generator) -> None:
+    """Give storage to a layer built on the device "meta": built with storage, it would draw from the global state."""
     shape = layer.weight.shape
     bound = math.sqrt(6 / shape[1:].numel())
     layer.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
@@ -27,7 +27,7 @@ class Linear(nn.Linear, Stackable):
 
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
         super().__init__(inputs, outputs, device="meta")
-        _initialise(self, generator)
+        initialise(self, generator)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         return linear(self.weight, input.mT, self.bias).mT
@@ -55,7 +55,7 @@ class Conv1d(nn.Conv1d, Stackable):
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, padding=kernel // 2, device="meta")
-        _initialise(self, generator)
+        initialise(self, generator)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         (kernel,), (stride,) = self.kernel_size, self.stride

@@ -15,6 +15,8 @@ from esper.errors import TaskError, did_you_mean
 from esper.tasks.suite import Suite
 from esper.tasks.suite_files import FILES, allowed_files, split_name
 
+_LONGEST_NUMBER = 9
+"""Digits of a number that draws a suite."""
 Value = TypeVar("Value")
 _Kind = TypeVar("_Kind", bound=Suite)
 
@@ -35,6 +37,11 @@ _suites: dict[str, str | type[Suite]] = {
     "mnist1d_conv": "esper.tasks.dataset_suites:Mnist1dConvSuite",
 }
 
+
+GENERATED = "generated"
+"""Suites that a number draws, as in ``generated:7``."""
+FIRST_UNSEEN = 10**6
+"""Number of the first generated suite that no training draws."""
 
 _registered_by: dict[str, set[str]] = {}
 """Names of suites by the file that registered them."""
@@ -64,7 +71,7 @@ def suite_names() -> tuple[str, ...]:
 
 
 def get_suite(name: str) -> Suite:
-    """The suite of that name, or ``FILE.py:NAME`` of a file that may be run.
+    """The suite of that name, such as ``tokens`` or ``generated:7``, or ``FILE.py:NAME`` of a file that may be run.
 
     Raises:
         TaskError: there is none, with near names; it cannot be made; or the file may not be run, or fails.
@@ -72,6 +79,9 @@ def get_suite(name: str) -> Suite:
     file, own = split_name(name)
     if file is not None:
         _require_allowed(name, file)
+    series, _, number = own.partition(":")
+    if file is None and series == GENERATED:
+        return _generate(number)
     _run_files()
     known = tuple(_suites) if file is None else tuple(_registered_by[file])
     if own not in known:
@@ -102,6 +112,13 @@ def _make(kind: str | type[Suite]) -> Suite:
     if lacking:
         raise TaskError(f"suite {found.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains")
     return suite
+
+
+@cache
+def _generate(number: str) -> Suite:
+    if not number.isascii() or not number.isdigit() or len(number) > _LONGEST_NUMBER:
+        raise TaskError(f"suite {GENERATED!r} is many: a whole number from 0 says which, as in {GENERATED}:7")
+    return resolve_name("esper.tasks.generated.suite:GeneratedSuite")(int(number))
 
 
 def _run_files() -> None:

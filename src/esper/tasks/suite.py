@@ -88,6 +88,8 @@ class Suite(ABC):
     transfer_families: tuple[str, ...]
     source: Source = COMPUTED
     """Where the data come from."""
+    parameter_cap: int | None = None
+    """The most parameters that growth may add to a host, where `EpisodeConfig.budget` allows more; None: no cap."""
 
     @abstractmethod
     def variants(self, family: str) -> tuple[str, ...]:

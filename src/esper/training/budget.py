@@ -36,6 +36,12 @@ class Budget(Settings):
     memory: int | None = Field(default=None, ge=0)
     """Bytes that parameters, their gradients and their optimizer state take."""
 
+    def within(self, parameters: int | None) -> Budget:
+        """These caps with so many parameters at most."""
+        if parameters is None or (self.parameters is not None and self.parameters <= parameters):
+            return self
+        return self.model_copy(update={"parameters": parameters})
+
 
 @dataclass(frozen=True)
 class Cost:

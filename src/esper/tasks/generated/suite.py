@@ -1,0 +1,174 @@
+"""Suites drawn at random: each number is a suite with a host, a menu, a horizon, an optimizer and prices of its own.
+
+A controller that learns on them meets hardly anything twice. What is drawn, and from where, stands in `GeneratedSuite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from esper.errors import TaskError
+from esper.random_streams import child_generator
+from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
+from esper.tasks.generated.hosts import ACTIVATIONS, Build, Chain, build
+from esper.tasks.generated.problems import PROBLEMS, Draw, Shape
+from esper.tasks.instance import Instance
+from esper.tasks.registry import GENERATED
+from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
+
+_SERVING: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
+    "tokens": (
+        *("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
+        *("lora", "attention", "token_conv", "token_mix"),
+    ),
+    "signals": ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate"),
+    "images": ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate"),
+    "language": ("norm", "lowrank", "mlp", "mlp_wide", "lora", "attention", "input_skip"),
+}
+"""Blueprints that serve the sites of each kind of host."""
+_VARIANTS = ("clean", "noisy", "drifting")
+_FREE = 0.15
+"""Share of the instances on which growth costs nothing."""
+_CAPPED = 0.25
+"""Share of the suites in which only so much may grow."""
+_FIXED, _FRESH, _RECIPE = range(3)
+"""Keys of random streams."""
+
+
+class GeneratedSuite(Suite):
+    """The suite of a number, from 0. Its families are the problems of one kind of host, which share that host."""
+
+    validation_size = 128
+    test_size = 384
+    transfer_families = ()
+
+    def __init__(self, number: int) -> None:
+        rng = child_generator(number, _RECIPE)
+        self.name = f"{GENERATED}:{number}"
+        self.kind = str(rng.choice(list(PROBLEMS)))
+        self.families = tuple(PROBLEMS[self.kind])
+        serving = _SERVING[self.kind]
+        size = int(rng.integers(3, len(serving) + 1))
+        self.blueprints = tuple(str(name) for name in rng.choice(serving, size, replace=False))
+        self.steps = int(rng.integers(12, 61))
+        self.batches_per_step = int(rng.integers(4, 11))
+        self.batch_size = int(rng.choice([16, 32, 48]))
+        self._shape = _draw_shape(self.kind, rng)
+        self.classes = self._shape.classes
+        self.input_shape = _input_shape(self.kind, self._shape)
+        self._build = _draw_build(self.kind, self._shape, rng)
+        self.sites = tuple(f"block{index}" for index in range(len(self._build.widths)))
+        adaptive = bool(rng.random() < 0.6)
+        self.optimizer = OptimizerSettings(
+            name="adamw" if adaptive else "sgd",
+            weight_decay=float(rng.choice([0.0, 0.01])),
+            clip_norm=1.0 if rng.random() < 0.3 else None,
+        )
+        if rng.random() < _CAPPED:
+            self.parameter_cap = int(rng.uniform(0.2, 2.0) * sum(one.numel() for one in self.template().parameters()))
+        self._learning_rates = (0.002, 0.02) if adaptive else (0.01, 0.1)
+        self._train_sizes = tuple(rng.choice([96, 192, 384, 768, 1536], 2, replace=False).tolist())
+
+    def variants(self, family: str) -> tuple[str, ...]:
+        """The data stay as they are, have wrong labels, or become those of another draw."""
+        self._require_family(family)
+        return _VARIANTS
+
+    def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
+        self._require_family(family)
+        third = self.steps // 3
+        return Instance(
+            suite=self.name,
+            family=family,
+            variant=variant,
+            seed=seed,
+            widths=self._build.widths,
+            learning_rate=log_uniform(*self._learning_rates, rng),
+            train_size=int(rng.choice(self._train_sizes)),
+            rent=0.0 if rng.random() < _FREE else log_uniform(0.01, 0.2, rng),
+            label_noise=rng.uniform(0.1, 0.4) if variant == "noisy" else 0.0,
+            drift_step=int(rng.integers(third, 2 * third)) if variant == "drifting" else None,
+        )
+
+    def template(self) -> Chain:
+        return build(self._build, torch.Generator().manual_seed(0))
+
+    def host(self, instance: Instance) -> Chain:
+        self.check(instance)
+        return build(self._build, torch.Generator().manual_seed(instance.seed))
+
+    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
+        """Inputs ``[N, *input_shape]``, standardised by the training part of the same phase, and labels."""
+        self.check(instance)
+        if phase not in ((0,) if instance.drift_step is None else (0, 1)):
+            raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
+        training = _examples(self, instance, "train", phase)
+        examples = training if part == "train" else _examples(self, instance, part, phase)
+        return standardise(*examples, Scale.of(training.inputs))
+
+    def count(self, instance: Instance, part: Part) -> int:
+        """Examples of a part."""
+        sizes = {"train": instance.train_size, "validation": self.validation_size, "test": self.test_size}
+        return sizes[part]
+
+    @property
+    def shape(self) -> Shape:
+        """How large inputs are."""
+        return self._shape
+
+    def _require_family(self, family: str) -> None:
+        if family not in self.families:
+            raise TaskError(f"suite {self.name!r} has no family {family!r}: choose from {', '.join(self.families)}")
+
+
+@lru_cache(maxsize=256)
+def _examples(suite: GeneratedSuite, instance: Instance, part: Part, phase: int) -> LabelledArrays:
+    """Kept because every part is standardised by the first; callers must not write to it."""
+    fixed = child_generator(instance.seed, phase, _FIXED)
+    fresh = child_generator(instance.seed, phase, _FRESH, PARTS.index(part))
+    draw = Draw(suite.count(instance, part), PARTS.index(part), fixed, fresh)
+    inputs, labels = PROBLEMS[suite.kind][instance.family](suite.shape, draw)
+    if part == "train" and instance.label_noise:
+        labels = add_label_noise(labels, instance.label_noise, suite.classes, fresh)
+    return LabelledArrays(inputs, labels)
+
+
+def _draw_shape(kind: str, rng: np.random.Generator) -> Shape:
+    classes = int(rng.integers(2, 9))
+    match kind:
+        case "mlp":
+            return Shape(classes, 1, int(rng.integers(6, 25)))
+        case "tokens":
+            return Shape(classes, int(rng.integers(6, 13)), int(rng.integers(4, 9)))
+        case "signals":
+            return Shape(classes, 40, 1)
+        case "images":
+            return Shape(classes, 8, 1)
+        case _:
+            symbols = int(rng.integers(4, 9))
+            return Shape(symbols, int(rng.integers(6, 13)), symbols)
+
+
+def _input_shape(kind: str, shape: Shape) -> tuple[int, ...]:
+    match kind:
+        case "mlp":
+            return (shape.channels,)
+        case "signals":
+            return (1, shape.positions)
+        case "images":
+            return (1, shape.positions, shape.positions)
+        case _:
+            return (shape.positions, shape.channels)
+
+
+def _draw_build(kind: str, shape: Shape, rng: np.random.Generator) -> Build:
+    deepest = {"mlp": 8, "tokens": 8, "signals": 5, "images": 4, "language": 3}[kind]
+    depth = int(rng.integers(2, deepest + 1))
+    widths = np.full(depth, rng.integers(6, 13)) if kind == "language" else rng.integers(3, 11, size=depth)
+    activation = str(rng.choice(list(ACTIVATIONS), p=[0.5, 0.2, 0.2, 0.1]))
+    return Build(kind, shape, tuple(widths.tolist()), activation, int(rng.choice([3, 5])))
