@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from rich.console import Console
 
 from esper.commands.options import hold_run
@@ -30,6 +31,7 @@ def command(
     config: Path | None = None,
     run_dir: Path | None = None,
     seed: int | None = None,
+    start: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     resume: Path | None = None,
     overrides: Overrides = (),
     computing: Computing = LOCAL,
@@ -41,16 +43,18 @@ def command(
         config: YAML file with settings; the defaults where it says nothing.
         run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.
         seed: Short for --set seed=N.
+        start: Short for --set start_from=NAME: learn on from the policy that comes with Esper (esper) or of a run.
         resume: Directory of a run to go on with, from its newest checkpoint and with its own settings.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
     if resume is None:
-        seeded = overrides if seed is None else (*overrides, f"seed={seed}")
-        settings = load_settings(TrainSettings, config, seeded)
+        short = {"seed": seed, "start_from": start}
+        given = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
+        settings = load_settings(TrainSettings, config, given)
         say_differences(console, "settings", compare_settings(settings, TrainSettings()))
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
-    elif config or run_dir or seed is not None or overrides:
+    elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
         settings = load_settings(TrainSettings, RunDirectory.open_own(resume).config)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
+from esper.checkpoints import Checkpoints
 from esper.control.advice import ADVICE_NAMES, advise
 from esper.control.controller import Actions, UniformStreams
 from esper.control.observation import Observation, ObservationSpec, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule
+from esper.control.rules.look import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.settings import Settings
 from esper.state import from_plain
 from esper.state_files import take_prefix
+from esper.telemetry.run_directory import RunDirectory
+
+POLICY = "policy"
+"""What results call the policy of a run."""
 
 
 class LearnedState(NamedTuple):
@@ -35,13 +40,11 @@ class LearnedController:
     """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions.
 
     ``promise`` says how what blueprints promise was measured where the policy learned; None: it never saw any.
-    A policy that is advised needs the ``advisor``, whose own `promise` counts then.
+    A policy that is advised needs the ``advisor``, whose own `promise` counts then. ``name`` is what results call it.
 
     Raises:
         ConfigError: the policy's settings want an advisor and there is none, or the other way round.
     """
-
-    name = "policy"
 
     def __init__(
         self,
@@ -50,9 +53,11 @@ class LearnedController:
         greedy: bool,
         promise: PromiseSettings | None = None,
         advisor: LookRule | None = None,
+        name: str = POLICY,
     ) -> None:
         if (advisor is None) != (policy.settings.advice is None):
             raise ConfigError("a policy has an advisor if, and only if, its settings have advice")
+        self.name = name
         self.policy = policy
         self.greedy = greedy
         self.promise = promise if advisor is None else advisor.promise
@@ -99,6 +104,8 @@ class PolicyOrigin(Settings):
 
     suite: str
     """The distribution of learning problems on which it was trained."""
+    mix: tuple[str, ...] = ()
+    """Further ones, as in the settings of training."""
     rules: Rules = Rules()
     """What may happen to seeds there."""
     policy: PolicySettings = PolicySettings()
@@ -110,6 +117,20 @@ class PolicyOrigin(Settings):
     def promise(self) -> PromiseSettings | None:
         """How what is promised was measured for it."""
         return self.policy.promise_seen(self.conduct.promise)
+
+
+def restore_controller(
+    run: RunDirectory, origin: PolicyOrigin, advisor_of: Callable[[LookSettings], LookRule], name: str = POLICY
+) -> LearnedController:
+    """The newest policy of a run, greedy; ``advisor_of`` makes the rule that advises it, where one does.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint, or it is of a policy with other settings.
+    """
+    policy = restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise)
+    advice = origin.policy.advice
+    advisor = None if advice is None else advisor_of(advice.rule)
+    return LearnedController(policy, greedy=True, promise=origin.promise, advisor=advisor, name=name)
 
 
 def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None) -> Policy:

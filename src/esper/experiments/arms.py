@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from esper.control.controller import Controller
+from esper.control.learned import POLICY
 from esper.control.rules.simple import SHUFFLED, shuffle_actions
 from esper.experiments.baselines import baseline_settings, baselines
-from esper.experiments.comparison import POLICY
 from esper.experiments.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluate import load_policy

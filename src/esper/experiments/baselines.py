@@ -9,10 +9,12 @@ from pathlib import Path
 
 from esper.config import load_settings
 from esper.control.controller import Controller
+from esper.control.learned import LearnedController, PolicyOrigin, restore_controller
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
+from esper.control.shipped import ESPER, open_policy
 from esper.settings import Settings
 from esper.tasks.suite import Suite
 
@@ -54,7 +56,7 @@ def baseline_settings(suite: Suite) -> BaselineSettings:
 
 
 def baselines(suite: Suite) -> list[Controller]:
-    """All of them: none, random, all_at_start, schedule, periodic, heuristic, look."""
+    """All of them: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
     settings = baseline_settings(suite)
     return [
         Never(),
@@ -64,7 +66,15 @@ def baselines(suite: Suite) -> list[Controller]:
         Periodic(settings.periodic, suite.steps),
         Heuristic(settings.heuristic, suite.steps),
         LookRule(settings.look, suite.steps),
+        load_shipped(suite),
     ]
+
+
+def load_shipped(suite: Suite) -> LearnedController:
+    """The policy that comes with Esper, for a suite that it need not have seen."""
+    run = open_policy(ESPER)
+    origin = load_settings(PolicyOrigin, run.config)
+    return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), ESPER)
 
 
 def _at_once(places: Places) -> list[Planting]:

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from esper.arrays import Floats
+from esper.checkpoints import Checkpoints
+from esper.config import load_settings
 from esper.control.advice import advise
-from esper.control.learned import LearnedController, policy_spec
+from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, restore_policy
 from esper.control.observation import mask_tensors
 from esper.control.policy import Policy
 from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule
+from esper.control.shipped import open_policy
 from esper.devices import usable_device
+from esper.errors import ConfigError
 from esper.experiments.episode_log import EpisodeLog
 from esper.experiments.evaluation import evaluation_config
 from esper.experiments.event_recorder import EventRecorder, Scope
@@ -28,6 +32,7 @@ from esper.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards import assign_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.settings import compare_settings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -64,6 +69,24 @@ def new_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
     spec = policy_spec(settings.policy, settings.promise)
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
+
+
+def load_start(settings: TrainSettings, name: str) -> dict[str, Tensor]:
+    """The weights and statistics of the policy with which a run starts that goes on from another.
+
+    Raises:
+        ConfigError: there is none, or its settings are others.
+        CheckpointError, RunError: it cannot be read.
+    """
+    run = open_policy(name)
+    origin = load_settings(PolicyOrigin, run.config)
+    differ = [one.key for one in compare_settings(settings.policy, origin.policy)]
+    if differ or settings.promise != origin.promise:
+        raise ConfigError(
+            f"start_from: the policy of {name} has other settings ({', '.join(differ) or 'conduct.promise'}): set "
+            f"policy and conduct.promise as in {run.config}"
+        )
+    return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
 
 
 def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:

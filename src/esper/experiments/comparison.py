@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.arrays import Floats
-from esper.control.learned import LearnedController
+from esper.control.learned import POLICY
 from esper.experiments.analysis import (
     Claim,
     Contrast,
@@ -21,8 +21,6 @@ from esper.experiments.analysis import (
 )
 from esper.experiments.results import SPLITS, Arm, Result, select_split
 from esper.tasks.suite import Split
-
-POLICY = LearnedController.name
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper.config import dump_settings, load_settings
+from esper.control.learned import POLICY
 from esper.errors import ConfigError, RunError
-from esper.experiments.comparison import POLICY, Comparison, compare_arms, compare_configurations
+from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
 from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
 from esper.experiments.iteration import Iteration, summarise

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller
-from esper.control.learned import LearnedController, restore_policy
+from esper.control.learned import POLICY, LearnedController, restore_policy
 from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
-from esper.errors import ConfigError, RunError, did_you_mean
+from esper.control.shipped import open_policy
+from esper.errors import ConfigError, RunError
 from esper.experiments.baselines import baselines
 from esper.experiments.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.experiments.collect import greedy_controller
@@ -153,7 +154,7 @@ def _games(settings: TrainSettings, split: Split, count: int, controllers: Seque
     instances = instances_for(settings, split, count)
     terms = evaluation_config(settings)
     return [
-        _Game(split, one, split_into_cohorts([one], terms, instances, attributed=one.name == LearnedController.name))
+        _Game(split, one, split_into_cohorts([one], terms, instances, attributed=one.name == POLICY))
         for one in controllers
     ]
 
@@ -190,12 +191,7 @@ def _find_controller(name: str, suite: Suite, known: Sequence[Controller]) -> tu
     rules = {one.name: one for one in known}
     if name in rules:
         return rules[name], EvaluationConfig(suite.name, Rules())
-    if not Path(name).exists():
-        raise ConfigError(
-            f"no controller {name!r}{did_you_mean(name, rules)}: give one of {', '.join(rules)}, or the directory of a "
-            "run of `esper train`"
-        )
-    run = RunDirectory.open_own(Path(name))
+    run = open_policy(name, tuple(rules))
     # The rule that advises a policy tells time by the horizon of what it plays.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
     return load_policy(run, settings).controller, evaluation_config(settings)

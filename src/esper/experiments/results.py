@@ -14,7 +14,7 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from esper import __version__
-from esper.control.learned import LearnedController
+from esper.control.learned import POLICY
 from esper.errors import RunError
 from esper.files import read_bounded, write_atomically
 from esper.tasks.suite import Split
@@ -179,9 +179,9 @@ def _require_comparable(results: list[Result]) -> list[Result]:
         played: dict[str, list[str]] = {}
         for result in select_split(results, split):
             played.setdefault(result.controller, []).append(result.instance)
-        own = played.get(LearnedController.name)
+        own = played.get(POLICY)
         if played and (own is None or any(theirs != own for theirs in played.values())):
-            raise ValueError(f"the controllers did not all play the same {split} instances as {LearnedController.name}")
+            raise ValueError(f"the controllers did not all play the same {split} instances as {POLICY}")
     return results
 
 

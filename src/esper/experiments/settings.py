@@ -52,6 +52,9 @@ class TrainSettings(Settings):
     """Further suites to learn on: then each shard plays in each iteration one that is drawn from `suite` and these.
     `generated` stands for a new one of the generated suites every time. What is played on them is not told as events;
     probes, evaluations and reports are of `suite`."""
+    start_from: str | None = None
+    """Whose policy learns on: `esper`, which comes with Esper, or the directory of a run; null: a new one. Its
+    settings under `policy` must be those of this run."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """All randomness of the run follows from it."""
     iterations: int = Field(default=20, ge=1)

@@ -18,6 +18,7 @@ from esper.experiments.collect import (
     ShardTask,
     collect,
     greedy_controller,
+    load_start,
     new_policy,
 )
 from esper.experiments.evaluation import evaluate_controllers, evaluation_config, mean_score
@@ -69,13 +70,16 @@ class Trainer:
 
         Raises:
             CheckpointError: there is no usable checkpoint, or it belongs to other settings.
-            ConfigError: a device is missing.
+            ConfigError: a device is missing, or there is no policy to start from, or one with other settings.
+            RunError: what is to be started from is no run.
         """
         trainer = cls(run, settings, store, workers)
         # Whoever has figures had a checkpoint, which somebody removed: no reason to begin anew in silence.
         if trainer._checkpoints.iterations() or store.last_iteration():
             trainer._resume()
         else:
+            if settings.start_from is not None:
+                trainer.policy.load_state_dict(load_start(settings, settings.start_from))
             store.set_metadata(describe_run(settings))
             store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
             store.flush()

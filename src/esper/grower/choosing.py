@@ -5,23 +5,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from esper.checkpoints import Checkpoints
 from esper.config import load_settings
 from esper.control.controller import Controller, wanted_promise
-from esper.control.learned import LearnedController, PolicyOrigin, restore_policy
+from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.promises import PromiseSettings
 from esper.control.rules.decisions import ROUNDING
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
 from esper.control.rules.simple import Never, Uniform
-from esper.errors import ConfigError, did_you_mean
+from esper.control.shipped import open_policy
+from esper.errors import ConfigError
 from esper.grower.network import Catalogue
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
@@ -142,13 +143,7 @@ def choose_controller(
     run, origin = _open_run(name)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
-    tensors = Checkpoints(run.checkpoints).latest().tensors
-    policy = restore_policy(tensors, origin.policy, origin.promise)
-    advice = origin.policy.advice
-    advisor = None if advice is None else _make_look(timing, advice.rule)
-    return ControllerChoice(
-        LearnedController(policy, greedy=True, promise=origin.promise, advisor=advisor), timing, origin
-    )
+    return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing)), timing, origin)
 
 
 def rules_of(name: str, others: Sequence[str] = ()) -> Rules:
@@ -160,14 +155,8 @@ def rules_of(name: str, others: Sequence[str] = ()) -> Rules:
 
 
 def _open_run(name: str, others: Sequence[str] = ()) -> tuple[RunDirectory, PolicyOrigin]:
-    """The run with that directory, and what it says of its policy."""
-    known = (*_RULES, *others)
-    if not Path(name).exists():
-        raise ConfigError(
-            f"no controller {name!r}{did_you_mean(name, known)}: give one of {', '.join(known)}, "
-            "or the directory of a run of `esper train`"
-        )
-    run = RunDirectory.open_own(Path(name))
+    """Where the policy of that name is kept, and what is said of it there."""
+    run = open_policy(name, (*_RULES, *others))
     return run, load_settings(PolicyOrigin, run.config)
 
 

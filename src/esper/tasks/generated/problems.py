@@ -191,7 +191,8 @@ def texture(shape: Shape, draw: Draw) -> LabelledArrays:
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     angles = np.pi * (labels + draw.fixed.random()) / shape.classes
     frequency = draw.fixed.uniform(1.5, 2.5)
-    row, column = np.indices((shape.positions, shape.positions)) / shape.positions
+    along_side: Floats = np.arange(shape.positions) / shape.positions
+    row, column = np.meshgrid(along_side, along_side, indexing="ij")
     along = np.cos(angles)[:, None, None] * row + np.sin(angles)[:, None, None] * column
     images = np.sin(2 * np.pi * (frequency * along + draw.fresh.random((draw.count, 1, 1))))
     return _labelled((images + 0.7 * draw.fresh.standard_normal(images.shape))[:, None], labels)

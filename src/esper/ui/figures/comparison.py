@@ -9,7 +9,8 @@ from itertools import cycle
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from esper.experiments.comparison import POLICY, Comparison
+from esper.control.learned import POLICY
+from esper.experiments.comparison import Comparison
 from esper.experiments.contest import ARMS
 from esper.tasks.suite import Split
 from esper.ui.figures.drawing import BLUE, GREEN, GREY, MARKERS, ROW_HEIGHT, VERMILION, legend_above, name_rows

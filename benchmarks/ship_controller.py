@@ -1,0 +1,42 @@
+"""Make a run's policy the one that comes with Esper.
+
+    python benchmarks/ship_controller.py RUN
+
+Writes its settings and the weights of its newest checkpoint, without the optimizer, into `src/esper/control/shipped`.
+The card beside them is written by hand.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from esper.checkpoints import Checkpoints
+from esper.config import load_settings
+from esper.control.shipped import ESPER, open_policy
+from esper.experiments.settings import TrainSettings
+from esper.telemetry.run_directory import RunDirectory
+
+MOST_BYTES = 2 * 10**6
+
+
+def main(run: tyro.conf.Positional[Path]) -> None:
+    """Replace what is shipped."""
+    source, shipped = RunDirectory.open_own(run), open_policy(ESPER)
+    load_settings(TrainSettings, source.config)
+    newest = Checkpoints(source.checkpoints).latest()
+    shutil.rmtree(shipped.checkpoints, ignore_errors=True)
+    policy = {name: tensor for name, tensor in newest.tensors.items() if name.startswith("policy.")}
+    saved = Checkpoints(shipped.checkpoints).save(newest.iteration, policy, {})
+    shutil.copyfile(source.config, shipped.config)
+    size = saved.path.stat().st_size
+    Console().print(f"{saved.path}: {size} bytes, {saved.sha256}")
+    if size > MOST_BYTES:
+        raise SystemExit(f"more than {MOST_BYTES} bytes are too many for a package")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
