@@ -50,6 +50,9 @@ COMMANDS = (
     Command("query", "esper.commands.query:command", "Ask a run's store in SQL."),
     Command("export-events", "esper.commands.export_events:command", "Write all events of a run to one file."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
+    Command(
+        "bench search", "esper.commands.bench:measure_search", "Measure what a search needs to equal a controller."
+    ),
     Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train, and on what."),
     Command("bridge", "esper.commands.bridge:command", "Carry a run's figures over to another tool."),
     Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),

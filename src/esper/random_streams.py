@@ -43,6 +43,8 @@ class Stream(IntEnum):
     """The instances of `esper sweep`: what chose a trial must not judge it in `esper compare`, too."""
     MIXED_SUITES = 25
     """Which suite a shard plays, and its instances: (seed, iteration, shard, stream)."""
+    STATIC_SEARCH = 26
+    """Networks that a search of fixed networks tries."""
     DATA_ORDER = 0x0DDE5
     """The order in which a network sees its instance's examples: (seed of the instance, stream)."""
 

@@ -7,8 +7,11 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Suite
 
+GENERATED = tuple(f"generated:{number}" for number in (0, 1, 2, 3, 10, 11))
+"""One of each kind of host, and one in which only so much may grow."""
 
-@pytest.fixture(params=suite_names())
+
+@pytest.fixture(params=(*suite_names(), *GENERATED))
 def suite(request: pytest.FixtureRequest) -> Suite:
     return get_suite(request.param)
 

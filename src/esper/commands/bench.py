@@ -1,11 +1,11 @@
-"""`esper bench suite` and `esper bench train`."""
+"""`esper bench suite`, `esper bench search` and `esper bench train`."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -13,12 +13,16 @@ from rich.table import Table
 
 from esper.commands.options import require_seed
 from esper.config import Overrides, load_settings
+from esper.control.shipped import ESPER
 from esper.devices import CPU
 from esper.errors import ConfigError
 from esper.experiments.bench_suite import Choice, SuiteReport, bench_suite
 from esper.experiments.bench_train import bench_train
+from esper.experiments.evaluate import FEWEST_INSTANCES
+from esper.experiments.search import BUDGETS, POOL, SearchReport, search_beside
 from esper.experiments.settings import TrainSettings
 from esper.experiments.workers import LocalWorkers
+from esper.tasks.registry import get_suite
 from esper.ui.output import console_beside, print_json, say
 
 WORKERS = 2
@@ -71,6 +75,60 @@ def _table(title: str, choices: list[Choice], overall: str) -> Table:
         numbers = (one.score, one.score_of_overall, one.score_of_nothing)
         table.add_row(one.context, one.schedule, *(f"{number:.3f}" for number in numbers))
     return table
+
+
+def measure_search(
+    controller: str = ESPER,
+    suite: str = "tokens",
+    split: Literal["heldout", "transfer"] = "heldout",
+    instances: int = 32,
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Measure what one training under a controller is worth in trainings of a search over static networks.
+
+    Args:
+        controller: A baseline by its name, esper, or the directory of a run.
+        suite: What is played: a name, or FILE.py:NAME of a file that registers it.
+        split: Families trained on (heldout), or others (transfer).
+        instances: On each of them 32 networks are drawn and trained.
+        seed: Draws instances and networks.
+        json: Print a machine-readable last line.
+    """
+    require_seed(seed)
+    if instances < FEWEST_INSTANCES:
+        raise ConfigError(f"{instances} instances give no interval: ask for at least {FEWEST_INSTANCES}")
+    console = console_beside(json)
+    own = get_suite(suite)
+    say(
+        console,
+        f"{controller} plays {instances} instances of suite {own.name}; beside {POOL} static networks on each",
+    )
+    with LocalWorkers(WORKERS) as workers:
+        found = search_beside(controller, own, split, instances, seed, workers)
+    console.print(_search_table(found))
+    say(console, _describe_break_even(found))
+    if json:
+        print_json(asdict(found))
+
+
+def _search_table(found: SearchReport) -> Table:
+    table = Table("", *(f"{multiple}x" for multiple in BUDGETS), "B", "95% interval", box=None)
+    for name, scores in found.scores.items():
+        low, high = map(_multiple, found.B_interval[name])
+        table.add_row(name, *(f"{one:.3f}" for one in scores.values()), _multiple(found.B[name]), f"{low} to {high}")
+    return table
+
+
+def _multiple(value: float | None) -> str:
+    return f"> {BUDGETS[-1]}" if value is None else f"{value:.1f}"
+
+
+def _describe_break_even(found: SearchReport) -> str:
+    said = f"{found.controller} scores {found.score:.3f} with one training; it has cost {found.trainings:.0f} of them"
+    if found.break_even is None:
+        return f"{said}: a search does as well with one, so it never pays"
+    return f"{said}: it has paid after {found.break_even:.0f} networks"
 
 
 def measure_training(

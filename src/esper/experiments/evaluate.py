@@ -89,8 +89,12 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:
     """The instances that all controllers of a run are evaluated on."""
-    rng = numpy_generator(settings.seed, _STREAMS[split])
-    return get_suite(settings.suite).sample(count, split, rng)
+    return sample_for_evaluation(get_suite(settings.suite), split, count, settings.seed)
+
+
+def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> list[Instance]:
+    """So many instances of the split, which the seed draws."""
+    return suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
 
 
 def _ignore_progress(_done: int, _total: int, _current: str = "") -> None:
@@ -178,17 +182,21 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
         RunError, CheckpointError: the run is unusable.
     """
     _check_counts(count, 0)
-    others = baselines(suite)
-    controller, terms = _find_controller(name, suite, others)
-    others = [one for one in others if one.name != controller.name]
-    instances = suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
+    controller, terms = find_controller(name, suite)
+    others = [one for one in baselines(suite) if one.name != controller.name]
+    instances = sample_for_evaluation(suite, split, count, seed)
     played = evaluate_controllers(workers, [controller, *others], terms, instances)
     return compare_controllers([record for one in played for record in one.records], controller.name)
 
 
-def _find_controller(name: str, suite: Suite, known: Sequence[Controller]) -> tuple[Controller, EvaluationConfig]:
-    """The controller, and the terms that it knows."""
-    rules = {one.name: one for one in known}
+def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
+    """A baseline by its name or the policy of a run by its directory, and the terms that it knows.
+
+    Raises:
+        ConfigError: there is no such controller.
+        RunError, CheckpointError: the run is unusable.
+    """
+    rules = {one.name: one for one in baselines(suite)}
     if name in rules:
         return rules[name], EvaluationConfig(suite.name, Rules())
     run = open_policy(name, tuple(rules))

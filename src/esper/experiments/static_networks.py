@@ -19,6 +19,7 @@ from esper.experiments.results import Result
 from esper.experiments.workers import DeviceTask, Workers
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import count_blend_flops
+from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Head, wait
 from esper.lifecycle.stages import BLENDED, OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT
@@ -93,6 +94,10 @@ class Prices:
         """What the instance's host takes."""
         return self._price(instance)[0]
 
+    def sites(self, instance: Instance) -> list[Site]:
+        """Where the instance's seeds live."""
+        return [site.with_width(width) for site, width in zip(self._sites, instance.widths, strict=True)]
+
     def seeds(self, instance: Instance) -> Cost:
         """What seeds in the host's slots add, for E = 1."""
         return self._price(instance)[1]
@@ -109,7 +114,7 @@ class Prices:
         """Hosts of equal widths cost the same, and counting takes milliseconds."""
         widths = instance.widths
         if widths not in self._known:
-            sites = [site.with_width(width) for site, width in zip(self._sites, widths, strict=True)]
+            sites = self.sites(instance)
             kinds = [get(name) for name in self._suite.blueprints]
             seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
             blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]

@@ -27,7 +27,7 @@ from esper.grower.network import Catalogue
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
-from esper.tasks.registry import get_suite
+from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Suite
 from esper.telemetry.run_directory import RunDirectory
 
@@ -220,38 +220,44 @@ def _plant_one_each(offered: Offered) -> list[Planting]:
 
 
 _DRAWN = 256
-"""Instances that show which rents a suite has."""
+"""Instances that show which rents the suites of a training have."""
+_GENERATED = 32
+"""Generated suites that stand for all of them."""
 
 
 def warn_of_unknown(
     origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
 ) -> None:
-    """Say once what ``model`` and its circumstances have that the suite of a policy's training had not.
+    """Say once what ``model`` and its circumstances have that no suite of a policy's training had.
 
     Nothing that a policy learned tells it what to do there. It may plant and prune for ever, and keep nothing.
     """
     if origin is None:
         return
-    suite = get_suite(origin.suite)
-    slots = model.slots.values()
-    rents = _draw_rents(suite)
+    suites, slots = _list_suites(origin), model.slots.values()
+    blueprints = {name: None for suite in suites for name in suite.blueprints}
     foreign = [
-        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, suite.blueprints),
-        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, _find_layouts(suite)),
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, _find_layouts(suites)),
+        *_describe_outside("a horizon of {:g}", timing.horizon, [suite.steps for suite in suites]),
+        *_describe_outside("rent {:g}", rent, _draw_rents(suites)),
+        *_describe_outside("{:g} classes", classes, [suite.classes for suite in suites]),
     ]
-    if timing.horizon != suite.steps:
-        foreign.append(f"a horizon of {timing.horizon} (it knows {suite.steps})")
-    if not min(rents) <= rent <= max(rents):
-        known = " to ".join(f"{one:g}" for one in sorted({min(rents), max(rents)}))
-        foreign.append(f"rent {rent:g} (it knows {known})")
-    if classes != suite.classes:
-        foreign.append(f"{classes} classes (it knows {suite.classes})")
     if foreign:
+        kinds = ", ".join(dict.fromkeys((origin.suite, *origin.mix)))
         warnings.warn(
-            f"the policy was trained on suite {suite.name} and never met {'; '.join(foreign)}: it may plant and prune "
-            "without keeping anything; compare it with controller 'heuristic', or train one on problems like yours",
+            f"the policy was trained on {kinds} and never met {'; '.join(foreign)}: it may plant and prune without "
+            "keeping anything; compare it with controller 'look', or train one on problems like yours",
             stacklevel=4,
         )
+
+
+def _list_suites(origin: PolicyOrigin) -> list[Suite]:
+    """Those that a policy was trained on, some of the generated ones standing for all."""
+    names = dict.fromkeys((origin.suite, *origin.mix))
+    numbers = range(_GENERATED if GENERATED in names else 0)
+    own = [get_suite(name) for name in names if name != GENERATED]
+    return [*own, *(get_suite(f"{GENERATED}:{number}") for number in numbers)]
 
 
 def _list_unknown(what: str, here: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -259,11 +265,27 @@ def _list_unknown(what: str, here: Iterable[str], known: Iterable[str]) -> list[
     return [f"{what} {', '.join(strange)} (it knows {', '.join(known)})"] if strange else []
 
 
-def _find_layouts(suite: Suite) -> list[str]:
-    """Layouts of the sites at which the suite's hosts grow."""
-    sites = probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
-    return sorted({site.layout.value for site in sites})
+def _describe_outside(what: str, here: float, known: Sequence[float]) -> list[str]:
+    """What is ``here``, if it is less or more than everything that is known."""
+    low, high = min(known), max(known)
+    if low <= here <= high:
+        return []
+    return [f"{what.format(here)} (it knows {' to '.join(f'{one:g}' for one in sorted({low, high}))})"]
 
 
-def _draw_rents(suite: Suite) -> list[float]:
-    return [instance.rent for instance in suite.sample(_DRAWN, "train", np.random.default_rng(0))]
+def _find_layouts(suites: Sequence[Suite]) -> list[str]:
+    """Layouts of the sites at which the suites' hosts grow; those with the same problems have hosts of one kind."""
+    alike = {suite.families: suite for suite in suites}
+    return sorted(
+        {
+            site.layout.value
+            for suite in alike.values()
+            for site in probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
+        }
+    )
+
+
+def _draw_rents(suites: Sequence[Suite]) -> list[float]:
+    """Rents of instances drawn evenly from the suites."""
+    rng, each = np.random.default_rng(0), -(-_DRAWN // len(suites))
+    return [instance.rent for suite in suites for instance in suite.sample(each, "train", rng)]

@@ -17,7 +17,7 @@ from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label
 from esper.tasks.generated.hosts import ACTIVATIONS, Build, Chain, build
 from esper.tasks.generated.problems import PROBLEMS, Draw, Shape
 from esper.tasks.instance import Instance
-from esper.tasks.registry import GENERATED
+from esper.tasks.registry import GENERATED, lookup
 from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
 
 _SERVING: Mapping[str, tuple[str, ...]] = {
@@ -76,11 +76,11 @@ class GeneratedSuite(Suite):
 
     def variants(self, family: str) -> tuple[str, ...]:
         """The data stay as they are, have wrong labels, or become those of another draw."""
-        self._require_family(family)
+        lookup(f"family of suite {self.name!r}", family, PROBLEMS[self.kind])
         return _VARIANTS
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        self._require_family(family)
+        lookup(f"variant of family {family!r}", variant, dict.fromkeys(self.variants(family)))
         third = self.steps // 3
         return Instance(
             suite=self.name,
@@ -120,10 +120,6 @@ class GeneratedSuite(Suite):
     def shape(self) -> Shape:
         """How large inputs are."""
         return self._shape
-
-    def _require_family(self, family: str) -> None:
-        if family not in self.families:
-            raise TaskError(f"suite {self.name!r} has no family {family!r}: choose from {', '.join(self.families)}")
 
 
 @lru_cache(maxsize=256)
