@@ -47,6 +47,8 @@ WRITTEN_BY_ESPER = {
 _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"
 NAMED = {
     "suite": Named("digits"),
+    "mix": Named(["generated"]),
+    "start_from": Named("esper"),
     "devices": Named(["cuda:1"]),
     "device": Named("cuda:1"),
     "rules.isolation": Named("shadow", (_ISOLATED,)),

@@ -108,4 +108,5 @@ def test_every_suite_has_baselines_that_fit_it(name: str) -> None:
         "periodic",
         "heuristic",
         "look",
+        "esper",
     ]

@@ -28,7 +28,7 @@ from esper.rl.losses import (
     value_loss,
 )
 from esper.rl.ppo import Learner
-from esper.rl.rollout import PPOBatch, standardise
+from esper.rl.rollout import PPOBatch, select_environments, standardise
 from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
 from rl.plain_ppo import plain_ppo
@@ -318,6 +318,33 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 def found(student: Learner, batch: PPOBatch, settings: PPOSettings) -> tuple[MinibatchStats, dict[str, Tensor]]:
     measured = PPOLoss(student.policy, settings).backward([batch], WEIGHTS)
     return measured, gradients(student.policy)
+
+
+def part_of(batch: PPOBatch, index: list[int]) -> PPOBatch:
+    return select_environments(batch, torch.tensor(index))
+
+
+def test_batches_of_several_shapes_count_by_their_steps() -> None:
+    """Parts of one batch, given apart, have its gradient and its metrics but for entropies, which are means of each."""
+    settings = plain_ppo()
+    student, batch = moved_since_acting(settings, early=True)
+    everyone = list(range(batch.rollout.environments))
+    parts = [part_of(batch, everyone[:1]), part_of(batch, everyone[1:])]
+    loss = PPOLoss(student.policy, settings)
+    whole, its = loss.backward([batch], torch.zeros(len(Head))), gradients(student.policy)
+    apart, theirs = loss.backward(parts, torch.zeros(len(Head))), gradients(student.policy)
+    for name, gradient in its.items():
+        torch.testing.assert_close(theirs[name], gradient, atol=1e-6, rtol=1e-4)
+    for figure in ("policy_loss", "value_loss", "kl", "clip_fraction", "deviation", "head_share"):
+        torch.testing.assert_close(getattr(apart, figure), getattr(whole, figure), atol=1e-6, rtol=1e-4)
+
+
+def test_advantages_are_standardised_over_all_batches_together() -> None:
+    _, batch = moved_since_acting(plain_ppo(), early=True)
+    everyone = list(range(batch.rollout.environments))
+    parts = standardise([part_of(batch, everyone[:1]), part_of(batch, everyone[1:])])
+    whole = standardise([batch])[0]
+    torch.testing.assert_close(torch.cat([part.advantage for part in parts], 1), whole.advantage)
 
 
 def expected(student: Learner, batch: PPOBatch, chunk: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -51,7 +51,7 @@ def command(
 
     Args:
         run: Directory of the run, which keeps the results; or give a controller.
-        controller: A baseline by its name, or the directory of a run, of the suite or of another one.
+        controller: A baseline by its name, esper among them, or the directory of a run, of the suite or another one.
         suite: What the controller plays: a name, or FILE.py:NAME of a file that registers it.
         split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
         seed: Draws the controller's instances; by default 0.

@@ -46,8 +46,8 @@ def command(
     Args:
         task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm; by default digits.
         host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt, as suits the task.
-        controller: Who decides: look (the default), heuristic, none, random, periodic, all_at_start, all_from_start, or
-            the directory of a run of `esper train`, whose policy it then is.
+        controller: Who decides: look (the default), heuristic, none, random, periodic, all_at_start, all_from_start,
+            esper (the policy that comes with Esper), or the directory of a run of `esper train`, whose policy it is.
         epochs: Passes over the training data, and so decisions.
         seed: All randomness follows from it.
         rent: What growth costs; the score is accuracy - rent * log1p(added parameters / host parameters).

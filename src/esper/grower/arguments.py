@@ -58,7 +58,7 @@ CONTROLLER = instance(
     Path,
     Controller,
     but=(type,),
-    advice="give a rule's name, the directory of a run of `esper train`, or an esper.control.controller.Controller",
+    advice="give a rule's name, 'esper', the directory of a run of `esper train`, or a Controller of esper.control",
 )
 MINIBATCH_LOSS = instance(Tensor, advice="give the loss of the minibatch, a tensor")
 STATE = instance(Mapping, advice="give what Grower.state_dict() returned")

@@ -59,6 +59,8 @@ OBSERVATION_FLOOR = 0.01
 
 OBSERVATION_BOUND = 5.0
 """Normalised features are clipped to this many standard deviations."""
+NO_VARIANCE = 1e-12
+"""What rounding leaves of the variance of equal numbers is less."""
 
 
 class RunningMoments(nn.Module):
@@ -83,6 +85,11 @@ class RunningMoments(nn.Module):
         """Standard deviation ``[F]``, never below the floor."""
         return self.variance.sqrt().clamp(min=self.floor)
 
+    @property
+    def varied(self) -> Tensor:
+        """Bool ``[F]``: what was not always the same; everything, before the first batch."""
+        return self.variance > NO_VARIANCE
+
     @torch.no_grad()
     def update(self, values: Tensor) -> None:
         """Merge a batch ``[*, F]``."""
@@ -99,7 +106,11 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormaliser(nn.Module):
-    """Standardises every feature of an observation over environments, steps, slots and blueprints."""
+    """Standardises every feature of an observation over environments, steps, slots and blueprints.
+
+    A feature that never varied where the policy learned reads 0 for ever: elsewhere, where it is another, it would only
+    drive a policy that has learned nothing of it to one of its bounds.
+    """
 
     def __init__(self, spec: ObservationSpec) -> None:
         super().__init__()
@@ -123,4 +134,4 @@ class ObservationNormaliser(nn.Module):
 
 def _standardise(values: Tensor, moments: RunningMoments) -> Tensor:
     standard = (values - moments.mean.to(values.dtype)) / moments.deviation.to(values.dtype)
-    return standard.clamp(-OBSERVATION_BOUND, OBSERVATION_BOUND)
+    return standard.clamp(-OBSERVATION_BOUND, OBSERVATION_BOUND) * moments.varied
