@@ -1,4 +1,4 @@
-"""Does growth pay on ordinary hosts? Bare, with everything from the start, and grown by two rules.
+"""Does growth pay on ordinary hosts? Bare, with everything from the start, grown by two rules and by a policy.
 
 `python benchmarks/practice.py FOLDER --seeds 0 1 2 3 4` trains every host/task pair in each of these ways, prints a
 table of means over seeds, and writes all runs' results to FOLDER/practice.json. Stopped, it goes on: runs that are done
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.config import dump_settings, load_settings
+from esper.control.shipped import ESPER
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
@@ -36,6 +37,7 @@ ARMS = {
     "everything from the start": ALL_FROM_START,
     "grown by the heuristic": "heuristic",
     "grown by the rule that looks": "look",
+    "grown by the shipped policy": ESPER,
 }
 """Controllers by what they are called in the table."""
 PAIRS = (("fashion-mnist", "resnet"), ("digits", "vit"), ("charlm", "gpt"), ("mnist1d", "conv1d"))

@@ -1,0 +1,144 @@
+"""Does a controller carry over? Rules and policies on suites that nothing was trained or tuned for.
+
+    python benchmarks/carry_over.py [--suites recurrent rings/transfer ...] [--generated 2000000 40] [--runs RUN ...]
+
+Suites are named as in `esper evaluate`, ``NAME/transfer`` for families of a suite that no controller trains on;
+``--generated FIRST COUNT`` adds generated ones, which are told of together. All controllers play the same instances.
+What others score less than the rule that looks is a mean, over instances of a suite or over generated suites, ± its
+standard error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from esper.arrays import Floats
+from esper.config import load_settings
+from esper.control.controller import Controller
+from esper.control.learned import PolicyOrigin, restore_controller
+from esper.control.rules.look import LookRule
+from esper.experiments.baselines import baselines
+from esper.experiments.evaluate import sample_for_evaluation
+from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
+from esper.experiments.workers import LocalWorkers
+from esper.lifecycle.rules import Rules
+from esper.tasks.registry import GENERATED, get_suite
+from esper.tasks.suite import Split, Suite
+from esper.tasks.suite_files import allow_files
+from esper.telemetry.run_directory import RunDirectory
+
+HERE = Path(__file__).parent
+FILES = {
+    "recurrent": HERE / "unseen_suites.py",
+    "compass": HERE / "unseen_suites.py",
+    "rings": HERE.parent / "examples" / "own_suite.py",
+}
+"""Where suites are that are not Esper's own."""
+UNSEEN = ("recurrent", "compass", "rings", "rings/transfer", "tokens/transfer")
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Game:
+    """A suite's split, which is played by all controllers; any process may compute it."""
+
+    suite: str
+    split: Split
+    instances: int
+    seed: int
+    runs: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one game."""
+
+    scores: dict[str, Floats]
+    """Test scores by controller, an entry per instance."""
+    added: dict[str, float]
+    """Mean of the added parameters over the host's."""
+
+
+def main(
+    suites: tuple[str, ...] = UNSEEN,
+    generated: tuple[int, int] = (2_000_000, 0),
+    instances: int = 64,
+    each: int = 8,
+    seed: int = 0,
+    runs: tuple[Path, ...] = (),
+) -> None:
+    """Print a table per suite, and one of all generated suites.
+
+    Args:
+        suites: Suites that are told of by themselves.
+        generated: The first generated suite's number, and how many.
+        instances: Of each suite.
+        each: Instances of each generated suite.
+        seed: Draws them.
+        runs: Further policies, by the directories of their runs.
+    """
+    first, count = generated
+    games = [_game(name, instances, seed, runs) for name in suites]
+    games += [Game(f"{GENERATED}:{number}", "train", each, seed, runs) for number in range(first, first + count)]
+    with LocalWorkers(WORKERS) as workers:
+        outcomes = workers.map(play, games)
+    console = Console(width=110)
+    for name, outcome in zip(suites, outcomes, strict=False):
+        console.print(_table(f"{name}, {instances} instances", outcome.scores, outcome.added))
+    if count:
+        drawn = outcomes[len(suites) :]
+        scores = {name: np.array([one.scores[name].mean() for one in drawn]) for name in drawn[0].scores}
+        added = {name: float(np.mean([one.added[name] for one in drawn])) for name in scores}
+        console.print(_table(f"{count} generated suites from {first}, {each} instances of each", scores, added))
+
+
+def _game(name: str, instances: int, seed: int, runs: tuple[Path, ...]) -> Game:
+    own, _, split = name.partition("/")
+    if own in FILES:
+        own = f"{FILES[own]}:{own}"
+        allow_files(["--suite", own])
+    return Game(own, "transfer" if split else "heldout", instances, seed, runs)
+
+
+def play(game: Game) -> Outcome:
+    """All controllers on the same instances."""
+    suite = get_suite(game.suite)
+    controllers = [*baselines(suite), *(_policy_of(run, suite) for run in game.runs)]
+    drawn = (
+        sample_for_evaluation(suite, game.split, game.instances, game.seed)
+        if game.split != "train"
+        else (suite.sample(game.instances, "train", np.random.default_rng(game.seed)))
+    )
+    with LocalWorkers(1) as alone:
+        played = evaluate_controllers(alone, controllers, EvaluationConfig(suite.name, Rules()), drawn)
+    named = list(zip((one.name for one in controllers), played, strict=True))
+    return Outcome(
+        {name: np.array([record.score for record in one.records]) for name, one in named},
+        {name: float(np.mean([record.growth for record in one.records])) for name, one in named},
+    )
+
+
+def _policy_of(path: Path, suite: Suite) -> Controller:
+    run = RunDirectory.open_own(path)
+    origin = load_settings(PolicyOrigin, run.config)
+    return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), path.name)
+
+
+def _table(title: str, scores: dict[str, Floats], added: dict[str, float]) -> Table:
+    table = Table("controller", "score", "added", "less the rule", title=title, box=None)
+    for name in sorted(scores, key=lambda name: -float(scores[name].mean())):
+        less = scores[name] - scores[LookRule.name]
+        error = less.std(ddof=1) / np.sqrt(len(less))
+        said = "" if name == LookRule.name else f"{less.mean():+.3f} ± {error:.3f}"
+        table.add_row(name, f"{scores[name].mean():.3f}", f"{added[name]:+.0%}", said)
+    return table
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
