@@ -164,7 +164,8 @@ def _is(value: int, of: Callable[[FeatureInputs], NDArray[np.integer]]) -> Calla
 
 
 def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
-    return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
+    with np.errstate(divide="ignore"):  # of what is infinitely larger, in a network that diverged
+        return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
 
 
 def _log_learning_rate(view: FeatureInputs) -> Floats:

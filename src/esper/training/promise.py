@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional as F
 
 from esper.arrays import Bools, Floats, Ints
@@ -111,9 +112,11 @@ class PromiseMeter:
         fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
         moving = {name: own[name] for name in newborns.names}
         seen = inputs if newborns.template.reads_inputs else features
-        gradients = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))(
-            moving, fixed, (features, seen), wishes
-        )
+        # vmap would go through fused attention example by example.
+        with sdpa_kernel(SDPBackend.MATH):
+            gradients = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))(
+                moving, fixed, (features, seen), wishes
+            )
         return torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
 
     def _of(self, slot: int, blueprint: int) -> _Newborns:
