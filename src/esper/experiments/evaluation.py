@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from esper.checkpoints import Checkpoints
 from esper.control.controller import Actions, Controller, PromiseReader
 from esper.control.observation import Observation
 from esper.control.promises import PromiseSettings
+from esper.control.shipped import ESPER, open_policy
 from esper.devices import CPU, usable_device
 from esper.errors import RunError
 from esper.experiments.baselines import baseline_settings
@@ -261,8 +263,8 @@ def mean_score(played: EvaluationResult) -> float:
 
 def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
     """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
-    known = baseline_settings(get_suite(settings.suite))
-    return [settings.model_dump(mode="json"), known.model_dump(mode="json"), policy]
+    known, shipped = baseline_settings(get_suite(settings.suite)), Checkpoints(open_policy(ESPER).checkpoints).latest()
+    return [settings.model_dump(mode="json"), known.model_dump(mode="json"), policy, shipped.sha256]
 
 
 class EvaluationProgress:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint
