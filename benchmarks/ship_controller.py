@@ -26,7 +26,8 @@ MOST_BYTES = 2 * 10**6
 def main(run: tyro.conf.Positional[Path]) -> None:
     """Replace what is shipped."""
     source, shipped = RunDirectory.open_own(run), open_policy(ESPER)
-    load_settings(TrainSettings, source.config)
+    if load_settings(TrainSettings, source.config).start_from not in (None, ESPER):
+        raise SystemExit("it started from a run that nobody else has: ship one that says all that it learned from")
     newest = Checkpoints(source.checkpoints).latest()
     shutil.rmtree(shipped.checkpoints, ignore_errors=True)
     policy = {name: tensor for name, tensor in newest.tensors.items() if name.startswith("policy.")}

@@ -17,7 +17,8 @@ class Stream(IntEnum):
     """What is drawn. A number never changes: recorded results follow from it."""
 
     TRAINING_INSTANCES = 1
-    """The instances of an iteration: (seed, iteration, stream)."""
+    """The instances of an iteration: (seed, iteration, stream); where suites are mixed, (seed, iteration, shard,
+    stream)."""
     SHUFFLED_EVALUATION = 1
     """Whose actions are played on which instance of an evaluation: (seed, stream of its instances, stream). It has the
     number of `TRAINING_INSTANCES`, so its keys are those of iterations 4 and 5; recorded results keep it so."""
@@ -42,7 +43,7 @@ class Stream(IntEnum):
     SWEPT_INSTANCES = 24
     """The instances of `esper sweep`: what chose a trial must not judge it in `esper compare`, too."""
     MIXED_SUITES = 25
-    """Which suite a shard plays, and its instances: (seed, iteration, shard, stream)."""
+    """Which suite a shard plays: (seed, iteration, shard, stream)."""
     STATIC_SEARCH = 26
     """Networks that a search of fixed networks tries."""
     DATA_ORDER = 0x0DDE5

@@ -221,7 +221,7 @@ def test_building_a_policy_reads_only_its_own_generator() -> None:
 
 def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legality: MaskTensors) -> None:
     actor = lively()
-    actor.recalibrate(seen, torch.randn(STEPS, ENVIRONMENTS, generator=generator()))
+    actor.recalibrate([seen], torch.randn(STEPS, ENVIRONMENTS, generator=generator()))
     copy = Policy(SPEC, SMALL, generator(9))
     copy.load_state_dict(actor.state_dict())
     for ours, theirs in zip(play(actor, seen, legality, None), play(copy, seen, legality, None), strict=True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from control.synthetic import SPEC, generator, observations
+from esper.control.observation import Observation
 from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
 from esper.control.policy.network import ValueHead
 
@@ -35,6 +36,16 @@ def test_a_feature_that_hardly_varied_cannot_explode() -> None:
     normaliser.update(seen)
     surprising = seen._replace(globals=seen.globals + 100)
     assert normaliser(surprising).globals.abs().max() == OBSERVATION_BOUND
+
+
+def test_statistics_take_in_parts_of_several_shapes_as_one_batch() -> None:
+    whole, apart = ObservationNormaliser(SPEC), ObservationNormaliser(SPEC)
+    for _ in range(3):
+        seen = observations((30, 4))
+        whole.update(seen)
+        apart.update(*(Observation(*(part[rows] for part in seen)) for rows in (slice(0, 3), slice(3, 30))))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(apart.state_dict()[name], value)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1.0])

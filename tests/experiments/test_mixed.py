@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from esper.checkpoints import Checkpoints
+from esper.cli import main
 from esper.config import load_settings
 from esper.control.controller import wanted_promise
 from esper.control.learned import PolicyOrigin
@@ -16,6 +18,7 @@ from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError
 from esper.experiments.baselines import load_shipped
 from esper.experiments.collect import ShardTask, collect, new_policy
+from esper.experiments.costs import count_trainings
 from esper.experiments.evaluate import find_controller
 from esper.experiments.process_pool import run_task
 from esper.experiments.settings import TrainSettings
@@ -97,7 +100,7 @@ def test_the_shipped_policy_is_small_whole_and_advised() -> None:
     assert sum(path.stat().st_size for path in files) < 2_000_000
     newest = Checkpoints(run.checkpoints).latest()
     assert all(name.startswith("policy.") for name in newest.tensors), "the optimizer is not shipped"
-    assert (run.path / "CARD.md").is_file()
+    assert "@@" not in (run.path / "CARD.md").read_text()
     assert SHIPPED.policy.advice is not None
     assert SHIPPED.rules == Rules(), "baselines play by the default rules"
     settings = load_settings(TrainSettings, run.config)
@@ -137,3 +140,34 @@ def test_a_run_cannot_start_from_a_policy_of_another_kind(tmp_path: Path) -> Non
         started(tmp_path / "small", tiny("start_from=esper")).__enter__()
     with pytest.raises(ConfigError, match="no controller 'espr'; did you mean 'esper'"):
         started(tmp_path / "none", tiny("start_from=espr")).__enter__()
+
+
+def test_a_start_that_is_none_leaves_no_run_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "espr"]) == 2
+    assert "no controller 'espr'; did you mean 'esper'" in capsys.readouterr().err
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "esper", "--set", "policy.hidden=32"]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_costs_begin_with_those_of_the_start(tmp_path: Path) -> None:
+    suite = get_suite("short")
+    shipped = count_trainings(ESPER, suite)
+    assert shipped == 24 * 256
+    settings = tiny("start_from=esper", "ppo.twin=true", "iterations=1", "policy.hidden=128", "policy.width=64")
+    with started(tmp_path / "run", settings) as trainer:
+        trainer.train(ignore)
+    assert count_trainings(str(tmp_path / "run"), suite) == shipped + 8 + 2
+
+
+def test_a_search_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "search", "--controller", "look", "--suite", "short", "--instances", "2", "--json"]
+    with short_suite(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.commands.bench.WORKERS", 1)
+        assert main(words) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out.splitlines()[-1])
+    assert set(found["B"]) == {"random_search", "successive_halving"}
+    assert "break_even" in found
+    assert "successive_halving" in said.err
+    assert main([*words[:-2], "1"]) == 2
+    assert "1 instances give no interval" in capsys.readouterr().err

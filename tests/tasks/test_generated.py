@@ -99,6 +99,15 @@ def test_shards_draw_their_suites_and_training_never_those_kept_back() -> None:
     assert max(numbers) < FIRST_UNSEEN
 
 
+def test_what_could_not_act_on_the_shortest_or_smallest_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="counterfactual_every is 25, but there are 12 decisions"):
+        TrainSettings.model_validate({"mix": ["generated"], "conduct": {"counterfactual_every": 25}})
+    with pytest.raises(ValueError, match=r"each shard's 4 environments must fill ppo.minibatches \(8\)"):
+        TrainSettings.model_validate(
+            {"mix": ["generated"], "shards": 8, "environments": 32, "ppo": {"group": 4, "minibatches": 8}}
+        )
+
+
 def test_a_suite_that_does_not_exist_cannot_be_mixed_in() -> None:
     with pytest.raises(TaskError, match="no suite is called 'tokenz'; did you mean 'tokens'"):
         TrainSettings(mix=("tokenz",))

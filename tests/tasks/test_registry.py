@@ -72,6 +72,8 @@ def test_a_suite_of_a_file_that_was_named_goes_by_its_name(file: Path) -> None:
         ["train", "--set=suite=FILE:short"],
         ["tune", "heuristic", "--suite=FILE:short"],
         ["train", "--set", "suite='FILE:short'"],
+        ["train", "--set", "mix=[generated, 'FILE:short']"],
+        ["train", "--set=mix=[FILE:short,digits]"],
     ],
     ids=" ".join,
 )

@@ -87,6 +87,8 @@ def measure_search(
 ) -> None:
     """Measure what one training under a controller is worth in trainings of a search over static networks.
 
+    FLOPs are of training alone, for both: measuring is not charged.
+
     Args:
         controller: A baseline by its name, esper, or the directory of a run.
         suite: What is played: a name, or FILE.py:NAME of a file that registers it.

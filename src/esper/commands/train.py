@@ -14,6 +14,7 @@ from esper.commands.options import hold_run
 from esper.config import Overrides, load_settings
 from esper.devices import usable_device
 from esper.errors import ConfigError
+from esper.experiments.collect import require_start
 from esper.experiments.iteration import TrainingSummary, summarise
 from esper.experiments.settings import TrainSettings
 from esper.experiments.trainer import Trainer
@@ -53,6 +54,7 @@ def command(
         given = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
         settings = load_settings(TrainSettings, config, given)
         say_differences(console, "settings", compare_settings(settings, TrainSettings()))
+        require_start(settings)
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")

@@ -16,8 +16,9 @@ import numpy as np
 from esper.control.controller import Controller
 from esper.control.learned import POLICY
 from esper.control.rules.simple import SHUFFLED, shuffle_actions
-from esper.experiments.baselines import baseline_settings, baselines
+from esper.experiments.baselines import baselines
 from esper.experiments.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
+from esper.experiments.costs import count_trainings
 from esper.experiments.episode_log import stack_actions
 from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import EvaluationResult, evaluate_controllers, evaluation_config
@@ -112,7 +113,7 @@ def _play_baseline(
 ) -> _Job:
     """An arm that does not depend on training seeds."""
     suite, arm = get_suite(settings.suite), controller.name
-    searched = baseline_settings(suite).environment_steps.get(arm, 0)
+    searched = round(count_trainings(arm, suite) * suite.steps)
 
     def compute(_: Spent) -> ArmResults:
         played = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0]

@@ -89,6 +89,12 @@ def load_start(settings: TrainSettings, name: str) -> dict[str, Tensor]:
     return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
 
 
+def require_start(settings: TrainSettings) -> None:
+    """Raises what `load_start` raises, before anything is made for a run that could not begin."""
+    if settings.start_from is not None:
+        load_start(settings, settings.start_from)
+
+
 def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
     """Who advises the policy of a run, on that suite."""
     advice = settings.policy.advice

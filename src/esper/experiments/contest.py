@@ -15,7 +15,9 @@ from typing import NamedTuple
 from esper.config import dump_settings, load_settings
 from esper.control.learned import POLICY
 from esper.errors import ConfigError, RunError
+from esper.experiments.collect import require_start
 from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
+from esper.experiments.costs import count_start
 from esper.experiments.evaluate import load_policy
 from esper.experiments.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
 from esper.experiments.iteration import Iteration, summarise
@@ -105,6 +107,10 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
+    for settings in contest.arms.values():
+        require_start(settings)
+    for settings in contest.arms.values():
+        require_start(settings)
     trials, instances = contest.trials(), contest.sample_instances()
     found: dict[Trial, ArmResults] = {}
     with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
@@ -160,13 +166,14 @@ def play_policy(
     Raises:
         CheckpointError, RunError: the run has no usable policy, or the file cannot be written.
     """
-    policy = load_policy(run, settings)
+    policy, suite = load_policy(run, settings), get_suite(settings.suite)
 
     def play() -> ArmResults:
         played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
             steps = summarise(reader).environment_steps
-        return ArmResults(steps, measure_arm(played, get_suite(settings.suite)).outcomes)
+        steps += round(count_start(settings, suite) * suite.steps)
+        return ArmResults(steps, measure_arm(played, suite).outcomes)
 
     return load_or_compute(arm_file(run.path, POLICY), arm_key(POLICY, settings, policy.sha256, instances), play)
 

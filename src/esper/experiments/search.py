@@ -5,23 +5,23 @@ the one that validates best. *Random search* (Bergstra and Bengio, 2012) trains 
 (Jamieson and Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four at a quarter and at half of the way. Both
 may spend a multiple of the FLOPs that the controller's own training took on that instance. B is the multiple at which
 they score as much as the controller; the controller has paid for its own training after cost / (B - 1) networks.
+
+FLOPs are of training alone, for both: what a controller has measured (validation after every decision, contributions,
+promises) is not charged, nor is a search's validation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from esper.arrays import Bools, Floats, Ints
-from esper.checkpoints import Checkpoints
-from esper.config import load_settings
-from esper.control.shipped import ESPER, open_policy
-from esper.experiments.baselines import baseline_settings, baselines
+from esper.errors import ConfigError
+from esper.experiments.costs import count_trainings
 from esper.experiments.evaluate import find_controller, sample_for_evaluation
 from esper.experiments.evaluation import COHORT, EvaluationConfig, evaluate_controllers
-from esper.experiments.settings import TrainSettings
 from esper.experiments.static_networks import Prices, examples_per_decision, measure_arm
 from esper.experiments.workers import DeviceTask, Workers
 from esper.growth.blueprints.registry import get
@@ -30,7 +30,7 @@ from esper.random_streams import Stream, numpy_generator
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.training.budget import TRAINING_PASSES
+from esper.training.budget import TRAINING_PASSES, Budget
 from esper.training.parameters import SeedKind
 from esper.training.population import Fossils
 
@@ -60,16 +60,19 @@ class Pool:
         return self.validation.shape[2]
 
 
-def draw_fossils(suite: Suite, prices: Prices, instance: Instance, rng: np.random.Generator) -> Fossils:
-    """In every slot nothing, or one of the blueprints that serve it, all equally likely, as far as a cap allows."""
-    left = np.inf if suite.parameter_cap is None else suite.parameter_cap
+def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instance, rng: np.random.Generator) -> Fossils:
+    """In every slot nothing, or one of the blueprints that serve it, all equally likely, as far as caps allow."""
+    caps = np.array([np.inf if cap is None else cap for cap in (budget.parameters, budget.flops)])
     drawn: list[SeedKind] = []
     for slot, site in enumerate(prices.sites(instance)):
         kinds = [get(name) for name in suite.blueprints]
         choices = [None, *(index for index, kind in enumerate(kinds) if kind.serves(site))]
         choice = choices[int(rng.integers(len(choices)))]
-        if choice is not None and (cost := kinds[choice].parameters_at(site)) <= left:
-            left -= cost
+        if choice is None:
+            continue
+        left = caps - [kinds[choice].parameters_at(site), kinds[choice].flops_at(site)]
+        if (left >= 0).all():
+            caps = left
             drawn.append(SeedKind(slot, choice, Blend.ADD))
     return tuple(drawn)
 
@@ -86,11 +89,18 @@ class _PoolTask(DeviceTask):
 
 
 def train_pool(terms: EvaluationConfig, instances: Sequence[Instance], seed: int, workers: Workers) -> Pool:
-    """Draw networks for every instance and train them all, side by side."""
+    """Draw networks for every instance and train them all, side by side, within the controller's caps.
+
+    Raises:
+        ConfigError: there is a cap on memory, which is none of a network that never changes.
+    """
+    if terms.conduct.budget.memory is not None:
+        raise ConfigError("a search knows no cap on memory: train with conduct.budget.parameters or flops instead")
     suite, rng = get_suite(terms.suite), numpy_generator(seed, Stream.STATIC_SEARCH)
     prices = Prices(suite)
     every = [instance for instance in instances for _ in range(POOL)]
-    fossils = [draw_fossils(suite, prices, instance, rng) for instance in every]
+    budget = terms.conduct.budget.within(suite.parameter_cap)
+    fossils = [draw_fossils(suite, prices, budget, instance, rng) for instance in every]
     parts = [slice(start, start + COHORT) for start in range(0, len(every), COHORT)]
     found = workers.map(_train, [_PoolTask(terms, every[part], fossils[part]) for part in parts])
     shape = len(instances), POOL
@@ -102,7 +112,8 @@ def train_pool(terms: EvaluationConfig, instances: Sequence[Instance], seed: int
 
 def _train(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
-    terms = task.terms.measuring(None)
+    conduct = task.terms.conduct.model_copy(update={"promise": None, "plateau": None})
+    terms = replace(task.terms, conduct=conduct)
     episodes = terms.episodes(task.instances, fossils=task.fossils)
     waiting, curve = wait(len(task.instances)), list[Floats]()
     for _ in range(episodes.suite.steps):
@@ -124,7 +135,8 @@ def random_search(pool: Pool, flops: Floats) -> Floats:
 
 def successive_halving(pool: Pool, flops: Floats) -> Floats:
     """Brackets of four, one after the other, as many as can be afforded, but one network at least."""
-    quarter, half, whole = pool.decisions // 4, pool.decisions // 2, pool.decisions
+    whole = pool.decisions
+    quarter, half = max(whole // 4, 1), max(whole // 2, 1)
     rows = np.arange(len(flops))[:, None]
     left, finished = flops.copy(), np.zeros(pool.test.shape, bool)
     for start in range(0, POOL, BRACKET):
@@ -212,22 +224,13 @@ def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, 
         RunError, CheckpointError: the run is unusable.
     """
     controller, terms = find_controller(name, suite)
+    trainings = count_trainings(name, suite)
     instances = sample_for_evaluation(suite, split, count, seed)
     played = measure_arm(evaluate_controllers(workers, [controller], terms, instances)[0], suite)
     scores = np.array([one.score for one in played.outcomes])
     pool = train_pool(terms, instances, seed, workers)
     flops = np.array(played.flops, np.float64)
-    return compare_with_search(name, scores, flops, pool, count_trainings(name, suite), seed)
-
-
-def count_trainings(name: str, suite: Suite) -> float:
-    """Whole trainings of networks that the controller of that name has cost: to learn, or to tune for this suite."""
-    if name in (one.name for one in baselines(suite)) and name != ESPER:
-        return baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
-    run = open_policy(name)
-    settings = load_settings(TrainSettings, run.config)
-    own = Checkpoints(run.checkpoints).latest().iteration * settings.environments
-    return own + (count_trainings(settings.start_from, suite) if settings.start_from else 0)
+    return compare_with_search(name, scores, flops, pool, trainings, seed)
 
 
 def find_multiple(means: Floats, score: float) -> float | None:

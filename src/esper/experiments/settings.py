@@ -16,7 +16,7 @@ from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.settings import Settings
-from esper.tasks.registry import FIRST_UNSEEN, GENERATED, get_suite
+from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
 from esper.training.population import Strategy
 
 
@@ -126,7 +126,8 @@ class TrainSettings(Settings):
                 "instead of conduct.promise, or policy.advice to null"
             )
         measured = self.conduct.model_copy(update={"promise": self.promise})
-        measured.require_measurements(get_suite(self.suite).steps)
+        for name in (self.suite, *self.mix):
+            measured.require_measurements(SHORTEST if name == GENERATED else get_suite(name).steps)
         return self
 
     @field_validator("strategy", mode="before")
@@ -159,5 +160,16 @@ class TrainSettings(Settings):
             raise ValueError(
                 f"environments ({self.environments}) must be a multiple of shards * ppo.group ({part}), "
                 "so that every group of environments on one instance is whole in its shard"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shards_fill_minibatches(self) -> Self:
+        """In a mix each shard may be the only one of its shape, and the largest."""
+        own = self.environments // self.shards
+        if self.mix and own < self.ppo.minibatches:
+            raise ValueError(
+                f"with a mix, each shard's {own} environments must fill ppo.minibatches ({self.ppo.minibatches}): "
+                "raise environments, or lower shards or ppo.minibatches"
             )
         return self

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 
 from esper.config import load_settings, merge, override_of, put, validate_settings
 from esper.errors import ConfigError
+from esper.experiments.collect import require_start
 from esper.experiments.contest import train_and_play
 from esper.experiments.iteration import Iteration
 from esper.experiments.results import ArmResults
@@ -260,6 +261,8 @@ def run_sweep(
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written, or a worker process died.
     """
+    for trial in sweep.trials:
+        require_start(trial.settings)
     suite = get_suite(sweep.trials[0].settings.suite)
     instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
     tasks = [

@@ -275,7 +275,7 @@ def _describe_outside(what: str, here: float, known: Sequence[float]) -> list[st
 
 def _find_layouts(suites: Sequence[Suite]) -> list[str]:
     """Layouts of the sites at which the suites' hosts grow; those with the same problems have hosts of one kind."""
-    alike = {suite.families: suite for suite in suites}
+    alike = {(type(suite), suite.families): suite for suite in suites}
     return sorted(
         {
             site.layout.value

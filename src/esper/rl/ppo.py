@@ -102,9 +102,8 @@ class Learner:
 
         # Statistics that moved between acting and learning would make the first ratio differ from 1: only now.
         if stats.finite:
-            for batch in batches:
-                running = batch.rollout.running
-                self.policy.recalibrate(select_steps(batch.rollout.observations, running), batch.target[running])
+            seen = [select_steps(one.observations, one.running) for one in rollouts]
+            self.policy.recalibrate(seen, of_running(batches, lambda one: one.target))
         self.updates += 1
         return stats.metrics(batches, self._optimizer.module_names, settings, progress)
 

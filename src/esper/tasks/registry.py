@@ -40,6 +40,8 @@ _suites: dict[str, str | type[Suite]] = {
 
 GENERATED = "generated"
 """Suites that a number draws, as in ``generated:7``."""
+SHORTEST = 12
+"""Decisions of the shortest generated suite."""
 FIRST_UNSEEN = 10**6
 """Number of the first generated suite that no training draws."""
 
@@ -56,8 +58,8 @@ def register(kind: type[_Kind]) -> type[_Kind]:
     Raises:
         TaskError: another suite has that name.
     """
-    if kind.name in _suites:
-        holder = _suites[kind.name]
+    if kind.name in _suites or kind.name == GENERATED:
+        holder = _suites.get(kind.name, "esper.tasks.generated")
         taken = holder if isinstance(holder, str) else f"{holder.__module__}:{holder.__qualname__}"
         raise TaskError(f"suite name {kind.name!r} of {kind.__qualname__} is taken by {taken}: choose another")
     _suites[kind.name] = kind

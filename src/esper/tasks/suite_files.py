@@ -14,6 +14,7 @@ from pathlib import Path
 FILES = "ESPER_SUITES"
 """Environment variable: files that register suites, separated as in PATH. Processes that this one starts see it."""
 _ENDING = ".py"
+_SUITE, _MIX = "suite=", "mix="
 
 
 def split_name(name: str) -> tuple[str | None, str]:
@@ -25,17 +26,22 @@ def split_name(name: str) -> tuple[str | None, str]:
 def allow_files(words: Sequence[str]) -> None:
     """Let the files be run that a command's words name as its suite, in ``FILE.py:NAME``.
 
-    That is behind ``--suite`` and in ``bench suite FILE.py:NAME``, or in ``suite=FILE.py:NAME``; whatever else looks
-    alike, such as the name of a folder, is none.
+    That is behind ``--suite`` and in ``bench suite FILE.py:NAME``, or in ``suite=FILE.py:NAME`` and ``mix=[...]``;
+    whatever else looks alike, such as the name of a folder, is none.
     """
     for before, word in pairwise(["", *words]):
         assigned = word.removeprefix("--set=").removeprefix("--")
         positional = before == "suite" and words[0] == "bench"
-        if before != "--suite" and not positional and not assigned.startswith("suite="):
+        if assigned.startswith(_MIX):
+            names = assigned.removeprefix(_MIX).strip("[] ").split(",")
+        elif before == "--suite" or positional or assigned.startswith(_SUITE):
+            names = [assigned.removeprefix(_SUITE)]
+        else:
             continue
-        path, _ = split_name(assigned.removeprefix("suite=").strip("\"' "))
-        if path is not None and path not in allowed_files():
-            os.environ[FILES] = os.pathsep.join([*allowed_files(), path])
+        for name in names:
+            path, _ = split_name(name.strip("\"' "))
+            if path is not None and path not in allowed_files():
+                os.environ[FILES] = os.pathsep.join([*allowed_files(), path])
 
 
 def allowed_files() -> list[str]:

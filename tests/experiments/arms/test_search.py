@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from esper.errors import ConfigError, TaskError
+from esper.experiments.costs import count_trainings
 from esper.experiments.evaluation import EvaluationConfig
 from esper.experiments.search import (
     BRACKET,
@@ -13,7 +14,6 @@ from esper.experiments.search import (
     POOL,
     Pool,
     compare_with_search,
-    count_trainings,
     draw_fossils,
     find_multiple,
     random_search,
@@ -25,8 +25,10 @@ from esper.experiments.static_networks import Prices, StaticNetwork, train_stati
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.random_streams import Stream, numpy_generator
+from esper.rl.episode_config import EpisodeConfig
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+from esper.training.budget import Budget
 from esper.training.population import Fossils
 
 
@@ -118,18 +120,24 @@ def test_a_pool_is_trained_as_static_networks_are() -> None:
 def drawn(seed: int, instance: Instance, count: int) -> list[Fossils]:
     suite = get_suite("short")
     rng, prices = numpy_generator(seed, Stream.STATIC_SEARCH), Prices(suite)
-    return [draw_fossils(suite, prices, instance, rng) for _ in range(count)]
+    return [draw_fossils(suite, prices, Budget(), instance, rng) for _ in range(count)]
 
 
-def test_every_choice_is_drawn_in_every_slot_and_caps_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
     suite, rng = get_suite("tokens"), np.random.default_rng(0)
     instance, prices = suite.sample(1, "heldout", rng)[0], Prices(suite)
-    networks = [draw_fossils(suite, prices, instance, rng) for _ in range(300)]
+    networks = [draw_fossils(suite, prices, Budget(), instance, rng) for _ in range(300)]
     places = {(seed.slot, seed.blueprint) for network in networks for seed in network}
     assert places == {(slot, kind) for slot in range(len(suite.sites)) for kind in range(len(suite.blueprints))}
     assert {len(network) for network in networks} == {0, 1, 2, 3}
-    monkeypatch.setattr(suite, "parameter_cap", 0)
-    assert all(draw_fossils(suite, prices, instance, rng) == () for _ in range(20))
+    for none in (Budget(parameters=0), Budget(flops=0)):
+        assert all(draw_fossils(suite, prices, none, instance, rng) == () for _ in range(20))
+    some = [draw_fossils(suite, prices, Budget(parameters=100), instance, rng) for _ in range(100)]
+    host = prices.network(instance, ())
+    assert {len(network) for network in some} >= {0, 1}
+    assert max(len(network) for network in some) < 3
+    flops = [draw_fossils(suite, prices, Budget(flops=2000), instance, rng) for _ in range(100)]
+    assert 0 < max(prices.network(instance, network) - host for network in flops) <= 2000
 
 
 def test_a_controller_beside_searches() -> None:
@@ -142,6 +150,31 @@ def test_a_controller_beside_searches() -> None:
         search_beside("lock", get_suite("short"), "heldout", 3, 0, workers)
     with LocalWorkers(1) as workers, pytest.raises(TaskError, match="has no families for the split"):
         search_beside("look", get_suite("generated:4"), "transfer", 3, 0, workers)
+
+
+def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone() -> None:
+    suite = get_suite("short")
+    instances = suite.sample(2, "heldout", np.random.default_rng(0))
+    with LocalWorkers(1) as workers:
+        usual = train_pool(EvaluationConfig("short", Rules()), instances, 3, workers)
+        conduct = EpisodeConfig(plateau=1)
+        stalling = train_pool(EvaluationConfig("short", Rules(), conduct), instances, 3, workers)
+        capped = train_pool(
+            EvaluationConfig("short", Rules(), EpisodeConfig(budget=Budget(parameters=0))), instances, 3, workers
+        )
+        memory = EpisodeConfig(budget=Budget(memory=10))
+        with pytest.raises(ConfigError, match="a search knows no cap on memory"):
+            train_pool(EvaluationConfig("short", Rules(), memory), instances, 3, workers)
+    assert np.array_equal(usual.validation, stalling.validation)
+    assert len(set(capped.flops[0].tolist())) == 1
+
+
+def test_halving_of_short_trainings_looks_at_what_was_trained() -> None:
+    """With three decisions, a quarter is the first one, and not the last."""
+    pool = pool_of(rising(1), decisions=3)
+    pool.validation[:, BRACKET - 1, 0] = -1.0
+    assert successive_halving(pool, np.full(1, 100.0))[0] == pytest.approx(rising(1)[0, -1])
+    assert successive_halving(pool, np.full(1, 7.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
 
 
 def test_what_controllers_cost() -> None:

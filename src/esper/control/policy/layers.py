@@ -108,8 +108,8 @@ class RunningMoments(nn.Module):
 class ObservationNormaliser(nn.Module):
     """Standardises every feature of an observation over environments, steps, slots and blueprints.
 
-    A feature that never varied where the policy learned reads 0 for ever: elsewhere, where it is another, it would only
-    drive a policy that has learned nothing of it to one of its bounds.
+    A feature that never varied where the policy learned, or not for thousands of updates, reads 0: elsewhere, where it
+    is another, it would only drive a policy that has learned nothing of it to one of its bounds.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
@@ -125,11 +125,12 @@ class ObservationNormaliser(nn.Module):
             _standardise(observation.blueprints, self.blueprints),
         )
 
-    def update(self, observation: Observation) -> None:
-        """Merge a batch of raw observations, any leading shape."""
-        self.globals.update(observation.globals)
-        self.slots.update(observation.slots)
-        self.blueprints.update(observation.blueprints)
+    def update(self, *observations: Observation) -> None:
+        """Merge raw observations, any leading shapes and numbers of slots and blueprints, as one batch."""
+        for moments, parts in zip(
+            (self.globals, self.slots, self.blueprints), zip(*observations, strict=True), strict=True
+        ):
+            moments.update(torch.cat([part.flatten(0, -2) for part in parts]))
 
 
 def _standardise(values: Tensor, moments: RunningMoments) -> Tensor:

@@ -242,9 +242,9 @@ class Policy(nn.Module):
         flat = MaskTensors(*(part.flatten(0, 1) for part in masks))
         return open_heads(flat, actions.flatten(0, 1), self.heads.relevant).view(actions.shape)
 
-    def recalibrate(self, observations: Observation, returns: Tensor) -> None:
+    def recalibrate(self, observations: Sequence[Observation], returns: Tensor) -> None:
         """Merge raw observations and returns into the policy's statistics: once, after learning from them."""
-        self.normaliser.update(observations)
+        self.normaliser.update(*observations)
         self.value_head.rescale(returns)
 
     def _advice(self, observation: Observation) -> Advice | None:

@@ -17,7 +17,7 @@ from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label
 from esper.tasks.generated.hosts import ACTIVATIONS, Build, Chain, build
 from esper.tasks.generated.problems import PROBLEMS, Draw, Shape
 from esper.tasks.instance import Instance
-from esper.tasks.registry import GENERATED, lookup
+from esper.tasks.registry import GENERATED, SHORTEST, lookup
 from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
 
 _SERVING: Mapping[str, tuple[str, ...]] = {
@@ -55,7 +55,7 @@ class GeneratedSuite(Suite):
         serving = _SERVING[self.kind]
         size = int(rng.integers(3, len(serving) + 1))
         self.blueprints = tuple(str(name) for name in rng.choice(serving, size, replace=False))
-        self.steps = int(rng.integers(12, 61))
+        self.steps = int(rng.integers(SHORTEST, 61))
         self.batches_per_step = int(rng.integers(4, 11))
         self.batch_size = int(rng.choice([16, 32, 48]))
         self._shape = _draw_shape(self.kind, rng)
