@@ -32,6 +32,8 @@ def test_no_number_ever_changes() -> None:
         "SEQUENCE_SEARCH": 22,
         "SHUFFLED_ARM": 23,
         "SWEPT_INSTANCES": 24,
+        "MIXED_SUITES": 25,
+        "STATIC_SEARCH": 26,
         "DATA_ORDER": 0x0DDE5,
     }
 

@@ -264,7 +264,7 @@ def test_any_controller_plays_a_suite_without_a_run(controller: str, run: Path, 
     assert main(["evaluate", "--controller", name, "--suite", "short", "--instances", "4", "--json"]) == 0
     captured = capsys.readouterr()
     scores = last_json(captured.out)
-    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"}
+    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look", "esper"}
     assert set(scores) == (known | {"policy"} if controller == "a run" else known)
     for found in scores.values():
         assert found["score_interval"][0] <= found["score"] <= found["score_interval"][1]

@@ -9,13 +9,14 @@ import pytest
 
 from conformance import generative, pretrained, sequences, tricks, vision
 from conformance.kind import Kind
+from esper.control.shipped import ESPER
 from esper.errors import EsperError
 
 KINDS: tuple[Kind, ...] = (*vision.KINDS, *sequences.KINDS, *generative.KINDS, *tricks.KINDS, *pretrained.KINDS)
 REFUSED: tuple[tuple[Kind, str], ...] = (*generative.REFUSED, *tricks.REFUSED)
 LEARNED = "learned"
 """A policy; the others are rules, by their names."""
-CONTROLLERS = ("look", "heuristic", "periodic", "all_at_start", "random", "none", LEARNED)
+CONTROLLERS = ("look", "heuristic", "periodic", "all_at_start", "random", "none", ESPER, LEARNED)
 
 SENTENCES: dict[tuple[str, str], str] = {
     ("pt2", "gru_packed"): "torch.export cannot trace Gru",

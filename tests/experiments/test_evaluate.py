@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from esper.checkpoints import Checkpoints
-from esper.control.learned import LearnedController
+from esper.control.learned import POLICY
 from esper.control.rules.look import LookRule, LookSettings
 from esper.control.rules.simple import SHUFFLED, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
@@ -152,7 +152,7 @@ def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: RunEval
 
 
 def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
-    scores = {one.instance: one.score for one in found.results if one.controller == LearnedController.name}
+    scores = {one.instance: one.score for one in found.results if one.controller == POLICY}
     episodes = found.behaviour.episodes
     assert len({one.family for one in episodes}) == len(episodes) == len(found.behaviour.usage)
     for one in episodes:
@@ -229,7 +229,7 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
     digits = get_suite("digits")
     with LocalWorkers(1) as workers:
         found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
-    assert found.reference.name == LearnedController.name
+    assert found.reference.name == POLICY
     assert set(told) == {digits.steps}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,30 +234,46 @@ def warn_of_unknown(
     """
     if origin is None:
         return
-    suites, slots = _list_suites(origin), model.slots.values()
-    blueprints = {name: None for suite in suites for name in suite.blueprints}
+    kinds, slots = tuple(dict.fromkeys((origin.suite, *origin.mix))), model.slots.values()
+    known = _learn_known(kinds)
     foreign = [
-        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, blueprints),
-        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, _find_layouts(suites)),
-        *_describe_outside("a horizon of {:g}", timing.horizon, [suite.steps for suite in suites]),
-        *_describe_outside("rent {:g}", rent, _draw_rents(suites)),
-        *_describe_outside("{:g} classes", classes, [suite.classes for suite in suites]),
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, known.blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, known.layouts),
+        *_describe_outside("a horizon of {:g}", timing.horizon, known.horizons),
+        *_describe_outside("rent {:g}", rent, known.rents),
+        *_describe_outside("{:g} classes", classes, known.classes),
     ]
     if foreign:
-        kinds = ", ".join(dict.fromkeys((origin.suite, *origin.mix)))
         warnings.warn(
-            f"the policy was trained on {kinds} and never met {'; '.join(foreign)}: it may plant and prune without "
-            "keeping anything; compare it with controller 'look', or train one on problems like yours",
+            f"the policy was trained on {', '.join(kinds)} and never met {'; '.join(foreign)}: it may plant and prune "
+            "without keeping anything; compare it with controller 'look', or train one on problems like yours",
             stacklevel=4,
         )
 
 
-def _list_suites(origin: PolicyOrigin) -> list[Suite]:
-    """Those that a policy was trained on, some of the generated ones standing for all."""
-    names = dict.fromkeys((origin.suite, *origin.mix))
+class _Known(NamedTuple):
+    """What suites have."""
+
+    blueprints: tuple[str, ...]
+    layouts: tuple[str, ...]
+    horizons: tuple[float, ...]
+    rents: tuple[float, ...]
+    classes: tuple[float, ...]
+
+
+@cache
+def _learn_known(names: tuple[str, ...]) -> _Known:
+    """Of the suites of these names, some of the generated ones standing for all."""
     numbers = range(_GENERATED if GENERATED in names else 0)
     own = [get_suite(name) for name in names if name != GENERATED]
-    return [*own, *(get_suite(f"{GENERATED}:{number}") for number in numbers)]
+    suites = [*own, *(get_suite(f"{GENERATED}:{number}") for number in numbers)]
+    return _Known(
+        tuple(dict.fromkeys(name for suite in suites for name in suite.blueprints)),
+        _find_layouts(suites),
+        tuple(suite.steps for suite in suites),
+        _draw_rents(suites),
+        tuple(suite.classes for suite in suites),
+    )
 
 
 def _list_unknown(what: str, here: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -273,19 +289,14 @@ def _describe_outside(what: str, here: float, known: Sequence[float]) -> list[st
     return [f"{what.format(here)} (it knows {' to '.join(f'{one:g}' for one in sorted({low, high}))})"]
 
 
-def _find_layouts(suites: Sequence[Suite]) -> list[str]:
+def _find_layouts(suites: Sequence[Suite]) -> tuple[str, ...]:
     """Layouts of the sites at which the suites' hosts grow; those with the same problems have hosts of one kind."""
     alike = {(type(suite), suite.families): suite for suite in suites}
-    return sorted(
-        {
-            site.layout.value
-            for suite in alike.values()
-            for site in probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites.values()
-        }
-    )
+    probed = [probe(one.template(), one.sites, torch.zeros(2, *one.input_shape)).sites for one in alike.values()]
+    return tuple(sorted({site.layout.value for sites in probed for site in sites.values()}))
 
 
-def _draw_rents(suites: Sequence[Suite]) -> list[float]:
+def _draw_rents(suites: Sequence[Suite]) -> tuple[float, ...]:
     """Rents of instances drawn evenly from the suites."""
     rng, each = np.random.default_rng(0), -(-_DRAWN // len(suites))
-    return [instance.rent for suite in suites for instance in suite.sample(each, "train", rng)]
+    return tuple(instance.rent for suite in suites for instance in suite.sample(each, "train", rng))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.control.learned import LearnedController
+from esper.control.learned import POLICY
 from esper.control.rules.schedule import Planting, Schedule
 from esper.experiments.evaluation import EvaluationConfig, EvaluationResult, evaluate_controllers
 from esper.experiments.workers import LocalWorkers
@@ -23,7 +23,7 @@ def instances(count: int, stream: int = 0) -> list[Instance]:
 
 def planter() -> Schedule:
     """In slot 0 at once, in slot 2 as soon as it may."""
-    return Schedule([Planting(0, 0, 3), Planting(1, 2, 6)], get_suite("short").steps, LearnedController.name)
+    return Schedule([Planting(0, 0, 3), Planting(1, 2, 6)], get_suite("short").steps, POLICY)
 
 
 def planted(chosen: Sequence[Instance]) -> EvaluationResult:

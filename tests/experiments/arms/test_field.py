@@ -25,7 +25,7 @@ from experiments.arms.planting import planter
 from experiments.runs import tiny
 
 INSTANCES = 6
-BASELINES = ["none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"]
+BASELINES = ["none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look", "esper"]
 FOLLOWERS = ["shuffled", "sequence", "static", "static_equal_flops", "none_equal_flops"]
 
 

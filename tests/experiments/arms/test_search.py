@@ -23,11 +23,13 @@ from esper.experiments.search import (
 )
 from esper.experiments.static_networks import Prices, StaticNetwork, train_static
 from esper.experiments.workers import LocalWorkers
+from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
 from esper.random_streams import Stream, numpy_generator
 from esper.rl.episode_config import EpisodeConfig
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
 from esper.training.budget import Budget
 from esper.training.population import Fossils
 
@@ -123,6 +125,12 @@ def drawn(seed: int, instance: Instance, count: int) -> list[Fossils]:
     return [draw_fossils(suite, prices, Budget(), instance, rng) for _ in range(count)]
 
 
+def count_parameters(network: Fossils, suite: Suite, instance: Instance) -> int:
+    """Parameters of the fossils."""
+    sites, kinds = Prices(suite).sites(instance), [get(name) for name in suite.blueprints]
+    return sum(kinds[one.blueprint].parameters_at(sites[one.slot]) for one in network)
+
+
 def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
     suite, rng = get_suite("tokens"), np.random.default_rng(0)
     instance, prices = suite.sample(1, "heldout", rng)[0], Prices(suite)
@@ -135,7 +143,7 @@ def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
     some = [draw_fossils(suite, prices, Budget(parameters=100), instance, rng) for _ in range(100)]
     host = prices.network(instance, ())
     assert {len(network) for network in some} >= {0, 1}
-    assert max(len(network) for network in some) < 3
+    assert max(count_parameters(network, suite, instance) for network in some) <= 100
     flops = [draw_fossils(suite, prices, Budget(flops=2000), instance, rng) for _ in range(100)]
     assert 0 < max(prices.network(instance, network) - host for network in flops) <= 2000
 
