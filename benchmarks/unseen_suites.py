@@ -3,7 +3,7 @@
     esper evaluate --controller esper --suite benchmarks/unseen_suites.py:recurrent --instances 64
 
 `recurrent` has a recurrent host that reads a series of events, `compass` a residual host on images cut into patches.
-With the rings of `examples/own_suite.py` they are the test kinds of docs/results.md, named before training began.
+With the rings of `examples/own_suite.py` they are test kinds of docs/results.md, and nothing was ever chosen on them.
 """
 
 from __future__ import annotations
