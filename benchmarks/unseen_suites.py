@@ -153,7 +153,7 @@ class CompassSuite(UnseenSuite):
     classes = 4
     input_shape = (1, 8, 8)
     sites = ("embed", "stream0", "stream1")
-    blueprints = ("mlp_wide", "lora", "attention", "token_mix", "norm", "gate")
+    blueprints = ("mlp_wide", "lowrank_8", "attention", "token_mix", "norm", "gate")
     families = ("direction", "distance")
     widths = (6, 6, 6)
 

@@ -66,8 +66,8 @@ def test_foreign_circumstances_are_named(trained: str, circumstances: dict[str, 
 
 
 def test_foreign_blueprints_and_layouts_are_named(trained: str):
-    (warning,) = said(trained, familiar(blueprint="lora"), **KNOWN)
-    assert_says(warning, r"met blueprints lora \(it knows mlp, ")
+    (warning,) = said(trained, familiar(blueprint="lowrank_8"), **KNOWN)
+    assert_says(warning, r"met blueprints lowrank_8 \(it knows mlp, ")
     host = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4))
     (warning,) = said(trained, esper.attach(host, {"0": ["mlp"]}, torch.zeros(2, 5)), **KNOWN)
     assert_says(warning, r"met layouts features \(it knows tokens\):")

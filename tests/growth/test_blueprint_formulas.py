@@ -139,9 +139,9 @@ def test_squeeze_excite_is_a_gate_with_more_hidden_units():
     torch.testing.assert_close(seed(h, h), h * openness[:, :, None, None])
 
 
-def test_lora_has_the_same_rank_at_any_width():
+def test_lowrank_8_has_the_same_rank_at_any_width():
     for width, rank in ((4, 4), (8, 8), (64, 8)):
         site = Site(Layout.TOKENS, width=width, extent=(3,), input_shape=())
-        seed, h = grown(get("lora"), site), batch(site)[0]
+        seed, h = grown(get("lowrank_8"), site), batch(site)[0]
         assert torch.linalg.matrix_rank(seed.up @ seed.down) == rank
         torch.testing.assert_close(seed(h, h), h @ (seed.up @ seed.down).T)

@@ -12,6 +12,7 @@ from growth.blueprint_cases import SITES, generator
 
 BUILT_IN = (
     "attention",
+    "block_copy",
     "bottleneck",
     "conv1x1",
     "conv3x3",
@@ -19,7 +20,14 @@ BUILT_IN = (
     "gate",
     "input_skip",
     "lora",
+    "lora_1",
+    "lora_16",
+    "lora_2",
+    "lora_32",
+    "lora_4",
+    "lora_64",
     "lowrank",
+    "lowrank_8",
     "mlp",
     "mlp_wide",
     "norm",
@@ -38,7 +46,7 @@ def test_the_built_in_blueprints_are_registered_under_sorted_names():
     ("layout", "expected"),
     [
         (Layout.FEATURES, "gate input_skip lowrank mlp mlp_wide norm"),
-        (Layout.TOKENS, "attention gate input_skip lora lowrank mlp mlp_wide norm token_conv token_mix"),
+        (Layout.TOKENS, "attention gate input_skip lowrank lowrank_8 mlp mlp_wide norm token_conv token_mix"),
         (Layout.SEQUENCE, "bottleneck conv1x1 conv3x3 depthwise gate norm squeeze_excite"),
         (Layout.IMAGE, "bottleneck conv1x1 conv3x3 depthwise gate norm squeeze_excite"),
     ],

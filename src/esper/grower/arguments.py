@@ -130,7 +130,7 @@ def check_look(look: object, listener: Listener | None) -> None:
         raise ConfigError("the controller does not go by what blueprints promise: leave look out")
 
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Version of what `esper.Grower.state_dict` returns."""
 _SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
 """Terms to which all that a grower remembers belongs; any other may be changed between decisions."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.arrays import Bools, Floats
 from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.errors import ConfigError, LookError, SlotError
-from esper.growth.blueprints.registry import Blueprint
+from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
 from esper.growth.functional_gradients import Asked
 from esper.growth.look import Candidate, Look, promise_of, raise_precision
 from esper.growth.model import GrowingModel
@@ -48,6 +48,15 @@ class _Heard(NamedTuple):
     """Of the network, ``[B, ...]``; None where nobody reads them, or they are not known."""
     wishes: Tensor
     """Gradient of each example's own loss with respect to the features, ``[B, ...]``, up to one factor for all."""
+    first: Tensor | None
+    """The layer's first argument, ``[B, ...]``; None where nobody reads it, or it is no tensor."""
+    alone: bool
+    """Whether the layer had no other argument."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> _Heard:
+        """With its tensors changed."""
+        first, inputs = (None if part is None else change(part) for part in (self.first, self.inputs))
+        return _Heard(change(self.features), inputs, change(self.wishes), first, self.alone)
 
 
 class Listener:
@@ -126,7 +135,7 @@ class Listener:
         for slot in self._model.slots.values():
             slot.listener = self._hear if listening and self._active else None
 
-    def _hear(self, slot: Slot, passed: Tensor) -> Tensor:
+    def _hear(self, slot: Slot, call: LayerCall, passed: Tensor) -> Tensor:
         """Keep the slot's features until their gradient arrives, if it ever does."""
         if not torch.is_grad_enabled() or not passed.is_floating_point() or passed.is_nested:
             return passed
@@ -134,13 +143,25 @@ class Listener:
         if not passed.requires_grad:  # nothing before it learns, but a seed here would
             hearing = torch.zeros_like(passed, requires_grad=True)
             passed = passed + hearing
-        features = passed.detach()[: self.record.settings.examples].clone()
-        hearing.register_hook(partial(self._keep, slot.name, features, self._find_inputs(slot, passed)))
+        most = self.record.settings.examples
+        first = call.first if self._offers(slot, Reads.LAYER) else None
+        heard = _Heard(
+            passed.detach()[:most].clone(),
+            self._find_inputs(slot, passed),
+            passed.detach()[:0],
+            None if first is None or len(first) != len(passed) else first.detach()[:most].clone(),
+            call.alone,
+        )
+        hearing.register_hook(partial(self._keep, slot.name, heard))
         return passed
+
+    def _offers(self, slot: Slot, reads: Reads) -> bool:
+        """Whether a blueprint on offer there reads such."""
+        return any(kind.reads is reads for kind in self._kinds if kind.name in slot.blueprints)
 
     def _find_inputs(self, slot: Slot, passed: Tensor) -> Tensor | None:
         """The network's, for as many examples, where somebody reads them and they are of this pass."""
-        if not any(kind.reads_inputs for kind in self._kinds if kind.name in slot.blueprints):
+        if not self._offers(slot, Reads.NETWORK):
             return None
         try:
             inputs = slot.tap.inputs
@@ -149,17 +170,17 @@ class Listener:
         return inputs.detach()[: self.record.settings.examples] if len(inputs) == len(passed) else None
 
     @torch.no_grad()
-    def _keep(self, name: str, features: Tensor, inputs: Tensor | None, gradient: Tensor) -> None:
+    def _keep(self, name: str, found: _Heard, gradient: Tensor) -> None:
         """Keep the newest examples: no minibatch more than it takes to have enough."""
         # Of the mean over so many; in half precision the product, or a scaled loss, might overflow.
-        wishes = raise_precision(gradient.detach()[: len(features)]) * len(gradient)
+        wishes = raise_precision(gradient.detach()[: len(found.features)]) * len(gradient)
         if self._scaler is not None:
             wishes = wishes / self._scaler.scale(torch.ones((), device=wishes.device))
         heard, enough = self._heard[name], self.record.settings.examples
-        if heard and heard[-1].features is features:  # another loss of the same forward pass
+        if heard and heard[-1].features is found.features:  # another loss of the same forward pass
             heard[-1] = heard[-1]._replace(wishes=heard[-1].wishes + wishes)
             return
-        heard.append(_Heard(features, inputs, wishes))
+        heard.append(found._replace(wishes=wishes))
         while sum(len(one.wishes) for one in heard) - len(heard[0].wishes) >= enough:
             heard.popleft()
 
@@ -184,12 +205,14 @@ class Listener:
         """By the newest examples, as many as are wanted, or fewer where a blueprint has very many parameters."""
         bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
         heard = self._newest(slot.name, min(self.record.settings.examples, max(bound, FEWEST_EXAMPLES)))
-        asked = Asked([], [one.features for one in heard], [one.wishes for one in heard])
+        firsts = [one.first for one in heard if one.first is not None]
+        alone = all(one.alone for one in heard)
+        asked = Asked([], [one.features for one in heard], [one.wishes for one in heard], firsts, alone)
         inputs = [one.inputs for one in heard if one.inputs is not None]
         if sum(map(len, asked.wishes)) < LEAST:
             self._warn(slot.name, f"nothing was heard of what training asks for at slot {slot.name!r}")
             return None
-        if kind.reads_inputs and len(inputs) < len(heard):
+        if kind.reads is Reads.NETWORK and len(inputs) < len(heard):
             self._warn(kind.name, f"blueprint {kind.name!r} reads the network's input, of which nothing was heard")
             return None
         try:
@@ -204,8 +227,7 @@ class Listener:
         for one in reversed(self._heard[name]):
             if wanted and bool(one.wishes.isfinite().all()):
                 part = slice(min(wanted, len(one.wishes)))
-                inputs = None if one.inputs is None else one.inputs[part]
-                found.insert(0, _Heard(one.features[part], inputs, one.wishes[part]))
+                found.insert(0, one.map(lambda tensor, part=part: tensor[part]))
                 wanted -= len(found[0].wishes)
         return found
 
@@ -245,6 +267,5 @@ class Listener:
         for slot in self._model.slots.values():
             device = slot.anchor.device
             self._heard[slot.name] = deque(
-                _Heard(features.to(device), None if inputs is None else inputs.to(device), wishes.to(device))
-                for features, inputs, wishes in state["heard"][slot.name]
+                _Heard(*one).map(lambda tensor, device=device: tensor.to(device)) for one in state["heard"][slot.name]
             )

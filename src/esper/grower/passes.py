@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.hooks import find_global_hook_tables, find_hook_tables
+from esper.growth.hook_tables import find_global_hook_tables, find_hook_tables
 from esper.growth.model import GrowingModel
 from esper.growth.slot import InputTap, Slot
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, cast
 from torch import nn
 
 from esper.arguments import Kind, check_arguments, optional, truth
-from esper.errors import SlotError
+from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import get
+from esper.growth.frozen import WHOLE
 from esper.growth.model import GrowingModel
 from esper.growth.probe import INPUTS, MODULE, Arguments
 
@@ -48,8 +49,22 @@ PLACES = Kind(
 )
 
 
+def _read_frozen(value: Any) -> Any:
+    """True, False, or names."""
+    return bool(value) if isinstance(value, bool) else _list_names(value)
+
+
+FROZEN = Kind(_read_frozen, "give True, False, or a list of submodules' names or patterns, such as ['encoder']")
+
+
 @check_arguments(
-    SlotError, model=MODULE, slots=PLACES, example_input=INPUTS, causal=optional(truth()), apart=optional(truth())
+    SlotError,
+    model=MODULE,
+    slots=PLACES,
+    example_input=INPUTS,
+    causal=optional(truth()),
+    apart=optional(truth()),
+    freeze_host=FROZEN,
 )
 def attach(
     model: nn.Module,
@@ -58,6 +73,7 @@ def attach(
     *,
     causal: bool | None = None,
     apart: bool | None = None,
+    freeze_host: bool | Sequence[str] = False,
 ) -> GrowingModel:
     """Give ``model`` growth slots behind some of its submodules.
 
@@ -78,6 +94,9 @@ def attach(
         apart: Whether no position of tokens or sequences may learn of any other, as where the model masks padding or
             caches the past, of which seeds know nothing; None: that shows in what modules are called with. False puts
             what mixes positions on offer all the same: for models that never meet padding and never use a cache.
+        freeze_host: Whether the host stays as it is, to the bit, and only what grows learns: its parameters require no
+            gradient, and it stays in evaluation mode, without dropout or new statistics, whatever mode the model is
+            in. Names or patterns, as in ``slots``, freeze these submodules and what is in them.
 
     Raises:
         SlotError: an argument is of another kind, such as a string as ``slots``; a name or pattern matches nothing, two
@@ -89,7 +108,23 @@ def attach(
         offers = {place: _list_blueprints(place, given) for place, given in slots.items()}
     else:
         offers = dict.fromkeys(slots)
-    return GrowingModel(model, _resolve_names(model, offers), example_input, causal=causal, apart=apart)
+    frozen = _resolve_frozen(model, freeze_host)
+    return GrowingModel(model, _resolve_names(model, offers), example_input, causal=causal, apart=apart, frozen=frozen)
+
+
+def _resolve_frozen(model: nn.Module, freeze_host: bool | Sequence[str]) -> list[str]:
+    """Names of the submodules to freeze."""
+    if isinstance(freeze_host, bool):
+        return [WHOLE] if freeze_host else []
+    names = [name for place in freeze_host for name in _match_names(model, place)]
+    known = {name for name, _ in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False))}
+    for name in names:
+        if name not in known or not name:
+            raise SlotError(
+                f"freeze_host: the host has no submodule {name!r}{did_you_mean(name, known) or ''}; print(model) shows "
+                "the names, and freeze_host=True freezes all"
+            )
+    return list(dict.fromkeys(names))
 
 
 def _list_blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:

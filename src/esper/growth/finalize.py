@@ -8,17 +8,24 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from enum import StrEnum
 from types import CodeType
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import fx, nn
 
-from esper.errors import SlotError
+from esper.errors import ExportError, SlotError
+from esper.growth.blueprints.registry import Folded, Reads
 from esper.growth.fossils import TracedFossil, relay_input, trace
 from esper.growth.hooks import require_attached
+from esper.growth.positions import find_output_tensor
 from esper.growth.pretrained import refuse_saving
+from esper.growth.probe import call, convert
 from esper.growth.seed import Seed
+from esper.growth.side_pass import keep_modes
+from esper.growth.slot import Slot
 from esper.lifecycle.rules import Isolation
 
 if TYPE_CHECKING:
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
 
 PREFIX = "fossil_"
 """Begins the names of fossils in the submodules that they follow."""
+TOLERANCE = 1e-3
+"""Between a block that is added with weight 1 and one that follows."""
 _ASKING = frozenset({"_modules", "children", "named_children", "modules", "named_modules"})
 """What a module asks of itself that runs whatever it holds."""
 
@@ -41,13 +50,74 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     kept = choose_kept(model, unfinished)
     grown = copy.deepcopy(model)
     grown.release()
+    host, names = grown.host, {name: name for name in kept}
+    inserted, foreign = list[str](), list[str]()
     for name in kept:
         slot, seed = grown.slots[name], grown.seeds[name]
-        traced = trace(seed, slot.site, name)
-        _fold(grown.host, name, type(seed.blueprint).name, traced, grown.tap.place)
-        _keep_padded(grown.host, name)
-    refuse_saving(grown.host, list(kept))
-    return grown.host
+        folded = seed.blueprint.fold(host, names[name], float(seed.alpha))
+        if folded is Folded.INSERTED:
+            inserted.append(name)
+            names = {other: _move(path, names[name]) for other, path in names.items()}
+        if folded is Folded.NOT:
+            _require_traceable(slot, seed)
+            traced = trace(seed, slot.site, name)
+            _fold(host, names[name], type(seed.blueprint).name, traced, grown.tap.place)
+            _keep_padded(host, names[name])
+            foreign.append(names[name])
+    if inserted:
+        _require_equal(model, host, kept, inserted)
+    refuse_saving(host, foreign)
+    return host
+
+
+def _require_traceable(slot: Slot, seed: Seed) -> None:
+    layer = slot.site.layer
+    if seed.reads is Reads.CALL and (layer is None or not layer.alone):
+        raise ExportError(
+            f"{seed.blueprint.name!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}, and its block is "
+            "called with more than features: it can be part of a plain model with a weight of 1 alone, and where the "
+            "block is in an nn.Sequential or nn.ModuleList; save the growing model by esper.save"
+        )
+
+
+def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], inserted: list[str]) -> None:
+    """Whether whoever owns the containers runs what was ``inserted`` there, as ``plain`` then computes as the model.
+
+    Raises:
+        ExportError: it does not, or that cannot be found out.
+    """
+    if model.example_input is None:
+        raise ExportError(
+            f"whether the model runs a block behind {inserted[0]!r} cannot be found out with a copy of a growing "
+            "model: finalize the one that esper.attach or esper.load returned"
+        )
+    example = convert(model.example_input, model.slots.values()[0].anchor)
+    with ExitStack() as stack:
+        for network in (model, plain):
+            stack.enter_context(keep_modes(network))
+            network.eval()
+        for name, slot in model.slots.items():
+            if name not in kept:
+                stack.enter_context(slot.vacate())
+        stack.enter_context(torch.no_grad())
+        wanted, found = (find_output_tensor(call(network, example)) for network in (model, plain))
+    if wanted is None or found is None or not torch.allclose(wanted, found, rtol=TOLERANCE, atol=TOLERANCE):
+        raise ExportError(
+            f"a block inserted behind {inserted[0]!r} is not run as the next one: the model does not go through its "
+            "nn.ModuleList in turn; save the growing model by esper.save"
+        )
+
+
+def _move(path: str, inserted: str) -> str:
+    """Where the submodule ``path`` is when another module was inserted behind ``inserted``."""
+    parent, _, place = inserted.rpartition(".")
+    behind = path.removeprefix(f"{parent}." if parent else "")
+    if behind == path and parent:
+        return path
+    first, dot, rest = behind.partition(".")
+    if not first.isdecimal() or int(first) <= int(place):
+        return path
+    return ".".join(part for part in (parent, str(int(first) + 1)) if part) + dot + rest
 
 
 def _keep_padded(host: nn.Module, submodule: str) -> None:

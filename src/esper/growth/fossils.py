@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
 
 from esper.errors import ExportError
+from esper.growth.blueprints.registry import LayerCall, Reads
 from esper.growth.seed import Seed
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 
@@ -65,7 +66,7 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
         ExportError: that cannot be done.
     """
     kind = type(seed.blueprint)
-    shapes = [site.shape, site.input_shape] if kind.reads_inputs else [site.shape]
+    shapes = [site.shape, site.input_shape] if kind.reads is Reads.NETWORK else [site.shape]
     # A batch unlike all other axes, so that none is taken to be the same.
     batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
     example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
@@ -82,7 +83,9 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
     tensors = {
         spec.target: held[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None
     }
-    return TracedFossil(program, {_strip_prefix(name): tensor for name, tensor in tensors.items()}, kind.reads_inputs)
+    return TracedFossil(
+        program, {_strip_prefix(name): tensor for name, tensor in tensors.items()}, kind.reads is Reads.NETWORK
+    )
 
 
 def _lengths(shape: tuple[int, ...], layout: Layout) -> list[int]:
@@ -101,7 +104,9 @@ class _Traced(nn.Module):
     def forward(self, *given: Tensor) -> Tensor:
         features, inputs = given[0], given[-1]
         # A view that fails at lengths for which the graph was not made; some would pass otherwise by broadcasting.
-        return self.seed(features.reshape(features.shape), inputs)
+        features = features.reshape(features.shape)
+        call = LayerCall((features,), {}) if self.seed.reads is Reads.CALL else inputs
+        return self.seed(features, call)
 
 
 def _strip_prefix(target: str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.arguments import describe
 from esper.errors import LookError
+from esper.growth.blueprints.registry import LayerCall
 from esper.growth.side_pass import keep_modes, side_pass
 
 
@@ -25,6 +26,10 @@ class Asked:
     """What it returned, ``[B, ...]``."""
     wishes: list[Tensor] = field(default_factory=list[Tensor])
     """Gradient of each example's loss with respect to that, ``[B, ...]``."""
+    firsts: list[Tensor] = field(default_factory=list[Tensor])
+    """First arguments of the calls, where each was a tensor; otherwise there are fewer than calls."""
+    alone: bool = True
+    """Whether no call had any other argument that says anything."""
 
 
 @dataclass
@@ -33,6 +38,8 @@ class _Call:
 
     arguments: tuple[Tensor, ...]
     features: Tensor
+    first: Tensor | None
+    alone: bool
     leaf: Tensor
     """Zeros that were added to the features: their gradient is that of the features, frozen or not."""
 
@@ -51,18 +58,22 @@ class FeatureRecorder:
         self._keeps_arguments = arguments
         self._calls: dict[str, list[_Call]] = {name: [] for name in modules}
         self._handles = [
-            module.register_forward_hook(self._hook(name), prepend=first) for name, module in modules.items()
+            module.register_forward_hook(self._hook(name), prepend=first, with_kwargs=True)
+            for name, module in modules.items()
         ]
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
-        def note(_: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
+        def note(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
             leaf = torch.zeros_like(output, requires_grad=True)
             tensors = tuple(one.detach() for one in arguments if isinstance(one, Tensor))
             if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
                 return output
-            self._calls[name].append(_Call(tensors if self._keeps_arguments else (), output.detach(), leaf))
+            call = LayerCall(arguments, keywords)
+            kept, first = tensors if self._keeps_arguments else (), call.first
+            kept_first = None if first is None else first.detach()
+            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.alone, leaf))
             return output + leaf
 
         return note
@@ -88,6 +99,9 @@ class FeatureRecorder:
             asked = self.asked[name]
             asked.arguments.append(call.arguments)
             asked.features.append(call.features)
+            asked.alone &= call.alone
+            if call.first is not None:
+                asked.firsts.append(call.first)
             asked.wishes.append(torch.zeros_like(call.features) if gradient is None else gradient)
 
     def remove(self) -> None:

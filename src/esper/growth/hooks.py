@@ -1,19 +1,14 @@
-"""Whether slots can sit on a host, and still do: what would let them grow in vain is refused.
-
-A module's hooks show by the one public way to them: a hook of one's own.
-"""
+"""Whether slots can sit on a host, and still do: what would let them grow in vain is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import distributed, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from esper.errors import SlotError
+from esper.growth.hook_tables import find_hook_tables
 from esper.growth.slot import Slot
 
 if TYPE_CHECKING:
@@ -77,30 +72,3 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 def _hooks(module: nn.Module) -> list[Any]:
     return [hook for table in find_hook_tables(module) for hook in table.values()]
-
-
-Tables = list[Mapping[int, Any]]
-
-
-def find_hook_tables(module: nn.Module) -> Tables:
-    """The tables of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return []
-    return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
-
-
-def find_global_hook_tables() -> Tables:
-    """The tables of hooks that are called for every module."""
-    return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
-
-
-def _tables(handles: Sequence[RemovableHandle]) -> Tables:
-    """The tables that hooks were put in, which are taken out again."""
-    tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
-    for handle in handles:
-        handle.remove()
-    return tables
-
-
-def _do_nothing(*_: Any) -> None:
-    """As a hook."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.errors import LookError
 from esper.files import write_atomically
-from esper.growth.blueprints.registry import Blueprint, get
+from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads, get
 from esper.growth.functional_gradients import Asked, FeatureRecorder, ask, quietly
 from esper.growth.promise import AskedBatch, gram_of, held_out_promise, promise
 from esper.growth.slot import Slot
@@ -181,7 +181,7 @@ def promise_of(
     Raises:
         LookError: the blueprint does not work under ``vmap``.
     """
-    others = inputs if kind.reads_inputs else asked.features
+    others = _find_others(slot, kind, asked, inputs)
     batches = [
         AskedBatch((raise_precision(features), raise_precision(other)), raise_precision(wishes))
         for features, other, wishes in zip(asked.features, others, asked.wishes, strict=True)
@@ -190,7 +190,8 @@ def promise_of(
     grams: list[Tensor] = []
     drawn: list[list[Tensor]] = []
     for draw in draws:
-        newborn = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
+        newborn: nn.Module = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
+        newborn = _CalledAlone(newborn) if kind.reads is Reads.CALL else newborn
         values = [parameter.detach() for parameter in newborn.parameters()]
         if drawn and all(map(torch.equal, values, drawn[0])):
             break
@@ -205,6 +206,37 @@ def promise_of(
         kind.flops_at(site),
         None if seed_there is None else seed_there.blueprint.name,
     )
+
+
+def _find_others(slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What the blueprint reads beside the features, batch by batch; the features themselves, if nothing."""
+    match kind.reads:
+        case Reads.NETWORK:
+            return inputs
+        case Reads.LAYER:
+            others = asked.firsts
+        case Reads.CALL:
+            others = asked.features if asked.alone else []
+        case Reads.NOTHING:
+            return asked.features
+    if len(others) < len(asked.features):
+        raise LookError(
+            f"blueprint {kind.name!r} in slot {slot.name!r}: the layer there is called with more than its features, so "
+            "what it promises cannot be measured: offer others, or take a controller that does not look"
+        )
+    return others
+
+
+class _CalledAlone(nn.Module):
+    """A blueprint that reads the layer's call, of which nothing is known but the features that it is to be given."""
+
+    def __init__(self, newborn: nn.Module) -> None:
+        super().__init__()
+        self.newborn = newborn
+
+    def forward(self, features: Tensor, _: Tensor) -> Tensor:
+        contribution: Tensor = self.newborn(features, LayerCall((features,), {}))
+        return contribution
 
 
 def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:

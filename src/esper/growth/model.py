@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -15,6 +16,7 @@ from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.finalize import Unfinished, finalize
+from esper.growth.frozen import FrozenParts, Growth, swap_growth
 from esper.growth.hooks import require_attachable, require_attached
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
@@ -133,6 +135,7 @@ class GrowingModel(nn.Module):
         example_input: What the host takes: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
         apart: As in `esper.growth.probe.probe`.
+        frozen: Names of submodules that stay as they are; ``""`` is the host itself.
 
     Raises:
         SlotError: as `esper.growth.probe.probe` and `Slot`.
@@ -146,12 +149,15 @@ class GrowingModel(nn.Module):
         *,
         causal: bool | None = None,
         apart: bool | None = None,
+        frozen: Sequence[str] = (),
     ) -> None:
         super().__init__()
         require_attachable(host)
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
+        self.example_input: Arguments | None = example_input
+        """Of the probe; None in copies."""
         self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
@@ -160,11 +166,16 @@ class GrowingModel(nn.Module):
         made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
-            self._hooks.append(host.get_submodule(name).register_forward_hook(slot))
+            self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
         self.slots = Slots(made)
+        self.frozen = FrozenParts(host, frozen)
+        """What of the host stays as it is."""
+        self.slots.values()[-1].begins_graph = self.frozen.holds_all(host)
         self._guards = guard_saving(self)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
+        self.host_flops = probed.flops
+        """FLOPs of the host's forward pass for one example, before any growth; None if torch cannot count them."""
         self.outputs = probed.outputs
         """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
         like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
@@ -187,7 +198,8 @@ class GrowingModel(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         require_attached(self)
-        return make_empty, (type(self).__bases__[0], type(self.host)), self.__dict__
+        state = {**self.__dict__, "example_input": None}  # copies and files hold no data
+        return make_empty, (type(self).__bases__[0], type(self.host)), state
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
@@ -195,6 +207,44 @@ class GrowingModel(nn.Module):
         if torch.compiler.is_compiling():
             self.compilations.record_graph(self.training)
         return self.host(*arguments, **keywords)
+
+    def train(self, mode: bool = True) -> Self:
+        """As `torch.nn.Module.train`; what is frozen stays in evaluation mode."""
+        super().train(mode)
+        self.frozen.rest(self.host)
+        return self
+
+    @contextmanager
+    def without_growth(self) -> Generator[None]:
+        """Within the block the host computes what it would without anything that grew: nothing is lost by it.
+
+        Of a frozen host that is to the bit what it was before.
+        """
+        with ExitStack() as stack:
+            for slot in self.slots.values():
+                stack.enter_context(slot.vacate())
+            yield
+
+    def swap(self, growth: Growth | None) -> Growth:
+        """Let ``growth`` live in the slots, and return what lived there: several growths of one frozen host.
+
+        ```python
+        first = model.swap(None)  # the bare host again, for another task
+        second = model.swap(first)
+        ```
+
+        The optimizer that the model is linked to forgets what goes, and trains what comes. A grower knows of one
+        growth: make another one after a swap.
+
+        Args:
+            growth: What `swap` of this model, or of one with the same slots on an equal host, returned; None: nothing.
+
+        Raises:
+            SlotError: the host is not frozen, and so has learned together with what grew; ``growth`` is of other slots;
+                or a slot is not called any more.
+        """
+        require_attached(self)
+        return swap_growth(self, growth)
 
     @property
     def seeds(self) -> dict[str, Seed]:
@@ -368,7 +418,9 @@ class GrowingModel(nn.Module):
         Raises:
             ConfigError: ``unfinished`` is something else.
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
-            ExportError: `torch.export` cannot trace the blueprint of a seed.
+            ExportError: `torch.export` cannot trace the blueprint of a seed; or the copy of a block cannot follow it,
+                as it is called with more than features and is in no container, or in one that its owner does not run
+                module by module.
         """
         return finalize(self, Unfinished(unfinished))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from esper.arguments import check_arguments, file_path
 from esper.errors import CheckpointError, EsperError, RunError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.growth.frozen import hash_frozen
 from esper.growth.model import GROWING, GrowingModel
 from esper.growth.probe import INPUTS, MODULE, Arguments
 from esper.growth.seed import Seed
@@ -30,12 +31,16 @@ from esper.state_files import Count, Manifest, StateFormat, copy_to_cpu, describ
 
 TOPOLOGY_FILE = "model.json"
 _FOLDER = file_path("give the path of a folder")
+_HOST = "host."
+"""Begins the state-dict keys of the host."""
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
 @check_arguments(CheckpointError, model=GROWING, folder=_FOLDER)
 def save(model: GrowingModel, folder: Path | str) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
+
+    What is frozen is not written, only its SHA-256: `load` wants it as it was.
 
     Optimizers are saved as usual, by their ``state_dict``.
 
@@ -67,7 +72,8 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
 
     Args:
         folder: Written by `save`.
-        host: Built as the saved one was, with any values; it gets slots and the saved values.
+        host: Built as the saved one was, with any values but for frozen parts, which must have those of then; it gets
+            slots and the saved values.
         example_input: As for `attach`, of the same shape as then.
 
     Raises:
@@ -77,6 +83,11 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
     source = Path(folder) / TOPOLOGY_FILE
     saved = _FORMAT.read_manifest(source)
     tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
+    if hash_frozen(host, saved.frozen) != saved.frozen_sha256:
+        raise CheckpointError(
+            f"{source} tells of a host that was frozen, with other values than this one's: give the host the values "
+            "that it had when what grew on it was saved"
+        )
     try:
         model = _build(saved, host, example_input)
     except EsperError as error:
@@ -86,14 +97,14 @@ def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> Growi
     except CheckpointError:
         model.release()
         raise
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors, strict=False)  # checked above; what is frozen stays
     return model
 
 
 def _build(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
     """A model with the slots and seeds of the saved one, and initial values."""
     offers = {one.name: one.blueprints for one in saved.slots}
-    model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart)
+    model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart, frozen=saved.frozen)
     try:
         for one in saved.slots:
             slot = model.slots[one.name]
@@ -108,8 +119,12 @@ def _build(saved: Topology, host: nn.Module, example_input: Arguments) -> Growin
 
 
 def _tensors(model: GrowingModel) -> dict[str, Tensor]:
-    """Whatever `load` restores, by state-dict key."""
-    state: Mapping[str, object] = model.state_dict()
+    """Whatever `load` restores, by state-dict key: of a frozen part nothing."""
+    state: Mapping[str, object] = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not (name.startswith(_HOST) and model.frozen.holds(name.removeprefix(_HOST)))
+    }
     other = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if other:
         raise CheckpointError(f"the model's state has {other[0]!r}, which is no tensor: only tensors can be saved")
@@ -215,11 +230,13 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """What the JSON file says. Version 1 knew nothing of positions that stay apart."""
+    """What the JSON file says. Version 1 knew nothing of positions that stay apart, version 2 of frozen parts."""
 
     format: Literal["esper-model"] = "esper-model"
-    version: Literal[1, 2] = 2
+    version: Literal[1, 2, 3] = 3
     slots: tuple[SavedSlot, ...]
+    frozen: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
+    frozen_sha256: str = ""
 
     @classmethod
     def of(cls, model: GrowingModel, tensors: bytes) -> Topology:
@@ -234,7 +251,9 @@ class Topology(Manifest):
             )
             for slot in model.slots.values()
         )
-        return cls(slots=slots, **describe_tensors(tensors))
+        frozen = model.frozen.names
+        digest = hash_frozen(model.host, frozen)
+        return cls(slots=slots, frozen=frozen, frozen_sha256=digest, **describe_tensors(tensors))
 
     @property
     def causal(self) -> bool:
@@ -249,7 +268,7 @@ class Topology(Manifest):
 
 _FORMAT = StateFormat(
     name="esper-model",
-    versions=(1, 2),
+    versions=(1, 2, 3),
     manifest=Topology,
     what="saved model's",
     if_damaged=": take another copy of the saved model",

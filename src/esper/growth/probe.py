@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 from esper.arguments import Kind, instance
 from esper.errors import SlotError, did_you_mean
+from esper.flops import count_flops
+from esper.growth.blueprints.registry import LayerCall
 from esper.growth.positions import CallWitness, find_declared_reason, find_output_tensor, is_causal, pad_nested
 from esper.growth.side_pass import keep_modes
-from esper.growth.site import IN_ORDER, Layout, Site
+from esper.growth.site import IN_ORDER, Layer, Layout, Site
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""
@@ -44,6 +47,39 @@ FEWEST_EXAMPLES = 2
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
+@dataclass
+class _Seen:
+    """One call of a module."""
+
+    output: Any
+    keeps_shape: bool
+    alone: bool
+
+
+class _LayerWitness:
+    """Sees what some modules of a host return, and what it costs, until `release`."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.seen: dict[str, list[_Seen]] = {}
+        self._hooks = [
+            module.register_forward_hook(partial(self._see, name), with_kwargs=True) for name, module in modules.items()
+        ]
+
+    def _see(
+        self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> None:
+        call = LayerCall(arguments, keywords)
+        first, keeps = call.first, False
+        if first is not None and isinstance(output, Tensor) and not output.is_nested:
+            keeps = (first.shape, first.dtype) == (output.shape, output.dtype)
+        self.seen.setdefault(name, []).append(_Seen(_pad_if_nested(output), keeps, call.alone))
+
+    def release(self) -> None:
+        """See no more calls."""
+        for hook in self._hooks:
+            hook.remove()
+
+
 class ProbeResult(NamedTuple):
     """What a probe forward found."""
 
@@ -54,6 +90,8 @@ class ProbeResult(NamedTuple):
 
     Axis 1 of images ``[B, C, H, W]``, the last one of anything else.
     """
+    flops: int | None
+    """Of the host's forward pass for one example; None if torch cannot count them."""
 
 
 def probe(
@@ -78,33 +116,31 @@ def probe(
     """
     modules = _resolve(host, names)
     inputs = _require_batch(example_input)
-    outputs: dict[str, list[Any]] = {}
-    handles = [
-        module.register_forward_hook(
-            lambda _module, _args, output, name=name: outputs.setdefault(name, []).append(_pad_if_nested(output))
-        )
-        for name, module in modules.items()
-    ]
-    witness = CallWitness(host)
+    witness, layers = CallWitness(host), _LayerWitness(modules)
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
             returned = find_output_tensor(call(host, example_input))
             witness.release()
-            kept = {name: list(found) for name, found in outputs.items()}
+            layers.release()
+            counted = count_flops(lambda: call(host, example_input), modules)
             if causal is None:
                 causal = is_causal(lambda changed: call(host, _replace_input(example_input, changed)), inputs)
     finally:
         witness.release()
-        for handle in handles:
-            handle.remove()
+        layers.release()
     for name in names:
-        _check(name, kept.get(name, []), len(inputs))
-    sites = {name: _describe_site(modules[name], found[0], inputs, causal) for name, found in kept.items()}
+        _check(name, [one.output for one in layers.seen.get(name, [])], len(inputs))
+    costs = None if counted is None else {name: flops // len(inputs) for name, flops in counted.parts.items()}
+    sites: dict[str, Site] = {}
+    for name, found in layers.seen.items():
+        layer = Layer(modules[name], None if costs is None else costs[name], found[0].keeps_shape, found[0].alone)
+        sites[name] = _describe_site(layer, found[0].output, inputs, causal)
     if apart is not False:
         reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
-    return ProbeResult(sites, None if returned is None else returned.shape[1 if returned.dim() == 4 else -1])
+    outputs = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
+    return ProbeResult(sites, outputs, None if counted is None else counted.whole // len(inputs))
 
 
 def _find_reason(host: nn.Module, example_input: Arguments, witness: CallWitness, sites: Mapping[str, Site]) -> str:
@@ -121,6 +157,21 @@ def call(host: nn.Module, arguments: Arguments) -> Any:
     if isinstance(arguments, Tensor):
         return host(arguments)
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
+
+
+def convert(arguments: Arguments, like: Tensor) -> Arguments:
+    """The same on another device, floating-point tensors with another type."""
+
+    def follow(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+
+    if isinstance(arguments, Tensor):
+        return cast("Tensor", follow(arguments))
+    if isinstance(arguments, Mapping):
+        return {name: follow(value) for name, value in arguments.items()}
+    return tuple(map(follow, arguments))
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
@@ -226,15 +277,15 @@ def _check(name: str, outputs: Sequence[Any], batch: int) -> None:
         )
 
 
-def _describe_site(module: nn.Module, output: Tensor, inputs: Tensor, causal: bool) -> Site:
+def _describe_site(layer: Layer, output: Tensor, inputs: Tensor, causal: bool) -> Site:
     layout = _LAYOUT_BY_RANK[output.dim()]
-    if layout is Layout.TOKENS and _is_channel_first(module):
+    if layout is Layout.TOKENS and _is_channel_first(layer.module):
         layout = Layout.SEQUENCE
     shape = tuple(output.shape)
     input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
     if layout in (Layout.SEQUENCE, Layout.IMAGE):
-        return Site(layout, shape[1], shape[2:], input_shape)
-    return Site(layout, shape[-1], shape[1:-1], input_shape, causal and layout is Layout.TOKENS)
+        return Site(layout, shape[1], shape[2:], input_shape, layer=layer)
+    return Site(layout, shape[-1], shape[1:-1], input_shape, causal and layout is Layout.TOKENS, layer=layer)
 
 
 _CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)

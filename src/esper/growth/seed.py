@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint
+from esper.growth.blueprints.registry import Blueprint, Reads
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
@@ -67,18 +68,18 @@ class BlendedBlueprint(nn.Module):
         self.gate = BlendGate(site) if blend is Blend.GATE else None
 
     @property
-    def reads_inputs(self) -> bool:
-        """Whether the blueprint looks at the network's input."""
-        return self.blueprint.reads_inputs
+    def reads(self) -> Reads:
+        """What the blueprint looks at beside the features."""
+        return self.blueprint.reads
 
     def flops_at(self, site: Site) -> int:
         """FLOPs of one forward pass for one example."""
         return self.blueprint.flops_at(site) + count_blend_flops(self.blend, site)
 
-    def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
+    def forward(self, features: Tensor, inputs: Any) -> Tensor:
         return self.change(features, inputs)
 
-    def change(self, features: Tensor, inputs: Tensor) -> Tensor:
+    def change(self, features: Tensor, inputs: Any) -> Tensor:
         """What a seed adds at full weight, shaped and typed as ``features``."""
         # Under autocast some blueprints compute in float32; the host is to see the type that it made.
         contribution: Tensor = self.blueprint(features, inputs).to(features.dtype)
@@ -136,7 +137,7 @@ class Seed(BlendedBlueprint):
         """How many numbers it learns."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
+    def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:
             return features
         if self.isolation is Isolation.STRAIGHT_THROUGH:

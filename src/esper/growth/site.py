@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from torch import nn
 
 
 class Layout(StrEnum):
@@ -27,6 +29,19 @@ IN_ORDER = frozenset({Layout.TOKENS, Layout.SEQUENCE})
 """Layouts whose positions are in one order, so that examples of different lengths are padded."""
 
 
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A module of a host that a slot follows."""
+
+    module: nn.Module
+    flops: int | None
+    """Of its forward pass for one example; None if torch cannot count them."""
+    keeps_shape: bool
+    """Whether it returns features of the shape and type of its first argument, as a block does."""
+    alone: bool
+    """Whether it has no other argument that says anything."""
+
+
 @dataclass(frozen=True)
 class Site:
     """The features at one slot, as a probe forward saw them.
@@ -44,6 +59,8 @@ class Site:
     """Whether no position may learn of later ones, as in a language model."""
     apart: str = ""
     """Why no position may learn of any other, as where padding is masked: a clause with a verb; empty if it may."""
+    layer: Layer | None = field(default=None, compare=False, repr=False)
+    """The layer that yields the features, for blueprints that are made for it; None in populations."""
 
     @property
     def shape(self) -> tuple[int, ...]:

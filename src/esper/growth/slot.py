@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ExportError, SlotError
-from esper.growth.blueprints.registry import for_site, get
+from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
+from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
 from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
@@ -26,15 +27,16 @@ from esper.lifecycle.actions import Blend
 class Occupant(Protocol):
     """Whatever lives in a slot: it sees the host's features and the network's input and returns new features.
 
-    A seed that does not read the network's input is given the features in its place: parts of a host can then be called
+    A seed is given what its blueprint `reads`, and features in place of nothing: parts of a host can then be called
     alone, as encoders are when a language model generates.
     """
 
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor: ...
+    def __call__(self, features: Tensor, inputs: Any) -> Tensor: ...
 
 
-Listener = Callable[["Slot", Tensor], Tensor]
-"""Hears what a slot returns in a forward pass, and returns the same, or what takes its place with equal values."""
+Listener = Callable[["Slot", LayerCall, Tensor], Tensor]
+"""Hears what a slot's layer was called with and what the slot returns in a forward pass, and returns the same, or what
+takes its place with equal values."""
 
 
 def require_untraced() -> None:
@@ -95,7 +97,7 @@ class InputTap(nn.Module):
         return {**self.__dict__, "_inputs": None, "given": NO_HINTS}
 
 
-class Slot(nn.Module):
+class Slot(GrowthHook):
     """One place where a host may grow. Dormant (no occupant) it returns the host's features as they are.
 
     Args:
@@ -138,32 +140,69 @@ class Slot(nn.Module):
         # Not persistent: it only tells, after any `.to()`, where new seeds belong.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
         self.occupant: Occupant | None = None
+        self.begins_graph = False
+        """Whether to give a loss something to be differentiated by where nothing before and behind learns."""
         self.listener: Listener | None = None
         """Hears all forward passes of the loop that trains, but what is compiled and passes on the side."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listener": None}  # copies are not what the loop trains
 
-    def forward(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        passed = self._pass(module, output)
+    def forward(
+        self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
+    ) -> Tensor:
+        call = LayerCall(arguments, keywords)
+        passed = self._pass(module, call, output)
         if torch.compiler.is_compiling() or self.listener is None:  # in this order nothing is compiled anew for it
             return passed
-        return self.listener(self, passed)
+        return self.listener(self, call, passed)
 
-    def _pass(self, module: nn.Module, output: Tensor) -> Tensor:
+    def _pass(self, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
         if self.occupant is None:
-            return output
+            return self._begin_graph(output)
         seed = self.seed
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
         if output.dtype != self.anchor.dtype:
             self._require_same_type(module, output)
-        reads_inputs = seed is None or seed.reads_inputs
-        inputs = self.tap.inputs if reads_inputs else output
+        reads = Reads.NETWORK if seed is None else seed.reads
         if output.is_nested:
-            length = inputs.shape[1] if reads_inputs else self.site.positions
-            return cut_to_lengths(self.occupant(pad_nested(output, length), inputs), output)
-        return self.occupant(output, inputs)
+            return self._pass_nested(self.occupant, reads, call, output)
+        match reads:
+            case Reads.NOTHING:
+                return self.occupant(output, output)
+            case Reads.NETWORK:
+                return self.occupant(output, self.tap.inputs)
+            case Reads.LAYER:
+                return self.occupant(output, self._require_first(call))
+            case Reads.CALL:
+                return self.occupant(output, call)
+
+    def _pass_nested(self, occupant: Occupant, reads: Reads, call: LayerCall, output: Tensor) -> Tensor:
+        """With zeros where an example has ended."""
+        padded, inputs = pad_nested(output, self.site.positions), None
+        if reads is Reads.NETWORK:
+            inputs = self.tap.inputs
+            padded = pad_nested(output, inputs.shape[1])
+        elif reads is Reads.LAYER:
+            inputs = pad_nested(self._require_first(call), self.site.positions)
+        elif reads is Reads.CALL:
+            raise SlotError(
+                f"the seed in slot {self.name!r} calls a copy of its block, which is given nested tensors: build "
+                "torch's TransformerEncoder with enable_nested_tensor=False"
+            )
+        return cut_to_lengths(occupant(padded, padded if inputs is None else inputs), output)
+
+    def _require_first(self, call: LayerCall) -> Tensor:
+        if call.first is not None:
+            return call.first
+        raise SlotError(f"the layer that slot {self.name!r} follows was called without a tensor to begin with")
+
+    def _begin_graph(self, output: Tensor) -> Tensor:
+        """In training, features of a frozen host by which a loss can be differentiated, though nothing learns yet."""
+        if not (self.begins_graph and self.training and torch.is_grad_enabled()) or output.requires_grad:
+            return output
+        return output + torch.zeros_like(output, requires_grad=True)
 
     @property
     def seed(self) -> Seed | None:
@@ -195,14 +234,26 @@ class Slot(nn.Module):
             raise SlotError(
                 f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}{why}"
             )
+        if blend is not Blend.ADD and kind.reads in OF_LAYER:
+            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        seed = Seed(kind(self.site, generator), self.site, blend).to(self.anchor.device, self.anchor.dtype)
+        seed = Seed(kind(self.site, generator), self.site, blend)
         seed.alpha.fill_(alpha)
-        seed.train(self.training)
+        return self.plant(seed)
+
+    def plant(self, seed: Seed) -> Seed:
+        """Let a seed that was made for the site live here, and hand its parameters to the optimizer.
+
+        Raises:
+            SlotError: the slot is taken.
+        """
+        if self.occupant is not None:
+            raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
+        seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
         self.occupant = seed
         self.copies.follow_change(self)
@@ -278,8 +329,8 @@ class Slot(nn.Module):
 
 def _require_offers(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
     fit = tuple(kind.name for kind in for_site(site))
-    if blueprints is None and fit:
-        return fit
+    if blueprints is None and (usual := tuple(name for name in fit if get(name).reads not in OF_LAYER)):
+        return usual
     asked = () if blueprints is None else tuple(dict.fromkeys(blueprints))
     unfit = [blueprint for blueprint in asked if not get(blueprint).serves(site)]
     if asked and not unfit:

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.control.rules.simple import Never
 from esper.devices import usable_device
@@ -77,7 +75,8 @@ class HostTraining:
         self.settings = settings
         self.splits = splits.to(usable_device(settings.device))
         self.model = build_host(settings, self.splits)
-        self._host_flops = count_flops(self.model, first_inputs(self.splits.train))
+        assert self.model.host_flops is not None, "torch can count the FLOPs of all hosts that practise"
+        self._host_flops = self.model.host_flops
         if settings.controller == ALL_FROM_START:
             for place, slot in enumerate(self.model.slots.values()):
                 generator = _generator(settings.seed, SEEDS, place)
@@ -224,17 +223,6 @@ class _ScoreSums:
     def score(self) -> Score:
         sums = torch.stack(self._parts).sum(0)
         return Score(float(sums[0]) / self._targets, float(sums[1]) / self._targets)
-
-
-def count_flops(module: nn.Module, inputs: Tensor) -> int:
-    """FLOPs of one forward pass for one example, counted by torch; a multiply-add counts two."""
-    was_training = module.training
-    module.eval()
-    # Fused attention is opaque to the counter on some devices; the plain formula shows its products.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        module(inputs)
-    module.train(was_training)
-    return counter.get_total_flops() // len(inputs)
 
 
 def count_seed_flops(*slots: Slot) -> int:

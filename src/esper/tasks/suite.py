@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import TaskError
+from esper.flops import count_flops
 from esper.settings import Settings
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
@@ -137,9 +137,9 @@ class Suite(ABC):
     def flops(self, instance: Instance) -> int:
         """FLOPs of one forward pass of the instance's host for one example; a multiply-add counts two."""
         host = self.host(instance)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            host(torch.zeros(1, *self.input_shape))
-        return counter.get_total_flops()
+        counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
+        assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
+        return counted.whole
 
     def check(self, instance: Instance) -> None:
         """Raise TaskError if the instance belongs to another suite."""

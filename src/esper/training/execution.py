@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -232,7 +233,7 @@ class Execution:
     def __init__(self, template: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
         self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
         self._slots = [self._model.slots[name] for name in slots]
-        self.sites = [slot.site for slot in self._slots]
+        self.sites = [replace(slot.site, layer=None) for slot in self._slots]
         self._stacks = isinstance(template, Stackable)
         self._merges = not self._stacks and can_merge(template, example_input)
         if self._merges:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.arrays import Bools, Floats, Ints
-from esper.growth.blueprints.registry import Blueprint
+from esper.growth.blueprints.registry import Blueprint, Reads
 from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
 from esper.random_streams import seed_generator
 from esper.training.deferred import Deferred
@@ -111,7 +111,7 @@ class PromiseMeter:
         fixed = {name: own[name] for name in own if name not in newborns.names}
         fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
         moving = {name: own[name] for name in newborns.names}
-        seen = inputs if newborns.template.reads_inputs else features
+        seen = inputs if newborns.template.reads is Reads.NETWORK else features
         # vmap would go through fused attention example by example.
         with sdpa_kernel(SDPBackend.MATH):
             gradients = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))(

@@ -3,7 +3,20 @@
 Importing this package registers the built-in ones.
 """
 
-from esper.growth.blueprints import channels, gates, spatial, tokens
+from esper.growth.blueprints import blocks, channels, gates, lora, spatial, tokens
 from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
 
-__all__ = ["Blueprint", "Family", "channels", "for_site", "gates", "get", "names", "register", "spatial", "tokens"]
+__all__ = [
+    "Blueprint",
+    "Family",
+    "blocks",
+    "channels",
+    "for_site",
+    "gates",
+    "get",
+    "lora",
+    "names",
+    "register",
+    "spatial",
+    "tokens",
+]

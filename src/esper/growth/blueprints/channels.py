@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.blueprints.layers import from_columns, he_normal, lecun_normal, normalise, to_columns, zeros
-from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.blueprints.registry import Blueprint, Family, Reads, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.stacking import Stackable, linear
 
@@ -132,10 +132,10 @@ RANK = 8
 
 
 @register
-class Lora(LowRank):
-    """`LowRank` on tokens, of one small rank whatever the width: what LoRA (Hu et al. 2022) adds to a map."""
+class LowRank8(LowRank):
+    """`LowRank` on tokens, of one small rank whatever the width."""
 
-    name: ClassVar[str] = "lora"
+    name: ClassVar[str] = "lowrank_8"
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
 
     @staticmethod
@@ -154,7 +154,7 @@ class InputSkip(Blueprint, Stackable):
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
     mixes_positions: ClassVar[bool] = False
-    reads_inputs: ClassVar[bool] = True
+    reads: ClassVar[Reads] = Reads.NETWORK
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

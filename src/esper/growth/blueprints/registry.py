@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,52 @@ class Family(StrEnum):
     """Rescales channels by what all positions show."""
     SPATIAL = "spatial"
     """Mixes neighbouring samples or pixels."""
+
+
+class Reads(StrEnum):
+    """What a blueprint looks at beside the features."""
+
+    NOTHING = "nothing"
+    NETWORK = "network"
+    """The network's input."""
+    LAYER = "layer"
+    """The first argument of the layer that its slot follows."""
+    CALL = "call"
+    """All arguments of that layer, as a `LayerCall`."""
+
+
+class LayerCall(NamedTuple):
+    """What a layer was called with."""
+
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+    @property
+    def first(self) -> Tensor | None:
+        """The first argument, if it is a tensor."""
+        first = next(iter((*self.arguments, *self.keywords.values())), None)
+        return first if isinstance(first, Tensor) else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other argument that says anything."""
+        others = (*self.arguments[1:], *self.keywords.values())
+        return len(self.arguments) > 0 and all(other is None or other is False for other in others)
+
+
+class Folded(StrEnum):
+    """What became of a blueprint that was to be made part of a plain host."""
+
+    NOT = "not"
+    """Nothing: a graph is to do it."""
+    MERGED = "merged"
+    """It is in the values of parameters that were there before."""
+    INSERTED = "inserted"
+    """It is the next module in the container that the submodule is in: those behind it have other names now."""
+
+
+OF_LAYER = frozenset({Reads.LAYER, Reads.CALL})
+"""What blueprints read that are made for one layer of one host. Populations have none, and ``"auto"`` offers none."""
 
 
 class Blueprint(nn.Module, ABC):
@@ -64,8 +111,8 @@ class Blueprint(nn.Module, ABC):
     """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
     looks_ahead: ClassVar[bool] = True
     """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
-    reads_inputs: ClassVar[bool] = False
-    """Whether ``forward`` looks at ``inputs``; those that do not may be given anything there."""
+    reads: ClassVar[Reads] = Reads.NOTHING
+    """What ``forward`` is given as ``inputs``; those that read nothing there may be given anything."""
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()
@@ -74,8 +121,19 @@ class Blueprint(nn.Module, ABC):
         self.layout = site.layout
 
     @abstractmethod
-    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        """The contribution, shaped as ``features``. ``inputs`` is the network's input batch; most ignore it."""
+    def forward(self, features: Tensor, inputs: Any, /) -> Tensor:
+        """The contribution, shaped as ``features``. ``inputs`` is what the blueprint `reads`; most ignore it."""
+
+    def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
+        """Make this, at that weight, part of a plain ``host`` behind its submodule ``name``, if it can be done better
+        than by a graph that runs behind it.
+
+        Only what reads the layer, whose input such a graph does not see, has to.
+
+        Raises:
+            ExportError: neither can be done.
+        """
+        return Folded.NOT
 
     @classmethod
     @abstractmethod

@@ -24,11 +24,11 @@ _SERVING: Mapping[str, tuple[str, ...]] = {
     "mlp": ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
     "tokens": (
         *("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
-        *("lora", "attention", "token_conv", "token_mix"),
+        *("lowrank_8", "attention", "token_conv", "token_mix"),
     ),
     "signals": ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate"),
     "images": ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate"),
-    "language": ("norm", "lowrank", "mlp", "mlp_wide", "lora", "attention", "input_skip"),
+    "language": ("norm", "lowrank", "mlp", "mlp_wide", "lowrank_8", "attention", "input_skip"),
 }
 """Blueprints that serve the sites of each kind of host."""
 _VARIANTS = ("clean", "noisy", "drifting")

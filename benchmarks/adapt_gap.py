@@ -1,0 +1,340 @@
+"""Does it matter where a trained network is adapted? The oracle gap: the best place per shift less the best one overall.
+
+    python benchmarks/adapt_gap.py FOLDER                # a bit more than an hour of one core; may be stopped
+    python benchmarks/adapt_gap.py FOLDER --table        # what is known so far
+
+A host is trained, and frozen. Then the data shift: their inputs, their sub-classes or their labels. One seed of one
+kind is planted in one place and learns from 200 examples of the new data; so is every other place, one at a time.
+Places are chosen by all seeds but one and judged by that one, so that the luck of the best of many is not counted.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.experiments.process_pool import prepare_process
+from esper.tasks.datasets import digits, mnist1d
+from esper.tasks.practice.hosts import HOSTS
+
+TARGET = 200
+"""Examples of the new data."""
+EPOCHS, BATCH = 30, 50
+RATES = (0.01, 0.03)
+"""Of Adam; for each host and kind that one counts which is better on the other shifts."""
+RAMP = 20
+"""Steps until the copy of a block counts fully."""
+SOURCE_EPOCHS = 30
+SOURCE_SHARE = 0.5
+"""Of the data, that the host is trained on."""
+CLASSES = 10
+FEATURE_SHIFTS = 4
+
+Shift = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A host, the data that it learns, and where it may be adapted."""
+
+    host: str
+    load: Callable[[], tuple[np.ndarray, np.ndarray]]
+    shape: tuple[int, ...]
+    places: dict[str, list[str]]
+    """Submodules, by the blueprint that is planted there."""
+    inputs: dict[str, Shift]
+    """The shifts of inputs ``[N, *shape]``."""
+
+
+def blur(images: Tensor) -> Tensor:
+    return F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+
+
+def noisy(deviation: float) -> Shift:
+    return lambda inputs: inputs + deviation * torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0))
+
+
+IMAGE_SHIFTS: dict[str, Shift] = {
+    "noise": noisy(1.0),
+    "blur": blur,
+    "inversion": lambda images: -images,
+    "rotation": lambda images: images.rot90(1, (2, 3)),
+}
+SIGNAL_SHIFTS: dict[str, Shift] = {
+    "noise": noisy(0.5),
+    "smoothing": lambda signals: F.avg_pool1d(signals, 5, stride=1, padding=2, count_include_pad=False),
+    "inversion": lambda signals: -signals,
+    "reversal": lambda signals: signals.flip(2),
+}
+RESNET_CONVOLUTIONS = [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("conv1", "conv2")]
+VIT_LINEARS = [f"block{n}.{part}" for n in (1, 2) for part in ("attention.inner", "attention.outer", "mlp.0", "mlp.2")]
+CASES = (
+    Case(
+        "resnet",
+        digits,
+        (1, 8, 8),
+        {
+            "lora_4": ["stem.0", *RESNET_CONVOLUTIONS, "layer2.skip", "layer3.skip", "head"],
+            "conv3x3": ["stem", "layer1", "layer2", "layer3"],
+            "block_copy": ["layer1"],
+        },
+        IMAGE_SHIFTS,
+    ),
+    Case(
+        "vit",
+        digits,
+        (1, 8, 8),
+        {
+            "lora_4": ["patches", *VIT_LINEARS, "head"],
+            "mlp": ["block1", "block2", "head"],
+            "block_copy": ["block1", "block2"],
+        },
+        IMAGE_SHIFTS,
+    ),
+    Case(
+        "conv1d",
+        mnist1d,
+        (1, 40),
+        {
+            "lora_4": ["layer1.0", "layer2.0", "layer3.0", "head"],
+            "conv3x3": ["layer1", "layer2", "layer3"],
+            "block_copy": ["layer3"],
+        },
+        SIGNAL_SHIFTS,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples and labels."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def pick(self, rows: Tensor) -> Data:
+        return Data(self.inputs[rows], self.labels[rows])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a host has learned, and what it is to learn by few examples."""
+
+    shift: str
+    kind: str
+    source: Data
+    target: Data
+    test: Data
+
+
+def list_problems(case: Case, seed: int) -> Iterator[Problem]:
+    """Twelve shifts of three kinds, with another split of the data for each seed."""
+    inputs, labels = (torch.from_numpy(np.array(part)) for part in case.load())
+    inputs = inputs.float().view(-1, *case.shape)
+    whole = Data((inputs - inputs.mean()) / inputs.std(), labels)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
+    count = int(SOURCE_SHARE * len(labels))
+    source, rest = whole.pick(order[:count]), whole.pick(order[count:])
+    for name, shift in case.inputs.items():
+        moved = Data(shift(rest.inputs), rest.labels)
+        yield Problem(name, "input", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)))
+    permuted = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(1))
+    answers: dict[str, Callable[[Tensor], Tensor]] = {
+        "cycled": lambda labels: (labels + 1) % CLASSES,
+        "permuted": lambda labels: permuted[labels],
+        "merged": lambda labels: labels // 2,
+        "folded": lambda labels: labels % (CLASSES // 2),
+    }
+    for name, answer in answers.items():
+        moved = Data(rest.inputs, answer(rest.labels))
+        yield Problem(name, "output", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)))
+    for number in range(FEATURE_SHIFTS):
+        pairs = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(number)).view(-1, 2)
+        parent = torch.empty(CLASSES, dtype=torch.int64)
+        parent[pairs] = torch.arange(len(pairs)).unsqueeze(1)
+        seen = torch.isin(whole.labels, pairs[:, 0])
+        known = source.pick(seen[order[:count]])
+        new = whole.pick(order).pick(~seen[order])
+        known, new = (Data(one.inputs, parent[one.labels]) for one in (known, new))
+        yield Problem(f"sub-classes {number}", "feature", known, new.pick(slice(TARGET)), new.pick(slice(TARGET, None)))
+
+
+def train(network: nn.Module, data: Data, epochs: int, batch: int, step: Callable[[Tensor], None], seed: int) -> None:
+    """Minibatches in random order; ``step`` is given each loss."""
+    generator = torch.Generator().manual_seed(seed)
+    network.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(data.labels), generator=generator).split(batch):
+            if len(rows) > 1:
+                step(F.cross_entropy(network(data.inputs[rows]), data.labels[rows]))
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, data: Data) -> float:
+    network.eval()
+    return float((network(data.inputs).argmax(1) == data.labels).float().mean())
+
+
+def train_host(case: Case, problem: Problem, seed: int) -> nn.Module:
+    kind = HOSTS[case.host]
+    host = kind.build(case.shape, CLASSES, torch.Generator().manual_seed(seed))
+    recipe = kind.recipe
+    optimizer = torch.optim.AdamW(host.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+    train(host, problem.source, SOURCE_EPOCHS, recipe.batch_size, _stepper(optimizer), seed)
+    return host.eval()
+
+
+def _stepper(optimizer: torch.optim.Optimizer, after: Callable[[], None] = lambda: None) -> Callable[[Tensor], None]:
+    def step(loss: Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after()
+
+    return step
+
+
+def adapt(host: nn.Module, problem: Problem, place: str, blueprint: str, rate: float, seed: int) -> float:
+    """Accuracy on the new data with one seed in that place."""
+    model = esper.attach(copy.deepcopy(host), {place: [blueprint]}, problem.target.inputs[:2], freeze_host=True)
+    generator = torch.Generator().manual_seed(seed)
+    slot = model.slots[place]
+    ramps = blueprint == "block_copy"
+    slot.germinate(blueprint, generator, alpha=0.0 if ramps else 1.0)
+    optimizer = torch.optim.Adam(model.parameter_groups(lr=rate))
+    steps = 0
+
+    def ramp() -> None:
+        nonlocal steps
+        steps += 1
+        if ramps:
+            slot.set_alpha(min(steps / RAMP, 1.0))
+
+    train(model, problem.target, EPOCHS, BATCH, _stepper(optimizer, ramp), seed)
+    return accuracy(model, problem.test)
+
+
+def measure(folder: Path, case: Case, seed: int) -> None:
+    """All places and kinds for every shift that is not known yet."""
+    path = folder / f"{case.host}-{seed}.jsonl"
+    known = {json.loads(line)["shift"] for line in path.read_text().splitlines()} if path.exists() else set[str]()
+    host, learned = None, None
+    for problem in list_problems(case, seed):
+        if problem.shift in known:
+            continue
+        if host is None or learned is not problem.source:
+            host, learned = train_host(case, problem, seed), problem.source
+        found = {
+            f"{blueprint} {place} {rate}": adapt(host, problem, place, blueprint, rate, seed)
+            for blueprint, places in case.places.items()
+            for place in places
+            for rate in RATES
+        }
+        before = accuracy(host, problem.test)
+        record = {"shift": problem.shift, "kind": problem.kind, "before": before, "found": found}
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        best = max(found, key=found.__getitem__)
+        print(f"{case.host} {seed} {problem.shift}: {before:.3f}, best {found[best]:.3f} by {best}", flush=True)
+
+
+def read(folder: Path, case: Case) -> dict[int, dict[str, dict[str, float]]]:
+    """Accuracy by seed, shift and candidate, each with the rate that is better on the other shifts."""
+    records = {
+        seed: [json.loads(line) for line in (folder / f"{case.host}-{seed}.jsonl").read_text().splitlines()]
+        for seed in range(100)
+        if (folder / f"{case.host}-{seed}.jsonl").exists()
+    }
+    shifts = set.intersection(*({one["shift"] for one in found} for found in records.values()))
+    table: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in records}
+    for shift in sorted(shifts):
+        rates: dict[str, float] = {}
+        for blueprint in case.places:
+            means = defaultdict[float, list[float]](list)
+            for found in records.values():
+                for one in found:
+                    if one["shift"] != shift:
+                        for name, value in one["found"].items():
+                            kind, _, rate = name.split()
+                            if kind == blueprint:
+                                means[float(rate)].append(value)
+            rates[blueprint] = max(means, key=lambda rate: float(np.mean(means[rate])))
+        for seed, found in records.items():
+            one = next(one for one in found if one["shift"] == shift)
+            table[seed][shift] = {
+                f"{blueprint} {place}": one["found"][f"{blueprint} {place} {rates[blueprint]}"]
+                for blueprint, places in case.places.items()
+                for place in places
+            }
+    return table
+
+
+def show(folder: Path) -> None:
+    """The gaps, host by host."""
+    for case in CASES:
+        if not list(folder.glob(f"{case.host}-*.jsonl")):
+            continue
+        table = read(folder, case)
+        seeds, shifts = sorted(table), sorted(next(iter(table.values())))
+        if len(seeds) < 2:
+            print(f"{case.host}: one seed, which is too few to choose a place by others")
+            continue
+        gaps = np.zeros((len(seeds), len(shifts)))
+        oracle, overall = np.zeros_like(gaps), np.zeros_like(gaps)
+        for row, seed in enumerate(seeds):
+            others = [other for other in seeds if other != seed]
+            means = {shift: _mean([table[other][shift] for other in others]) for shift in shifts}
+            everywhere = _mean(list(means.values()))
+            fixed = max(everywhere, key=everywhere.__getitem__)
+            for column, shift in enumerate(shifts):
+                chosen = max(means[shift], key=means[shift].__getitem__)
+                oracle[row, column], overall[row, column] = table[seed][shift][chosen], table[seed][shift][fixed]
+        gaps = oracle - overall
+        error = gaps.mean(0).std(ddof=1) / len(shifts) ** 0.5
+        print(
+            f"{case.host}: {len(seeds)} seeds, {len(shifts)} shifts; best place per shift {oracle.mean():.3f}, best "
+            f"overall {overall.mean():.3f}, gap {100 * gaps.mean():+.1f} ± {100 * error:.1f} points"
+        )
+        for column, shift in enumerate(shifts):
+            means = _mean([table[seed][shift] for seed in seeds])
+            best = sorted(means, key=means.__getitem__)[::-1][:3]
+            told = ", ".join(f"{name} {means[name]:.3f}" for name in best)
+            print(f"  {shift:15} gap {100 * gaps[:, column].mean():+5.1f}   {told}")
+
+
+def _mean(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+def main(
+    folder: tyro.conf.Positional[Path],
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="Of hosts, data and adaptations.")] = (0, 1, 2, 3, 4),
+    hosts: tuple[str, ...] = ("conv1d", "resnet", "vit"),
+    table: bool = False,
+) -> None:
+    """Measure what is not known yet, and print the table."""
+    prepare_process()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not table:
+        for seed in seeds:
+            for case in CASES:
+                if case.host in hosts:
+                    measure(folder, case, seed)
+    show(folder)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,148 @@
+"""Low-rank updates of a layer's weight, which become part of it for good."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.growth.blueprints.layers import zeros
+from esper.growth.blueprints.registry import Blueprint, Family, Folded, Reads, register
+from esper.growth.site import Layout, Site
+
+_CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
+
+
+@register
+class LoRA(Blueprint):
+    """``s = (lora_alpha / rank) B A x`` for the input ``x`` of a linear layer or a convolution; ``B = 0`` at birth.
+
+    Hu et al. (2021, arXiv 2106.09685, section 4.1), with ``A`` drawn as PEFT does, uniformly within
+    ``1 / sqrt(fan_in)``. For a convolution ``A`` is one to ``rank`` channels with the layer's own kernel, stride,
+    padding and dilation, and ``B`` one of size 1. When the model is finalized it is added to the layer's weight.
+
+    Another rank is another name: subclass it with ``name`` and ``rank``, and `register` that.
+    """
+
+    name: ClassVar[str] = "lora"
+    family: ClassVar[Family] = Family.CHANNEL
+    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    mixes_positions: ClassVar[bool] = False
+    reads: ClassVar[Reads] = Reads.LAYER
+    rank: ClassVar[int] = 8
+    lora_alpha: ClassVar[float] = 8.0
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        layer = _find_layer(site)
+        assert layer is not None
+        outputs, *inner = layer.weight.shape
+        drawn = torch.empty(self.rank, *inner, device=generator.device)
+        self.inner = nn.Parameter(nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=generator))
+        self.outer = zeros(generator, outputs, self.rank, *[1] * (len(inner) - 1))
+        self._convolve = None if isinstance(layer, nn.Linear) else _CONVOLUTIONS[_kind_of(layer)]
+        self._options: dict[str, Any] = {}
+        if not isinstance(layer, nn.Linear):
+            self._options = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+
+    @property
+    def scale(self) -> float:
+        """``lora_alpha / rank``."""
+        return self.lora_alpha / self.rank
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        if self._convolve is None:
+            return F.linear(F.linear(inputs, self.inner), self.outer) * self.scale
+        return self._convolve(self._convolve(inputs, self.inner, **self._options), self.outer) * self.scale
+
+    @torch.no_grad()
+    def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
+        """Add it to the layer's weight, which becomes another parameter: a module that shares it keeps the old one."""
+        layer = host.get_submodule(name)
+        old = layer.get_parameter("weight")
+        update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)
+        merged = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
+        layer.register_parameter("weight", merged)
+        return Folded.MERGED
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        layer = _require_layer(site)
+        return cls.rank * (layer.weight[0].numel() + len(layer.weight))
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 2 * site.positions * cls.parameters_at(site)
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        return super().serves(site) and _find_layer(site) is not None
+
+
+def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
+    """The layer, if its weight can be updated so."""
+    layer = None if site.layer is None else site.layer.module
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return layer if layer.groups == 1 and layer.padding_mode == "zeros" else None
+    return layer if isinstance(layer, nn.Linear) else None
+
+
+def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
+    layer = _find_layer(site)
+    assert layer is not None, "ask serves(site) first"
+    return layer
+
+
+def _kind_of(layer: nn.Conv1d | nn.Conv2d) -> type[nn.Conv1d] | type[nn.Conv2d]:
+    return nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
+
+
+@register
+class LoRA1(LoRA):
+    """Of rank 1."""
+
+    name: ClassVar[str] = "lora_1"
+    rank: ClassVar[int] = 1
+
+
+@register
+class LoRA2(LoRA):
+    """Of rank 2."""
+
+    name: ClassVar[str] = "lora_2"
+    rank: ClassVar[int] = 2
+
+
+@register
+class LoRA4(LoRA):
+    """Of rank 4."""
+
+    name: ClassVar[str] = "lora_4"
+    rank: ClassVar[int] = 4
+
+
+@register
+class LoRA16(LoRA):
+    """Of rank 16."""
+
+    name: ClassVar[str] = "lora_16"
+    rank: ClassVar[int] = 16
+
+
+@register
+class LoRA32(LoRA):
+    """Of rank 32."""
+
+    name: ClassVar[str] = "lora_32"
+    rank: ClassVar[int] = 32
+
+
+@register
+class LoRA64(LoRA):
+    """Of rank 64."""
+
+    name: ClassVar[str] = "lora_64"
+    rank: ClassVar[int] = 64

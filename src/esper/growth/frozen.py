@@ -1,0 +1,105 @@
+"""Parts of a host that never change while it grows: parameters, buffers and the statistics of normalisation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import SlotError
+from esper.growth.seed import Seed
+from esper.growth.site import Site
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
+
+WHOLE = ""
+"""Name of the host itself among its modules."""
+
+
+class FrozenParts:
+    """Names of submodules whose parameters do not learn, and which stay in evaluation mode: no dropout, no statistics.
+
+    Args:
+        host: Some of whose submodules are to be frozen from now on.
+        names: Theirs; `WHOLE` is all of it.
+    """
+
+    def __init__(self, host: nn.Module, names: Sequence[str] = ()) -> None:
+        self.names = tuple(names)
+        for part in self._find(host):
+            part.requires_grad_(False)
+        self.rest(host)
+
+    def rest(self, host: nn.Module) -> None:
+        """Put the parts in evaluation mode."""
+        for part in self._find(host):
+            part.eval()
+
+    def holds(self, key: str) -> bool:
+        """Whether the host's state-dict key ``key`` is of a frozen part."""
+        return is_frozen(key, self.names)
+
+    def holds_all(self, host: nn.Module) -> bool:
+        """Whether nothing of the host learns."""
+        named = cast("Iterator[tuple[str, Tensor]]", host.named_parameters())
+        return bool(self.names) and all(self.holds(name) for name, _ in named)
+
+    def _find(self, host: nn.Module) -> Iterable[nn.Module]:
+        return (host.get_submodule(name) for name in self.names)
+
+
+def is_frozen(key: str, names: Iterable[str]) -> bool:
+    """Whether the host's state-dict key ``key`` is of one of the submodules ``names``."""
+    return any(name == WHOLE or key.startswith(f"{name}.") for name in names)
+
+
+def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
+    """SHA-256 of the tensors of the host's submodules ``names``; empty if there are none."""
+    if not names:
+        return ""
+    digest, state = hashlib.sha256(), host.state_dict()
+    for name in sorted(key for key in state if is_frozen(key, names)):
+        tensor = cast("Tensor", state[name]).detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What grew in a model, apart from it; see `esper.GrowingModel.swap`."""
+
+    seeds: Mapping[str, Seed]
+    """By slot."""
+    sites: Mapping[str, Site]
+    """Of these slots."""
+
+    @property
+    def parameters(self) -> int:
+        """Of all its seeds."""
+        return sum(seed.parameter_count for seed in self.seeds.values())
+
+
+def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
+    """As `esper.GrowingModel.swap`."""
+    if not model.frozen.holds_all(model.host):
+        raise SlotError(
+            "the host has learned together with what grew, so neither is of use without the other: attach with "
+            "freeze_host=True to swap what grows"
+        )
+    growth = Growth({}, {}) if growth is None else growth
+    for name, site in growth.sites.items():
+        if name not in model.slots or model.slots[name].site != site:
+            here = model.slots[name].site.shape if name in model.slots else "no such slot"
+            raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
+    leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
+    for slot in model.slots.values():
+        slot.remove()
+    for name, seed in growth.seeds.items():
+        model.slots[name].plant(seed)
+    return leaving

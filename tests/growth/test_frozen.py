@@ -1,0 +1,190 @@
+"""A frozen host stays what it was, to the bit, whatever grows on it; growths of one host are kept apart from it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.errors import CheckpointError, SlotError
+from esper.growth.model import GrowingModel
+from growth.hosts import CLASSES, ResNet
+
+SLOTS = {"stem": ["lora"], "layer1.conv1": ["lora_4"], "layer1": ["conv3x3", "block_copy"], "head": ["lora", "mlp"]}
+PLANTED = {"stem": "lora", "layer1.conv1": "lora_4", "layer1": "block_copy", "head": "mlp"}
+
+
+def images(count: int = 6, seed: int = 1) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def trained() -> ResNet:
+    """A host with statistics of its own."""
+    torch.manual_seed(0)
+    host = ResNet()
+    host.train()
+    host(images())
+    return host.eval()
+
+
+def attached(host: nn.Module | None = None, **options: object) -> GrowingModel:
+    frozen = {"freeze_host": True, **options}
+    return esper.attach(trained() if host is None else host, SLOTS, images(2), **frozen)  # pyright: ignore[reportArgumentType]
+
+
+def grow(model: GrowingModel, steps: int = 5) -> GrowingModel:
+    """With seeds of all kinds that have learned something."""
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+    for name, blueprint in PLANTED.items():
+        model.slots[name].germinate(blueprint, torch.Generator().manual_seed(2), alpha=0.5)
+    learn(model, optimizer, steps)
+    return model
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    model.train()
+    for step in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images(seed=step)), torch.arange(6) % CLASSES).backward()
+        optimizer.step()
+
+
+def test_the_host_is_to_the_bit_what_it_was_after_any_training() -> None:
+    before = trained()
+    model = grow(attached())
+    model.eval()
+    assert not torch.allclose(model(images()), before(images()))
+    with model.without_growth():
+        assert torch.equal(model(images()), before(images()))
+    assert not torch.allclose(model(images()), before(images()))
+    state = before.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in model.host.state_dict().items())
+
+
+def test_all_that_grew_has_learned() -> None:
+    fresh, model = grow(attached(), steps=0), grow(attached())
+    for (name, before), after in zip(fresh.slots.named_parameters(), model.slots.parameters(), strict=True):
+        assert not torch.equal(before, after), name
+
+
+def test_what_is_frozen_rests_in_whatever_mode_the_model_is() -> None:
+    model = attached()
+    model.train()
+    assert model.training
+    assert model.slots["stem"].training
+    assert not any(part.training for part in model.host.modules())
+
+
+def test_a_loop_runs_before_anything_has_grown() -> None:
+    model = attached()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    before = model(images()).detach()
+    learn(model, optimizer, 2)
+    assert torch.equal(model(images()), before)
+
+
+@pytest.mark.parametrize("named", [["stem", "layer1"], [r"re:stem|layer1"]])
+def test_parts_are_frozen_by_name_or_pattern(named: list[str]) -> None:
+    before, model = trained(), attached(freeze_host=named)
+    model.link(optimizer := torch.optim.AdamW(model.parameter_groups(lr=0.01)))
+    learn(model, optimizer, 3)
+    state = before.state_dict()
+    changed = {
+        key.partition(".")[0] for key, value in model.host.state_dict().items() if not torch.equal(value, state[key])
+    }
+    assert changed == {"layer2", "head"}
+    assert model.host.layer2.training
+    assert not model.host.layer1.norm1.training
+
+
+@pytest.mark.parametrize("wrong", [3, "stem", [1], ["sten"], [""], ["re:nothing"], None])
+def test_what_is_no_part_is_refused(wrong: object) -> None:
+    host = trained()
+    with pytest.raises(SlotError, match="freeze_host|no submodule"):
+        attached(host, freeze_host=wrong)
+    assert all(parameter.requires_grad for parameter in host.parameters())
+
+
+def test_only_what_grew_is_saved_and_only_its_own_host_gets_it_back(tmp_path: Path) -> None:
+    model = grow(attached()).eval()
+    esper.save(model, tmp_path)
+    seeds = sum(value.numel() * value.element_size() for value in model.slots.state_dict().values())
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert seeds <= size < seeds + 8000
+    loaded = esper.load(tmp_path, trained(), images(2)).eval()
+    assert torch.equal(loaded(images()), model(images()))
+    assert loaded.frozen.names == model.frozen.names
+    other = trained()
+    with torch.no_grad():
+        other.head.bias[0] += 1e-6
+    with pytest.raises(CheckpointError, match="other values"):
+        esper.load(tmp_path, other, images(2))
+    assert all(parameter.requires_grad for parameter in other.parameters())
+
+
+def test_a_part_that_is_frozen_is_not_saved_and_the_rest_is(tmp_path: Path) -> None:
+    model = attached(freeze_host=["stem"])
+    model.link(optimizer := torch.optim.AdamW(model.parameter_groups(lr=0.01)))
+    learn(model, optimizer, 2)
+    esper.save(model.eval(), tmp_path)
+    assert torch.equal(esper.load(tmp_path, trained(), images(2)).eval()(images()), model(images()))
+
+
+def test_growths_of_one_host_take_turns() -> None:
+    bare, model = trained(), grow(attached()).eval()
+    first = model(images())
+    one = model.swap(None)
+    assert torch.equal(model(images()), bare(images()))
+    assert one.parameters == sum(p.numel() for seed in one.seeds.values() for p in seed.parameters()) > 0
+    model.slots["head"].germinate("lora", alpha=1.0)
+    with torch.no_grad():
+        model.seeds["head"].blueprint.outer.fill_(0.1)
+    second = model(images())
+    other = model.swap(one)
+    assert torch.equal(model(images()), first)
+    model.swap(other)
+    assert torch.equal(model(images()), second)
+    assert list(model.seeds) == ["head"]
+
+
+def test_the_optimizer_follows_a_swap() -> None:
+    model = attached()
+    model.link(optimizer := torch.optim.AdamW(model.parameter_groups(lr=0.01)))
+    model.slots["head"].germinate("mlp", alpha=1.0)
+    learn(model, optimizer, 2)
+    growth = model.swap(None)
+    assert not optimizer.state
+    assert not any(group["params"] for group in optimizer.param_groups)
+    model.swap(growth)
+    before = model(images()).detach()
+    learn(model, optimizer, 2)
+    assert not torch.equal(model(images()), before)
+
+
+def test_a_host_that_learned_together_with_its_growth_gives_neither_away() -> None:
+    with pytest.raises(SlotError, match="freeze_host=True"):
+        attached(freeze_host=False).swap(None)
+
+
+def test_growth_of_other_slots_is_refused() -> None:
+    growth = grow(attached(), 0).swap(None)
+    other = esper.attach(trained(), {"head": ["mlp"]}, images(2), freeze_host=True)
+    with pytest.raises(SlotError, match="no such slot"):
+        other.swap(growth)
+    assert not other.seeds
+
+
+def test_copies_and_plain_models_compute_the_same() -> None:
+    model = grow(attached()).eval()
+    for seed in model.seeds.values():
+        seed.fossilized = True
+    expected = model(images())
+    assert torch.equal(copy.deepcopy(model)(images()), expected)
+    plain = model.finalize()
+    assert isinstance(plain, ResNet)
+    torch.testing.assert_close(plain(images()), expected, rtol=1e-6, atol=1e-6)

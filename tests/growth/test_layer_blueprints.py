@@ -1,0 +1,296 @@
+"""Blueprints that are made for a layer: low-rank updates of its weight, and copies of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.errors import ExportError, SlotError
+from esper.growth.blueprints.blocks import BlockCopy
+from esper.growth.blueprints.lora import LoRA
+from esper.growth.blueprints.registry import get, names
+from esper.growth.model import GrowingModel
+from esper.lifecycle.actions import Blend
+from growth.hosts import TransformerBlock
+
+RANKS = [name for name in names() if issubclass(get(name), LoRA)]
+WIDTH = 6
+
+
+class Net(nn.Module):
+    """A layer whose input is not the network's."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.scale = nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.scale).flatten(1)
+
+
+LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "linear": lambda: (nn.Linear(WIDTH, 5), torch.randn(3, WIDTH)),
+    "no bias": lambda: (nn.Linear(WIDTH, 5, bias=False), torch.randn(3, WIDTH)),
+    "tokens": lambda: (nn.Linear(WIDTH, 5), torch.randn(3, 4, WIDTH)),
+    "signals": lambda: (nn.Conv1d(WIDTH, 5, 3, stride=2, padding=1, dilation=2), torch.randn(3, WIDTH, 9)),
+    "images": lambda: (nn.Conv2d(WIDTH, 5, (3, 1), stride=2, padding=(1, 0)), torch.randn(3, WIDTH, 8, 7)),
+    "padded to the same": lambda: (nn.Conv2d(WIDTH, 5, 3, padding="same"), torch.randn(3, WIDTH, 8, 7)),
+}
+
+
+def updated(layer: str, blueprint: str = "lora", alpha: float = 0.7) -> tuple[GrowingModel, Tensor]:
+    """With an update that says something."""
+    torch.manual_seed(0)
+    made, x = LAYERS[layer]()
+    model = esper.attach(Net(made), {"layer": [blueprint]}, x)
+    seed = model.slots["layer"].germinate(blueprint, torch.Generator().manual_seed(1), alpha=alpha)
+    assert torch.equal(model(x), model.host.layer(x * 2).flatten(1))
+    nn.init.normal_(seed.blueprint.outer, generator=torch.Generator().manual_seed(2))
+    return model, x
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_lora_is_another_weight(layer: str) -> None:
+    model, x = updated(layer)
+    seed, made = model.seeds["layer"].blueprint, model.host.layer
+    assert isinstance(seed, LoRA)
+    change = torch.einsum("or,r...->o...", seed.outer.flatten(1), seed.inner)
+    with torch.no_grad(), model.without_growth():
+        made.weight += 0.7 * change  # of rank 8 and lora_alpha 8
+        moved = made(x * 2).flatten(1)
+        made.weight -= 0.7 * change
+    torch.testing.assert_close(model(x), moved, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_it_costs_is_what_it_has(layer: str) -> None:
+    model, _ = updated(layer)
+    site, seed = model.slots["layer"].site, model.seeds["layer"]
+    assert seed.parameter_count == LoRA.parameters_at(site)
+    assert LoRA.flops_at(site) == 2 * site.positions * LoRA.parameters_at(site)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("blueprint", RANKS)
+def test_it_is_merged_into_the_weight(layer: str, blueprint: str) -> None:
+    model, x = updated(layer, blueprint)
+    model.seeds["layer"].fossilized = True
+    plain = model.finalize()
+    assert plain.state_dict().keys() == model.host.state_dict().keys()
+    expected = model(x)
+    size = float(expected.detach().abs().max())
+    torch.testing.assert_close(plain(x) / size, expected / size, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(plain.layer.weight, model.host.layer.weight)
+
+
+def test_names_say_the_rank() -> None:
+    assert {get(name).rank for name in RANKS} == {1, 2, 4, 8, 16, 32, 64}  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(name == "lora" or name == f"lora_{get(name).rank}" for name in RANKS)  # pyright: ignore[reportAttributeAccessIssue]
+    assert get("lora") is LoRA
+    assert LoRA.rank == 8
+
+
+def test_a_shared_weight_is_not_changed_elsewhere() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, WIDTH)
+            self.head = nn.Linear(WIDTH, 9, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, indices: Tensor) -> Tensor:
+            return self.head(self.embedding(indices))
+
+    indices = torch.randint(9, (3, 4))
+    model = esper.attach(Tied(), {"head": ["lora"]}, indices)
+    seed = model.slots["head"].germinate("lora", alpha=1.0)
+    nn.init.normal_(seed.blueprint.outer)
+    model.slots["head"].fossilize()
+    plain = model.finalize()
+    torch.testing.assert_close(plain(indices), model(indices))
+    assert torch.equal(plain.embedding.weight, model.host.embedding.weight)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(4)],
+    ids=["groups", "circular", "norm"],
+)
+def test_what_has_no_such_weight_is_not_served(layer: nn.Module) -> None:
+    with pytest.raises(SlotError, match="'lora' does not serve"):
+        esper.attach(Net(layer), {"layer": ["lora"]}, torch.randn(2, 4, 8, 8))
+
+
+def test_auto_offers_what_is_made_for_features() -> None:
+    model = esper.attach(Net(nn.Linear(WIDTH, WIDTH)), {"layer": "auto"}, torch.randn(3, WIDTH))
+    assert not {"lora", "block_copy"} & set(model.slots["layer"].blueprints)
+
+
+@pytest.mark.parametrize("blend", [Blend.GATE, Blend.MULTIPLY])
+def test_they_only_add(blend: Blend) -> None:
+    model = esper.attach(Net(nn.Linear(WIDTH, WIDTH)), {"layer": ["lora", "block_copy"]}, torch.randn(3, WIDTH))
+    for name in ("lora", "block_copy"):
+        with pytest.raises(SlotError, match="only adds"):
+            model.slots["layer"].germinate(name, blend=blend)
+    assert not model.seeds
+
+
+def test_equal_to_peft() -> None:
+    """The same initial values, data and optimizer: losses agree within rounding."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4))
+    x, y = torch.randn(32, WIDTH), torch.randint(4, (32,))
+    model = esper.attach(nn.Sequential(*net), {"0": ["lora_4"], "2": ["lora_4"]}, x, freeze_host=True)
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    other = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4))
+    other.load_state_dict(state)
+    theirs = peft.get_peft_model(other, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["0", "2"]))
+    for name in ("0", "2"):
+        seed = model.slots[name].germinate("lora_4", alpha=1.0)
+        with torch.no_grad():
+            seed.blueprint.inner.copy_(theirs.base_model.model.get_submodule(name).lora_A["default"].weight)
+    losses = [learn(one, x, y) for one in (model, theirs)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
+    assert losses[0][-1] < losses[0][0] - 0.1
+
+
+def learn(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    optimizer = torch.optim.AdamW([one for one in network.parameters() if one.requires_grad], lr=0.01)
+    losses: list[Tensor] = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        losses.append(F.cross_entropy(network(x), y))
+        losses[-1].backward()
+        optimizer.step()
+    return torch.stack(losses).detach()
+
+
+class Stack(nn.Module):
+    """Blocks in a list, which is gone through in turn, or not."""
+
+    def __init__(self, *, in_turn: bool = True, container: type = nn.ModuleList) -> None:
+        super().__init__()
+        blocks = [TransformerBlock(WIDTH, causal=False) for _ in range(3)]
+        self.blocks = container(blocks) if container is nn.ModuleList else container(*blocks)
+        self.in_turn = in_turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.in_turn:
+            return self.blocks[2](self.blocks[1](self.blocks[0](x)))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def tokens() -> Tensor:
+    return torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def copied(host: nn.Module, *blocks: str, alpha: float = 1.0) -> GrowingModel:
+    """With learned copies of these blocks, and something small after the second block."""
+    model = esper.attach(host, {name: ["block_copy"] for name in blocks} | {"blocks.1.mlp": ["mlp"]}, tokens())
+    model.slots["blocks.1.mlp"].germinate("mlp", alpha=1.0)
+    for name in blocks:
+        model.slots[name].germinate("block_copy", alpha=alpha)
+    with torch.no_grad():
+        for parameter in model.slots.parameters():
+            parameter.add_(torch.randn(parameter.shape) / 10)
+    for seed in model.seeds.values():
+        seed.fossilized = True
+    return model
+
+
+def test_a_copy_is_nothing_at_alpha_zero_and_a_second_block_at_one() -> None:
+    host = Stack()
+    model = esper.attach(host, {"blocks.1": ["block_copy"]}, tokens())
+    before = model(tokens())
+    seed = model.slots["blocks.1"].germinate("block_copy")
+    assert torch.equal(model(tokens()), before)
+    seed.alpha.fill_(1.0)
+    blocks = host.blocks
+    model.release()
+    torch.testing.assert_close(
+        seed_after(host, seed, tokens()), blocks[2](blocks[1](blocks[1](blocks[0](tokens())))), rtol=1e-5, atol=1e-5
+    )
+
+
+def seed_after(host: Stack, seed: nn.Module, x: Tensor) -> Tensor:
+    for place, block in enumerate(host.blocks):
+        x = block(x)
+        x = seed.blueprint.block(x) if place == 1 else x
+    return x
+
+
+def test_it_counts_and_costs_what_its_block_does() -> None:
+    model = esper.attach(Stack(), {"blocks.0": ["block_copy"]}, tokens())
+    site = model.slots["blocks.0"].site
+    block = sum(parameter.numel() for parameter in model.host.blocks[0].parameters())
+    assert BlockCopy.parameters_at(site) == block
+    assert model.host_flops == 3 * BlockCopy.flops_at(site) > 0
+
+
+def test_what_grew_within_a_block_is_not_copied() -> None:
+    model = esper.attach(Stack(), {"blocks.0.mlp": ["mlp"], "blocks.0": ["block_copy"]}, tokens())
+    model.slots["blocks.0.mlp"].germinate("mlp", alpha=1.0)
+    seed = model.slots["blocks.0"].germinate("block_copy")
+    assert seed.parameter_count == sum(parameter.numel() for parameter in model.host.blocks[0].parameters())
+    nn.init.ones_(model.seeds["blocks.0.mlp"].blueprint.outer)
+    bare = model.host.blocks[0].mlp[2].weight
+    assert torch.equal(seed.blueprint.block.mlp[2].weight, bare)
+    x = tokens()
+    with model.without_growth():
+        expected = model.host.blocks[0](x)
+    torch.testing.assert_close(seed.blueprint.block(x), expected)
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, nn.Sequential])
+@pytest.mark.parametrize("blocks", [("blocks.0",), ("blocks.2",), ("blocks.0", "blocks.1", "blocks.2")])
+def test_the_plain_model_is_deeper(container: type, blocks: tuple[str, ...]) -> None:
+    model = copied(Stack(container=container), *blocks)
+    plain = model.finalize()
+    assert len(plain.blocks) == 3 + len(blocks)
+    assert all(type(block) is TransformerBlock for block in plain.blocks)
+    torch.testing.assert_close(plain(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
+    assert len(model.host.blocks) == 3
+
+
+def test_a_copy_that_counts_for_less_runs_behind_its_block() -> None:
+    model = copied(Stack(), "blocks.1", alpha=0.5)
+    plain = model.finalize()
+    assert len(plain.blocks) == 3
+    torch.testing.assert_close(plain(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_list_that_is_not_gone_through_in_turn_is_found_out() -> None:
+    with pytest.raises(ExportError, match="not run as the next one"):
+        copied(Stack(in_turn=False), "blocks.0").finalize()
+
+
+def test_what_changes_its_shape_has_no_copy() -> None:
+    with pytest.raises(SlotError, match="'block_copy' does not serve"):
+        esper.attach(Net(nn.Linear(WIDTH, 5)), {"layer": ["block_copy"]}, torch.randn(3, WIDTH))
+
+
+def test_torchs_own_blocks_are_copied_with_their_masks() -> None:
+    block = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True, norm_first=True)
+    host = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+    mask = torch.triu(torch.full((4, 4), -torch.inf), 1)
+    model = esper.attach(host, {"layers.0": ["block_copy"]}, (tokens(), mask))
+    seed = model.slots["layers.0"].germinate("block_copy", alpha=1.0)
+    model.slots["layers.0"].fossilize()
+    host.train()
+    x = tokens()
+    first, second = host.layers
+    with model.without_growth():
+        expected = second(seed.blueprint.block(first(x, mask), mask), mask)
+    torch.testing.assert_close(model(x, mask), expected, rtol=1e-4, atol=1e-5)
+    plain = model.finalize()
+    assert len(plain.layers) == 3
+    torch.testing.assert_close(plain.train()(x, mask), expected, rtol=1e-4, atol=1e-5)
