@@ -21,6 +21,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +29,9 @@ import esper
 from esper.experiments.process_pool import prepare_process
 from esper.tasks.datasets import digits, mnist1d
 from esper.tasks.practice.hosts import HOSTS
+from esper.ui.output import say
 
+CONSOLE = Console()
 TARGET = 200
 """Examples of the new data."""
 EPOCHS, BATCH = 30, 50
@@ -248,7 +251,7 @@ def measure(folder: Path, case: Case, seed: int) -> None:
         with path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         best = max(found, key=found.__getitem__)
-        print(f"{case.host} {seed} {problem.shift}: {before:.3f}, best {found[best]:.3f} by {best}", flush=True)
+        say(CONSOLE, f"{case.host} {seed} {problem.shift}: {before:.3f}, best {found[best]:.3f} by {best}")
 
 
 def read(folder: Path, case: Case) -> dict[int, dict[str, dict[str, float]]]:
@@ -290,7 +293,7 @@ def show(folder: Path) -> None:
         table = read(folder, case)
         seeds, shifts = sorted(table), sorted(next(iter(table.values())))
         if len(seeds) < 2:
-            print(f"{case.host}: one seed, which is too few to choose a place by others")
+            say(CONSOLE, f"{case.host}: one seed, which is too few to choose a place by others")
             continue
         gaps = np.zeros((len(seeds), len(shifts)))
         oracle, overall = np.zeros_like(gaps), np.zeros_like(gaps)
@@ -304,15 +307,16 @@ def show(folder: Path) -> None:
                 oracle[row, column], overall[row, column] = table[seed][shift][chosen], table[seed][shift][fixed]
         gaps = oracle - overall
         error = gaps.mean(0).std(ddof=1) / len(shifts) ** 0.5
-        print(
+        say(
+            CONSOLE,
             f"{case.host}: {len(seeds)} seeds, {len(shifts)} shifts; best place per shift {oracle.mean():.3f}, best "
-            f"overall {overall.mean():.3f}, gap {100 * gaps.mean():+.1f} ± {100 * error:.1f} points"
+            f"overall {overall.mean():.3f}, gap {100 * gaps.mean():+.1f} ± {100 * error:.1f} points",
         )
         for column, shift in enumerate(shifts):
             means = _mean([table[seed][shift] for seed in seeds])
             best = sorted(means, key=means.__getitem__)[::-1][:3]
             told = ", ".join(f"{name} {means[name]:.3f}" for name in best)
-            print(f"  {shift:15} gap {100 * gaps[:, column].mean():+5.1f}   {told}")
+            say(CONSOLE, f"  {shift:15} gap {100 * gaps[:, column].mean():+5.1f}   {told}")
 
 
 def _mean(found: list[dict[str, float]]) -> dict[str, float]:

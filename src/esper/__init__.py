@@ -6,11 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Decision, EpisodeConfig, Grower, GrowingModel, attach, export, load, save
+    from esper.api import Decision, EpisodeConfig, Grower, GrowingModel, Score, attach, export, load, save
 
 __version__ = "0.1.0"
 
-__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "__version__", "attach", "export", "load", "save"]
+__all__ = [
+    "Decision",
+    "EpisodeConfig",
+    "Grower",
+    "GrowingModel",
+    "Score",
+    "__version__",
+    "attach",
+    "export",
+    "load",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:

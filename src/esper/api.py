@@ -1,10 +1,11 @@
 """What practitioners need, in one place: `import esper`."""
 
 from esper.grower import Decision, Grower
+from esper.grower.constraints import Score
 from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.rl.episode_config import EpisodeConfig
 
-__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "attach", "export", "load", "save"]
+__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "Score", "attach", "export", "load", "save"]

@@ -120,6 +120,18 @@ def amount(advice: str) -> Kind:
     return Kind(read, advice)
 
 
+def positive(advice: str) -> Kind:
+    """A finite number above 0."""
+
+    def read(value: Any) -> float:
+        found = number(value)
+        if not (math.isfinite(found) and found > 0):
+            raise ValueError
+        return found
+
+    return Kind(read, advice)
+
+
 def one_of(choices: type[StrEnum]) -> Kind:
     """The members of an enumeration, by name."""
 

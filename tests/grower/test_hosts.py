@@ -14,6 +14,7 @@ from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.grower import Decision, Grower
 from esper.grower.measuring import compute_contributions, measure_seeds
+from esper.grower.scores import check_figures
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
 from growth.hosts import CLASSES, RESNET, Host, every_host, loss, score
@@ -78,7 +79,7 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
         table = training.grower.network.table
         due = np.ones(table.stage.shape, np.bool_)
         found = compute_contributions(
-            measure_seeds(training.grower.passes, table, training.evaluate, None, due),
+            measure_seeds(training.grower.passes, table, training.evaluate, check_figures, None, due),
             training.model,
             table,
             training.grower.scores.score,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
-from esper.practice.training import Score
+from esper.practice.training import ClassifierScore
 from esper.training.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
@@ -41,7 +41,7 @@ ACCEPTED: dict[str, tuple[Any, float, float]] = {
     "a fraction": (Fraction(3, 4), 0.75, 0.0),
     "a pair": ((0.75, 0.5), 0.75, 0.5),
     "a list": ([0.75, 0.5], 0.75, 0.5),
-    "a named pair": (Score(0.75, 0.5), 0.75, 0.5),
+    "a named pair": (ClassifierScore(0.75, 0.5), 0.75, 0.5),
     "a pair of tensors": ((torch.tensor(0.75), torch.tensor(0.5)), 0.75, 0.5),
     "a mapping with a loss": ({"loss": 0.75}, 0.75, 0.0),
     "a mapping with accuracy": ({"loss": 0.75, "accuracy": np.float64(0.5), "f1": 0.3}, 0.75, 0.5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -20,15 +20,19 @@ from esper.arguments import (
     name_of,
     one_of,
     optional,
+    positive,
     truth,
     whole,
 )
 from esper.control.controller import Controller
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.apart import Counterfactual
+from esper.grower.constraints import LIMITS, ConstraintSet, name_loss
 from esper.grower.listening import Listener
 from esper.grower.scores import ACCURACY, EXPECTED, LOSS, ROUNDING, Figures, check_figures, check_number
+from esper.growth.blueprints.registry import OF_LAYER, Blueprint
 from esper.growth.look import Look
+from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.training.governor.detectors import GovernorSettings
@@ -50,6 +54,10 @@ OPTIONS: Final = {
     "scaler": optional(instance(torch.amp.GradScaler, advice="give the torch.amp.GradScaler of the loop")),
     "run": optional(file_path("give the path of a new folder")),
     "verbose": truth(),
+    "training_flops": optional(positive("give a number of FLOPs above 0")),
+    "seconds": optional(positive("give a number of seconds above 0")),
+    "objective": optional(name_of("a set of data that evaluate measures")),
+    "constraints": optional(LIMITS),
     "evidence": one_of(Counterfactual),
 }
 """What a grower is told by name."""
@@ -83,6 +91,19 @@ def require_conduct(conduct: EpisodeConfig, horizon: int | None) -> None:
         )
 
 
+def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained: bool) -> None:
+    """Refuse rules that some of the blueprints, or constraints, cannot do with.
+
+    Raises:
+        ConfigError: they have other blends than to add for a blueprint that takes no other; or seeds cannot be pruned.
+    """
+    only_adding = next((kind.name for kind in kinds if kind.reads in OF_LAYER), None)
+    if only_adding is not None and tuple(rules.blends) != (Blend.ADD,):
+        raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
+    if constrained and Op.PRUNE not in rules.operations:
+        raise ConfigError("constraints: a seed that breaks one is pruned, but rules.operations lack 'prune'")
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """What a grower hears at each step, checked."""
@@ -94,7 +115,12 @@ class StepInputs:
 
 
 def check_step(
-    train_loss: object, train_accuracy: object, val_loss: object, accuracy: object, metrics: Mapping[str, Any] | None
+    train_loss: object,
+    train_accuracy: object,
+    val_loss: object,
+    accuracy: object,
+    metrics: Mapping[str, Any] | None,
+    constraints: ConstraintSet,
 ) -> StepInputs:
     """What the arguments of a step mean.
 
@@ -113,7 +139,11 @@ def check_step(
     others = cast(object, {} if metrics is None else metrics)
     if not isinstance(others, Mapping) or given.keys() & set(cast("Mapping[Any, Any]", others)):
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
-    return StepInputs(loss, known, check_figures({**given, **cast("Mapping[Any, Any]", others)}))
+    named = {**given, **cast("Mapping[Any, Any]", others)}
+    lacking = next((name for name in map(name_loss, constraints.limits) if name not in named), None)
+    if lacking is not None:
+        raise ConfigError(f"metrics: give {lacking!r}, too, which is constrained, or no val_loss at all")
+    return StepInputs(loss, known, check_figures(named))
 
 
 def check_look(look: object, listener: Listener | None) -> None:
@@ -132,7 +162,7 @@ def check_look(look: object, listener: Listener | None) -> None:
 
 STATE_VERSION = 5
 """Version of what `esper.Grower.state_dict` returns."""
-_SAME = ("metric", "higher_is_better", "classes", "seed", "evidence")
+_SAME = ("metric", "higher_is_better", "objective", "classes", "seed", "evidence")
 """Terms to which all that a grower remembers belongs; any other may be changed between decisions."""
 
 
@@ -151,6 +181,8 @@ class Terms:
     classes: int | None
     metric: str | None
     higher_is_better: bool | None
+    objective: str | None
+    constraints: Mapping[str, float]
     evidence: Counterfactual
     seed: int
     """That of the first process, in all of them."""

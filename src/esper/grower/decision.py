@@ -63,9 +63,11 @@ class Decision:
     """What the governor did before the decision, if anything."""
     finished: bool
     """Whether there was nothing more to decide, as `esper.Grower.finished` tells: stop training."""
+    broken: str
+    """Which constraints were broken when it was made, and by how much; empty if none was."""
 
     def __str__(self) -> str:
-        return f"decision {self.number}: {self.what}; loss {self.loss:.4g}{self.measured}"
+        return f"decision {self.number}: {self.what}; loss {self.loss:.4g}{self.measured}{self.broken}"
 
     @property
     def measured(self) -> str:
@@ -93,6 +95,7 @@ def describe_decision(
     value: float,
     rollback: Rollback | None,
     finished: bool,
+    broken: str,
 ) -> Decision:
     """A decision in words: from the actions ``[1, 8]``, what they changed and what was measured before.
 
@@ -113,6 +116,7 @@ def describe_decision(
         float(evaluation.accuracy[0]),
         rollback,
         finished,
+        broken,
     )
 
 

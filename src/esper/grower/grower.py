@@ -15,6 +15,7 @@ from torch import Tensor
 from esper.arguments import check_arguments
 from esper.arrays import Bools, Floats, Ints
 from esper.control.controller import Controller
+from esper.control.rules.decisions import ActionBuilder
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
 from esper.grower.arguments import (
@@ -26,9 +27,11 @@ from esper.grower.arguments import (
     Terms,
     check_step,
     require_conduct,
+    require_rules,
     require_same,
 )
 from esper.grower.choosing import choose_controller, require_promise, warn_of_unknown
+from esper.grower.constraints import ConstraintSet
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
@@ -39,6 +42,7 @@ from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account, Recording
 from esper.grower.scores import Scores
+from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.hooks import require_attached
@@ -107,6 +111,14 @@ class Grower:
             which costs no training, and is more than the model has gained by it. ``refit``: what it has over a fork of
             itself that trains on without the seed from when the trial begins; known from the fork's second decision on,
             and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
+        objective: Of several sets of validation data the one that growth is about: `evaluate` then returns an
+            `esper.Score` for each set, by name.
+        constraints: By which share the loss of other sets may rise over what it is when the grower is made, by name. A
+            seed without which fewer are broken is pruned, and none is kept meanwhile, as `esper.grower.constraints`
+            tells.
+        training_flops: What growth and training may take, instead of a number of decisions or besides, as
+            `esper.grower.spending` counts: controllers see what share is spent, and when all is, growth is `finished`.
+        seconds: Likewise, since the grower was made.
 
     Raises:
         ConfigError: an argument is of another kind or out of range, rules or evidence need a ``loss``, the controller
@@ -137,9 +149,16 @@ class Grower:
         run: str | Path | None = None,
         verbose: bool = False,
         evidence: str = Counterfactual.DEPENDENCE,
+        objective: str | None = None,
+        constraints: Mapping[str, float] | None = None,
+        training_flops: float | None = None,
+        seconds: float | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.scores = Scores(metric, higher_is_better, classes, model.outputs)
+        self.constraints = ConstraintSet(objective, constraints or {})
+        """What else must hold."""
+        trained, penalty = bool(model.frozen.names), self.constraints.penalty
+        self.scores = Scores(metric, higher_is_better, classes, model.outputs, trained=trained, penalty=penalty)
         """What growth is about."""
         require_conduct(conduct, horizon)
         self.network = GrowingNetwork(model, optimizer, conduct.budget)
@@ -157,18 +176,26 @@ class Grower:
             classes=classes,
             metric=metric,
             higher_is_better=higher_is_better,
+            objective=objective,
+            constraints=self.constraints.limits,
             evidence=Counterfactual(evidence),
             seed=self._processes.agree(lambda: seed),
         )
         """What it was told."""
+        self.spending = Spending(model, training_flops, seconds)
+        """What was spent, on training and on all that is measured."""
         self.passes = Passes(model)
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
         wanted, kinds = require_promise(self.controller, conduct.promise), self.network.specs.kinds
         hears = self._processes.first
-        self._listener = None if wanted is None else Listener(model, kinds, wanted, scaler, active=hears)
+        self._listener = (
+            None if wanted is None else Listener(model, kinds, wanted, scaler, self.spending.add, active=hears)
+        )
         parts = self.passes, self.apart, self._gradients, self._listener
-        self._examiner = Examiner(self.network, self.scores, evaluate, *parts)
+        self._examiner = Examiner(self.network, self.scores, self.constraints, evaluate, *parts)
+        require_rules(self.rules, self.network.specs.kinds, constrained=bool(self.constraints.limits))
+        self._processes.agree(self._examiner.refer)
         self._begin()
         self._verbose = verbose
         self._own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
@@ -236,7 +263,7 @@ class Grower:
         """
         self._in_own_run(OwnRun.require_open)
         self._processes.agree(lambda: self._examiner.prepare(1 + self.decisions, look))
-        given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics)
+        given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
         require_planted(self.model, self.network.table)
         require_attached(self.model)
         self._trained.require()
@@ -257,13 +284,23 @@ class Grower:
             barred = self._watch.find_barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.network.table
-        actions, result = self._decide(barred)
+        broken = self.constraints.find_broken(found.usual)
+        culprit = self._examiner.find_culprit(found)
+        actions, result = self._decide((*barred, Op.FOSSILIZE) if broken else barred, culprit)
         self.decisions += 1
         self._examiner.listen_before(1 + self.decisions)
         changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = describe_decision(
-            self.decisions, slots, self.network.blueprints, actions, changes, *measured, rollback, finished
+            self.decisions,
+            slots,
+            self.network.blueprints,
+            actions,
+            changes,
+            *measured,
+            rollback,
+            finished,
+            self.constraints.describe(broken),
         )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
         account = Account(decision, *said, value_before, result.verdicts, before, result.table, about)
@@ -320,12 +357,14 @@ class Grower:
 
     @property
     def finished(self) -> bool:
-        """Whether the conduct's plateau is reached: what growth is about stopped to improve, and no seed is unfinished.
+        """Whether the budget of training is spent, or the conduct's plateau is reached: what growth is about stopped to
+        improve, and no seed is unfinished.
 
         That is the ``metric`` where one is named, and the validation loss otherwise: so did policies see it where they
         were trained. Stop then. The controller is not asked again, unless validation improves after all.
         """
-        return bool(self.conduct.find_stalled(self._examiner.history.plateau_age, self.network.table)[0])
+        over = self.spending.limited and self._processes.agree(lambda: self.spending.share >= 1)
+        return over or bool(self.conduct.find_stalled(self._examiner.history.plateau_age, self.network.table)[0])
 
     @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
@@ -378,20 +417,27 @@ class Grower:
             self.network.evidence = self.network.evidence.without(gone)
         return rollback, changes
 
-    def _decide(self, barred: tuple[Op, ...]) -> tuple[Ints, Step]:
-        """Ask the controller, or wait if there is nothing more to decide, and carry that out.
+    def _decide(self, barred: tuple[Op, ...], culprit: Bools) -> tuple[Ints, Step]:
+        """Prune the seed in the slot ``culprit`` ``[1, S]``, if there is one; else ask the controller, or wait if there
+        is nothing more to decide. Carry that out.
 
         A failure leaves model, optimizer and table as they were.
         """
         network = self.network
         rollbacks = 0.0 if self.governor is None else self.governor.rollbacks_used
-        seen = self._timing.progress(1 + self.decisions), self._timing.horizon, self.terms, rollbacks
+        progress = self._timing.progress(1 + self.decisions)
+        progress = self._processes.agree(lambda: limit_progress(progress, self.spending, self._timing.planned))
+        seen = progress, self._timing.horizon, self.terms, rollbacks
         affordable = network.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
         masks = legal_actions(network.table, network.evidence, rules, network.specs.compatible, affordable)
         actions, state = wait(1), self._state
-        if not self.finished:
+        if culprit.any():
+            builder = ActionBuilder(masks)
+            builder.act_on(Op.PRUNE, culprit)
+            actions = builder.actions
+        elif not self.finished:
             actions, state = self._processes.agree(
                 lambda: self.controller.act(self._examiner.observe(*seen), masks, self._state)
             )
@@ -403,6 +449,8 @@ class Grower:
         network.evidence = self.apart.update_forks(network.table, network.evidence)
         if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
             self.governor.expect_change()
+            if self._watch is not None and (culprit.any() or self.model.frozen.names):
+                self._watch.forget()
         return actions, result
 
     def _contributions(self, slots: Bools) -> tuple[Floats, bool]:
@@ -458,6 +506,7 @@ class Grower:
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
+        self.constraints.references = memory["references"]
         self.network.weigh_seeds(self.rules.isolation)
         self.apart.update_forks(self.network.table, self.network.evidence)
         self.apart.load_state_dict(state["refit"])
@@ -489,6 +538,8 @@ class Grower:
             "controller": self._state,
             "actions": self._actions,
             "governor": self.governor,
+            "references": self.constraints.references,
+            "spending": self.spending,
             "watch": self._watch,
             "promises": self._listener,
         }

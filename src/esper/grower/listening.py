@@ -27,6 +27,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.promise import GRAM_BYTES
 from esper.growth.slot import Slot
 from esper.state import to_plain
+from esper.training.budget import TRAINING_PASSES
 
 _SEED, _DRAW = 0, 0
 """Of the initial values of newborns, as in populations."""
@@ -67,6 +68,7 @@ class Listener:
         kinds: The K blueprints in the order of the record.
         settings: How often, and by how many examples.
         scaler: Of the loop, where it scales losses.
+        spend: Is told what FLOPs measuring takes.
         active: Whether it listens at all: of several processes the first does.
     """
 
@@ -76,11 +78,12 @@ class Listener:
         kinds: Sequence[type[Blueprint]],
         settings: PromiseSettings,
         scaler: torch.amp.GradScaler | None,
+        spend: Callable[[float], None],
         *,
         active: bool,
     ) -> None:
         self._active, self._owed = active, False
-        self._model, self._kinds, self._scaler = model, kinds, scaler
+        self._model, self._kinds, self._scaler, self._spend = model, kinds, scaler, spend
         self.record = PromiseRecord(1, len(model.slots), len(kinds), settings)
         """What controllers see."""
         self._heard: dict[str, deque[_Heard]] = {name: deque() for name in model.slots}
@@ -215,6 +218,9 @@ class Listener:
         if kind.reads is Reads.NETWORK and len(inputs) < len(heard):
             self._warn(kind.name, f"blueprint {kind.name!r} reads the network's input, of which nothing was heard")
             return None
+        examples = sum(map(len, asked.wishes))
+        gram = 2 * examples**2 * kind.parameters_at(slot.site)
+        self._spend(TRAINING_PASSES * examples * kind.flops_at(slot.site) + gram)
         try:
             return promise_of(slot, kind, asked, inputs, [(_SEED, place, _DRAW)])
         except LookError as error:

@@ -20,12 +20,13 @@ from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.grower.apart import ApartLearner
 from esper.grower.arguments import StepInputs, Terms, check_look
+from esper.grower.constraints import ConstraintSet, Score
 from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
 from esper.grower.network import GrowingNetwork
 from esper.grower.passes import IncomparableError, Passes, flatten
-from esper.grower.scores import LOSS, Figures, Scores, check_figures
+from esper.grower.scores import LOSS, Figures, Scores
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.side_pass import keep_modes
@@ -36,10 +37,12 @@ from esper.training.learning import TrainingReport
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""
-Evaluate: TypeAlias = Callable[[GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number]]
-"""Measures a model on validation data: a loss, a pair of loss and accuracy, or figures by name with ``loss`` among
-them. The data and the device are its business; the same model must give the same figures. It may leave the model in
-`eval` mode."""
+Evaluate: TypeAlias = Callable[
+    [GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number] | Mapping[str, Score]
+]
+"""Measures a model on validation data: a loss, a pair of loss and accuracy, figures by name with ``loss`` among them,
+or, for a grower that is told an objective, a `Score` for each of several sets by name. The data and the device are its
+business; the same model must give the same figures. It may leave the model in `eval` mode."""
 
 
 class Measurement(NamedTuple):
@@ -59,6 +62,7 @@ def measure_seeds(
     passes: Passes,
     table: SeedTable,
     evaluate: Evaluate,
+    read: Callable[[object], Figures],
     whole: Figures | None,
     due: Bools,
     forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
@@ -67,7 +71,7 @@ def measure_seeds(
 
     A seed that counts is to be compared with its absence, in the model or in its fork, if ``forks`` names it; where
     that is None it is left out. One that does not count yet is put in at full weight, to be compared with the model as
-    it is. ``whole`` is the former figure, if it is known.
+    it is. ``whole`` is the former figure, if it is known; ``read`` checks what ``evaluate`` returns.
 
     Raises:
         ConfigError: ``evaluate`` returns what is none of its figures.
@@ -81,7 +85,7 @@ def measure_seeds(
     measure = answers.first_of(evaluate) if whole is None else evaluate
 
     def compute_figures(model: GrowingModel) -> Figures:
-        return check_figures(measure(model))
+        return read(measure(model))
 
     with keep_modes(model):
         alone = {name: weight for name, weight in changes.items() if name not in forks}
@@ -180,6 +184,7 @@ class Examiner:
     Args:
         network: The model with its lifecycle table, and the evidence that gates know.
         scores: What growth is about.
+        constraints: What is measured, and what must hold.
         evaluate: As for `esper.Grower`.
         passes: How seeds are measured.
         apart: Has the forks that seeds on trial are compared with.
@@ -191,13 +196,14 @@ class Examiner:
         self,
         network: GrowingNetwork,
         scores: Scores,
+        constraints: ConstraintSet,
         evaluate: Evaluate,
         passes: Passes,
         apart: ApartLearner,
         gradients: Gradients,
         listener: Listener | None,
     ) -> None:
-        self._network, self._scores, self._evaluate = network, scores, evaluate
+        self._network, self._scores, self._constraints, self._evaluate = network, scores, constraints, evaluate
         self._passes, self._apart, self._gradients, self._listener = passes, apart, gradients, listener
         shape = 1, len(passes.model.slots), len(network.specs.kinds)
         self.history = History(*shape, scores.chance_loss, scores.chance_score)
@@ -206,9 +212,30 @@ class Examiner:
     def measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
         """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
         forks = self._apart.ripe_forks()
-        found = measure_seeds(self._passes, self._network.table, self._evaluate, whole, due, forks)
+        found = measure_seeds(
+            self._passes, self._network.table, self._evaluate, self._constraints.read, whole, due, forks
+        )
         self._scores.begin(found.usual, train_loss)
         return found
+
+    def refer(self) -> None:
+        """Measure the model before growth, if a constraint is about that."""
+        if self._constraints.limits:
+            model = self._passes.model
+            with keep_modes(model):
+                self._constraints.refer_to(self._constraints.read(self._evaluate(model)))
+
+    def find_culprit(self, found: Measurement) -> Bools:
+        """The live seed without which the least is broken of the constraints, bool ``[1, S]``; none, if none is broken
+        or none of those that were measured helps.
+        """
+        table, penalty = self._network.table, self._constraints.penalty
+        relief = np.zeros(table.stage.shape)
+        before = penalty(found.usual)
+        for place, slot in enumerate(self._passes.model.slots.values()):
+            if slot.name in found.others and table.live[0, place] and table.blended[0, place]:
+                relief[0, place] = before - penalty(found.others[slot.name])
+        return (relief == relief.max()) & (relief > 0)
 
     def record(self, now: StepInputs, found: Measurement, actions: Ints) -> Evaluation:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""
@@ -275,6 +302,6 @@ class Examiner:
         And whether that is blind: its answer is the same to everything.
         """
         table, score = self._network.table, self._scores.score
-        found = measure_seeds(self._passes, table, self._evaluate, None, slots)
+        found = measure_seeds(self._passes, table, self._evaluate, self._constraints.read, None, slots)
         contributions = compute_contributions(found, self._passes.model, table, score)
         return contributions.accuracy_contribution, found.blind

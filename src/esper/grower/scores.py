@@ -4,13 +4,15 @@ It is better the higher it is. Of a metric that is better the higher it is, such
 Of a loss, and of any other metric that is better the lower it is, it is the share that is gone,
 ``(reference - value) / |reference|``: 0 at the reference, 1 where nothing is left. The loss's reference is that of
 guessing, ln(classes), where the number of classes is known; otherwise, as for other metrics, it is the first value that
-was measured. Contributions, what gates tolerate, the margins of rules and rent are in units of the score.
+was measured. A model that was trained on something else before may begin with more than that; it is then the reference.
+Where a constraint is broken, a penalty is taken off (`esper.grower.constraints`). Contributions, what gates tolerate,
+the margins of rules and rent are in units of the score.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -34,15 +36,27 @@ class Scores:
         higher_is_better: Whether the metric is; None: as is known of loss and accuracy.
         classes: How many there are to choose from, as far as the user said so.
         outputs: How many the model has: so many classes are there if there is an accuracy and nothing else was said.
+        trained: Whether the model was trained on something else before, so that it may begin worse than guessing: it is
+            then compared with what it began with.
+        penalty: What is taken off the score for what else was measured.
 
     Raises:
         ConfigError: metric and direction do not fit together.
     """
 
     def __init__(
-        self, metric: str | None, higher_is_better: bool | None, classes: int | None, outputs: int | None
+        self,
+        metric: str | None,
+        higher_is_better: bool | None,
+        classes: int | None,
+        outputs: int | None,
+        *,
+        trained: bool = False,
+        penalty: Callable[[Figures], float] = lambda _: 0.0,
     ) -> None:
         _require_direction(metric, higher_is_better)
+        self._penalty = penalty
+        self._trained = trained
         self.metric = metric or ""
         """Empty until it is known."""
         self._named = metric is not None
@@ -80,6 +94,8 @@ class Scores:
         self._first_train_loss = train_loss if math.isfinite(train_loss) else found[LOSS]
         self._first_loss, self._first_accuracy = found[LOSS], found.get(ACCURACY, UNKNOWN)
         self.chance_loss = math.log(self._classes) if self._classes else found[LOSS]
+        if self._trained:
+            self.chance_loss = max(self.chance_loss, found[LOSS])
         if metric == ACCURACY:
             self.chance_score = 1 / self._classes
         elif self._rises(metric):
@@ -102,7 +118,8 @@ class Scores:
                 "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
             )
         value = self._value(found, self.metric)
-        return value if self._rises(self.metric) else _compute_share_gone(value, self._reference)
+        score = value if self._rises(self.metric) else _compute_share_gone(value, self._reference)
+        return score - self._penalty(found)
 
     def progress(self, found: Figures) -> bool | None:
         """Whether a metric that was named, and is not the loss, is better than it was by more than a trifle.
@@ -187,7 +204,7 @@ class Scores:
 
     def state_dict(self) -> dict[str, Any]:
         """What is known by now."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "_penalty"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -195,7 +212,7 @@ class Scores:
         Raises:
             CheckpointError: it is of another make.
         """
-        vars(self).update(from_plain(vars(self), state, "scores"))
+        vars(self).update(from_plain(self.state_dict(), state, "scores"))
 
     def _rises(self, metric: str) -> bool:
         return metric == ACCURACY if self._higher is None else self._higher

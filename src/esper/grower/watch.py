@@ -81,6 +81,11 @@ class TrainingWatch:
             return Op.FOSSILIZE, Op.PRUNE
         return (Op.FOSSILIZE,) if idle or not better else ()
 
+    def forget(self) -> None:
+        """A seed that helped was taken away on purpose: the network may do as badly again as before it came."""
+        self._best_gone[:] = math.nan
+        self._governor.forget()
+
     def _better(self, found: Figures, train_loss: float, *, usual: bool) -> bool:
         """Whether the network does better than chance, as far as figures tell, and has not lost most of what it had.
 

@@ -34,6 +34,11 @@ class Compilations:
     def __reduce__(self) -> tuple[Any, ...]:
         return Compilations, ()
 
+    @property
+    def compiled(self) -> bool:
+        """Whether there is any."""
+        return bool(self._graphs)
+
     def record_graph(self, training: bool) -> None:
         """Called once for each graph, while it is made."""
         self._graphs.add((self._structure, training, torch.is_grad_enabled()))

@@ -22,7 +22,7 @@ from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
-from esper.growth.probe import MODULE, Arguments, find_input_place, probe
+from esper.growth.probe import MODULE, Arguments, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
@@ -158,6 +158,8 @@ class GrowingModel(nn.Module):
         self.host = host
         self.example_input: Arguments | None = example_input
         """Of the probe; None in copies."""
+        self.example_size = first_tensor(example_input)[0].numel()
+        """Numbers in the input of one example."""
         self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
         self.ownership = Ownership()
         self.copies = Copies()

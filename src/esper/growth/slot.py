@@ -70,6 +70,8 @@ class InputTap(nn.Module):
         self.given = NO_HINTS
         """Masks and caches of the forward pass now under way."""
         self._inputs: Tensor | None = None
+        self.clock: Callable[[Tensor], None] | None = None
+        """Hears the network's input in every pass, but in those that are compiled."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -77,6 +79,8 @@ class InputTap(nn.Module):
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
+            if self.clock is not None and not torch.compiler.is_compiling():
+                self.clock(self._inputs)
         self.given = find_hints(self.names, arguments, keywords)
 
     @property
@@ -94,7 +98,7 @@ class InputTap(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None, "given": NO_HINTS}
+        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clock": None}
 
 
 class Slot(GrowthHook):
@@ -152,14 +156,14 @@ class Slot(GrowthHook):
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
     ) -> Tensor:
         call = LayerCall(arguments, keywords)
-        passed = self._pass(module, call, output)
+        passed = self._begin_graph(self._pass(module, call, output))
         if torch.compiler.is_compiling() or self.listener is None:  # in this order nothing is compiled anew for it
             return passed
         return self.listener(self, call, passed)
 
     def _pass(self, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
         if self.occupant is None:
-            return self._begin_graph(output)
+            return output
         seed = self.seed
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)

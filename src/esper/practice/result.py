@@ -12,7 +12,7 @@ from esper.errors import RunError
 from esper.files import write_atomically
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
-from esper.practice.training import Epoch, HostTraining, Score
+from esper.practice.training import ClassifierScore, Epoch, HostTraining
 from esper.telemetry.events import RolledBack, StepTaken
 from esper.telemetry.store import RunStore
 
@@ -75,7 +75,7 @@ class GrowResult:
 _RESULT = TypeAdapter(GrowResult)
 
 
-def summarise_run(training: HostTraining, test: Score, store: RunStore) -> GrowResult:
+def summarise_run(training: HostTraining, test: ClassifierScore, store: RunStore) -> GrowResult:
     """What came out: ``test`` is the committed model's score."""
     settings, host, added = training.settings, training.model.host_parameters, training.model.added_parameters
 

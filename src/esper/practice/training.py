@@ -33,7 +33,7 @@ EVALUATION_BATCH = 512
 """Examples in one forward pass; bounds memory."""
 
 
-class Score(NamedTuple):
+class ClassifierScore(NamedTuple):
     """How a classifier does: on data that it only reads, or in the minibatches that it learns from."""
 
     loss: float
@@ -49,8 +49,8 @@ class Epoch:
     number: int
     """From 1."""
     total: int
-    training: Score
-    validation: Score
+    training: ClassifierScore
+    validation: ClassifierScore
     """Before the decision, and before a rollback if there was one."""
     decision: Decision
     added_parameters: int
@@ -134,11 +134,11 @@ class HostTraining:
             time.perf_counter() - began,
         )
 
-    def test(self) -> Score:
+    def test(self) -> ClassifierScore:
         """On data that nothing else reads."""
         return measure(self.model, self.splits.test)
 
-    def _learn(self, rng: np.random.Generator) -> tuple[Score, int]:
+    def _learn(self, rng: np.random.Generator) -> tuple[ClassifierScore, int]:
         """One pass over the training data in an order drawn from ``rng``: how it went, and examples learned from."""
         self.model.train()
         sums = _ScoreSums()
@@ -155,7 +155,7 @@ class HostTraining:
     def _loss(self, batch: Minibatch) -> Tensor:
         return cross_entropy(self.model(batch.inputs), batch)
 
-    def _validate(self, model: GrowingModel) -> Score:
+    def _validate(self, model: GrowingModel) -> ClassifierScore:
         return measure(model, self.splits.validation)
 
 
@@ -182,7 +182,7 @@ def _dearest(slot: Slot) -> str:
 
 
 @torch.no_grad()
-def measure(model: GrowingModel, examples: Examples) -> Score:
+def measure(model: GrowingModel, examples: Examples) -> ClassifierScore:
     """Mean cross-entropy in nats and accuracy over all that is to be predicted."""
     was_training = model.training
     model.eval()
@@ -220,9 +220,9 @@ class _ScoreSums:
         self._targets += batch.targets.numel()
         self.examples += len(batch.targets)
 
-    def score(self) -> Score:
+    def score(self) -> ClassifierScore:
         sums = torch.stack(self._parts).sum(0)
-        return Score(float(sums[0]) / self._targets, float(sums[1]) / self._targets)
+        return ClassifierScore(float(sums[0]) / self._targets, float(sums[1]) / self._targets)
 
 
 def count_seed_flops(*slots: Slot) -> int:

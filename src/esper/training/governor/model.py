@@ -163,6 +163,10 @@ class Governor:
         """The model was changed on purpose: forget what was usual for it, it may well do worse now, if not guess."""
         self._monitor.forget_usual(np.ones(SKILLS, np.bool_))
 
+    def forget(self) -> None:
+        """What helped the model was taken from it on purpose: forget how well it did, too."""
+        self._monitor.restart(np.ones(SKILLS, np.bool_))
+
     @torch.no_grad()
     def rollback(self) -> Rollback:
         """Return to the last snapshot, whatever the last check said.

@@ -1,0 +1,140 @@
+"""Several sets of validation data: growth is about one of them, and may cost others no more than is said.
+
+`evaluate` then returns a `Score` for each set, by name. The figures of the objective are those of a model that is
+measured on it alone; a constraint is about a loss, which may rise by a share of what it was before growth began.
+
+A network that breaks a constraint scores less than any that breaks none: `ConstraintSet.penalty` is at least
+`PENALTY`, the whole range of a score. So the contribution of a seed without which the constraint would hold is
+negative, for gates, rules and policies alike; and the grower prunes it at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from esper.arguments import Kind, describe
+from esper.errors import ConfigError
+from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures
+
+PENALTY = 1.0
+"""What the score of a network loses that breaks a constraint, besides the share by which it does."""
+
+
+class Score(NamedTuple):
+    """How a model does on one set of validation data."""
+
+    loss: float | Tensor
+    accuracy: float | Tensor | None = None
+    """A fraction in [0, 1], where there is such a thing."""
+
+
+def _read_limits(value: Any) -> Any:
+    """Shares by name."""
+    if not isinstance(value, Mapping):
+        raise TypeError
+    limits = cast("Mapping[Any, Any]", value)
+    if not all(isinstance(name, str) for name in limits):
+        raise TypeError
+    read: dict[str, float] = {}
+    for name, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
+            raise TypeError
+        if not (math.isfinite(limit) and limit >= 0):
+            raise ValueError
+        read[name] = float(limit)
+    return read
+
+
+LIMITS = Kind(
+    _read_limits,
+    "give a mapping from the names of sets that evaluate measures to the share by which their loss may rise, such as "
+    "{'source': 0.01}",
+)
+
+
+class ConstraintSet:
+    """What is measured, and what must hold.
+
+    Args:
+        objective: The set that growth is about; None: evaluate measures a single one, which has no name.
+        limits: By which share the losses of other sets may rise.
+
+    Raises:
+        ConfigError: there are limits without an objective, or one on the objective.
+    """
+
+    def __init__(self, objective: str | None, limits: Mapping[str, float]) -> None:
+        if limits and objective is None:
+            raise ConfigError(
+                f"constraints on {', '.join(limits)}, but no objective: say objective=..., the set that growth is about"
+            )
+        if objective in limits:
+            raise ConfigError(f"constraints: {objective!r} is the objective, which is to fall; constrain other sets")
+        self.objective, self.limits = objective, dict(limits)
+        self.references: dict[str, float] = {}
+        """Losses before growth, by set."""
+
+    def read(self, returned: object) -> Figures:
+        """What `evaluate` returned, checked: the objective's figures, and the losses of other sets.
+
+        Raises:
+            ConfigError: it is none of what is expected.
+        """
+        if self.objective is None:
+            return check_figures(returned)
+        wanted = [self.objective, *self.limits]
+        if not isinstance(returned, Mapping) or not all(name in returned for name in wanted):
+            raise ConfigError(
+                f"evaluate returned {describe(cast(object, returned))}: it must return a mapping of "
+                f"{', '.join(wanted)} to esper.Score(loss=..., accuracy=...) each"
+            )
+        sets = cast("Mapping[Any, Any]", returned)
+        figures = _read_score(self.objective, sets[self.objective])
+        for name in self.limits:
+            figures[name_loss(name)] = _read_score(name, sets[name])[LOSS]
+        return figures
+
+    def refer_to(self, found: Figures) -> None:
+        """Take these figures for those of the model before growth.
+
+        Raises:
+            ConfigError: a loss is not above zero, so that no share of it can be told, or not finite.
+        """
+        for name in self.limits:
+            loss = found[name_loss(name)]
+            if not (math.isfinite(loss) and loss > 0):
+                raise ConfigError(
+                    f"constraints: the loss of {name!r} is {loss:g} before growth: a share of it can be told of finite "
+                    "losses above 0 alone"
+                )
+            self.references[name] = loss
+
+    def find_broken(self, found: Figures) -> dict[str, float]:
+        """By set, the share by which its loss has risen, where that is more than may be."""
+        rises = {name: found[name_loss(name)] / reference - 1 for name, reference in self.references.items()}
+        return {name: rise for name, rise in rises.items() if not rise <= self.limits[name] + ROUNDING}
+
+    def penalty(self, found: Figures) -> float:
+        """What is taken off the score: 0 where all constraints hold."""
+        broken = self.find_broken(found)
+        return sum(PENALTY + min(rise - self.limits[name], PENALTY) for name, rise in broken.items())
+
+    def describe(self, broken: Mapping[str, float]) -> str:
+        """In words, to come after a sentence; nothing where nothing is broken."""
+        return "".join(f"; {name} loss up {rise:.1%}, at most {self.limits[name]:.1%}" for name, rise in broken.items())
+
+
+def name_loss(name: str) -> str:
+    """The name of a set's loss among the figures."""
+    return f"{name} {LOSS}"
+
+
+def _read_score(name: str, value: Any) -> Figures:
+    """Of one set."""
+    if not isinstance(value, Score):
+        raise ConfigError(f"evaluate returned {describe(value)} for {name!r}: give an esper.Score")
+    return check_figures(value.loss if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy})

@@ -1,0 +1,110 @@
+"""What a growth has cost by now, in FLOPs and in seconds, and what share of its budget that is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.errors import ConfigError
+from esper.growth.model import GrowingModel
+from esper.state import from_plain, to_plain
+from esper.training.budget import TRAINING_PASSES
+
+
+class Spending:
+    """Counts every pass through a model, whoever asks for it: training, validation, forks, and what is measured.
+
+    A pass forward through the host takes what torch counted when slots were attached, in proportion to the size of the
+    input, and each seed what its blueprint says. A backward pass takes as much once for the features, and once more for
+    the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A frozen host without seeds is
+    not differentiated. Passes that go through a part of the host alone count as whole ones.
+
+    Args:
+        model: Attached; from now on it is counted.
+        flops: As many may be spent; None: any number.
+        seconds: Likewise, since now.
+
+    Raises:
+        ConfigError: there is a limit to FLOPs, and torch cannot count those of the host.
+    """
+
+    def __init__(self, model: GrowingModel, flops: float | None, seconds: float | None) -> None:
+        self._model, self._most_flops, self._most_seconds = model, flops, seconds
+        self._flops, self._earlier = 0.0, 0.0
+        self._began = time.monotonic()
+        self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
+        if flops is not None:
+            self._require_known()
+        model.tap.clock = self._count
+
+    @property
+    def flops(self) -> float:
+        """Spent by now.
+
+        Raises:
+            ConfigError: they cannot be counted, as where the model is compiled.
+        """
+        self._require_known()
+        return self._flops
+
+    @property
+    def seconds(self) -> float:
+        """Passed by now; not those between saving and loading."""
+        return self._earlier + time.monotonic() - self._began
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget."""
+        return self._most_flops is not None or self._most_seconds is not None
+
+    @property
+    def share(self) -> float:
+        """Of the budget that is spent, 1 at its end; 0 without one."""
+        by_flops = 0.0 if self._most_flops is None else self.flops / self._most_flops
+        return max(by_flops, 0.0 if self._most_seconds is None else self.seconds / self._most_seconds)
+
+    def add(self, flops: float) -> None:
+        """What something else took."""
+        self._flops += flops
+
+    def _count(self, inputs: Tensor) -> None:
+        """A forward pass begins; what is compiled is not seen."""
+        model = self._model
+        examples = inputs.numel() / model.example_size
+        learns = model.training and torch.is_grad_enabled()
+        seeds = sum(slot.seed.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)
+        host_learns = not model.frozen.holds_all(model.host)
+        passes = 1 + learns * (bool(model.seeds or host_learns) + host_learns)
+        seed_passes = TRAINING_PASSES if learns else 1
+        self._flops += examples * ((model.host_flops or 0) * passes + seeds * seed_passes)
+
+    def _require_known(self) -> None:
+        why = "passes of a compiled model are not seen" if self._model.compilations.compiled else self._unknown
+        if why:
+            raise ConfigError(f"FLOPs: {why}: leave training_flops out, and limit decisions or seconds")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was spent, as plain values."""
+        return to_plain({"flops": self._flops, "seconds": self.seconds})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of another make.
+        """
+        known = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
+        self._flops, self._earlier, self._began = known["flops"], known["seconds"], time.monotonic()
+
+
+def limit_progress(progress: float, spending: Spending, planned: int | None) -> float:
+    """The share of the growth that is over, as controllers are told: of decisions or of the budget, whichever is more.
+
+    Without a number of decisions it is that of the budget alone.
+    """
+    if not spending.limited:
+        return progress
+    return min(spending.share if planned is None else max(progress, spending.share), 1.0)

@@ -1,0 +1,225 @@
+"""Growth on a frozen host: one set of data is to be learned, another must not be forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.control.rules.simple import Never
+from esper.errors import ConfigError
+from esper.grower.constraints import PENALTY, ConstraintSet
+from esper.growth.model import GrowingModel
+from esper.lifecycle.actions import Blend, Op
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+
+CLASSES, WIDTH = 3, 8
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x).relu())
+
+
+def data(sign: float) -> tuple[Tensor, Tensor]:
+    """What tells the classes apart has another sign in the target than in the source."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=generator)
+    return sign * x, x[:, :CLASSES].argmax(1)
+
+
+def trained() -> Net:
+    torch.manual_seed(0)
+    host, (x, y) = Net(), data(1)
+    optimizer = torch.optim.Adam(host.parameters(), lr=0.02)
+    for _ in range(100):
+        optimizer.zero_grad()
+        F.cross_entropy(host(x), y).backward()
+        optimizer.step()
+    return host
+
+
+def measure(model: GrowingModel, sign: float) -> esper.Score:
+    x, y = data(sign)
+    with torch.no_grad():
+        answers = model(x)
+    return esper.Score(F.cross_entropy(answers, y), (answers.argmax(1) == y).float().mean())
+
+
+def both(model: GrowingModel) -> dict[str, esper.Score]:
+    return {"target": measure(model, -1), "source": measure(model, 1)}
+
+
+def adapting(controller: Any = "look", **options: Any) -> tuple[GrowingModel, torch.optim.Optimizer, esper.Grower]:
+    x, _ = data(-1)
+    model = esper.attach(trained(), {"inner": ["lora", "mlp"], "head": ["lora_4"]}, x, freeze_host=True)
+    optimizer = torch.optim.Adam(model.parameter_groups(lr=0.02))
+    told: dict[str, Any] = {"evaluate": both, "objective": "target", "constraints": {"source": 0.01}, **options}
+    return model, optimizer, esper.Grower(model, optimizer, controller, classes=CLASSES, **told)
+
+
+def go(model: GrowingModel, optimizer: torch.optim.Optimizer, steps: int = 20) -> float:
+    x, y = data(-1)
+    model.train()
+    loss = torch.zeros(())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return float(loss)
+
+
+@pytest.mark.parametrize("controller", ["look", "heuristic", "all_at_start", "random", "esper"])
+def test_what_would_forget_is_pruned_and_the_source_is_kept(controller: str) -> None:
+    model, optimizer, grower = adapting(controller, horizon=16)
+    before = both(model)["source"]
+    pruned = 0
+    for _ in range(16):
+        decision = grower.step(train_loss=go(model, optimizer))
+        pruned += bool(decision.broken) and decision.op is Op.PRUNE
+        assert not decision.broken or decision.op is not Op.FOSSILIZE
+    grower.finish()
+    assert pruned
+    assert float(both(model)["source"].loss) <= 1.01 * float(before.loss) + 1e-6
+
+
+def test_without_a_constraint_the_source_is_forgotten() -> None:
+    model, optimizer, grower = adapting("look", constraints=None, horizon=16)
+    before = both(model)
+    for _ in range(16):
+        assert not grower.step(train_loss=go(model, optimizer)).broken
+    grower.finish()
+    after = both(model)
+    assert float(after["target"].loss) < 0.5 * float(before["target"].loss)
+    assert float(after["source"].loss) > 2 * float(before["source"].loss)
+
+
+def test_the_worst_seed_goes_at_once_whatever_the_controller_wants() -> None:
+    model, optimizer, grower = adapting("all_at_start", constraints={"source": 0.0}, horizon=16)
+    seen: list[str] = []
+    for _ in range(8):
+        decision = grower.step(train_loss=go(model, optimizer))
+        if decision.broken:
+            assert decision.op in (Op.PRUNE, Op.WAIT)
+            assert "source loss up" in str(decision)
+            seen.append(decision.op.name)
+    assert "PRUNE" in seen
+
+
+def test_a_reference_is_the_model_before_growth_and_survives_resumption() -> None:
+    model, optimizer, grower = adapting(Never())
+    assert grower.constraints.references == {"source": float(both(model)["source"].loss)}
+    grower.step(train_loss=go(model, optimizer, 1))
+    state = grower.state_dict()
+    again, _other, resumed = adapting(Never())
+    with torch.no_grad():
+        again.host.head.bias += 1
+    resumed.load_state_dict(state)
+    assert resumed.constraints.references == grower.constraints.references
+
+
+def test_known_figures_spare_a_call_if_they_hold_what_is_constrained() -> None:
+    model, _optimizer, grower = adapting(Never())
+    found = both(model)
+    with pytest.raises(ConfigError, match="'source loss'"):
+        grower.step(train_loss=1.0, val_loss=found["target"].loss, accuracy=found["target"].accuracy)
+    decision = grower.step(
+        train_loss=1.0,
+        val_loss=found["target"].loss,
+        accuracy=found["target"].accuracy,
+        metrics={"source loss": 2 * found["source"].loss},
+    )
+    assert "source loss up 100.0%, at most 1.0%" in decision.broken
+
+
+def test_losses_alone_will_do() -> None:
+    def losses(model: GrowingModel) -> dict[str, esper.Score]:
+        return {name: esper.Score(found.loss) for name, found in both(model).items()}
+
+    model, optimizer, grower = adapting("look", evaluate=losses, constraints={"source": 1e9}, horizon=12)
+    for _ in range(12):
+        decision = grower.step(train_loss=go(model, optimizer))
+    assert decision.metric == "loss"
+    assert decision.score > 0.2
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 3.0])
+def test_whatever_breaks_a_constraint_scores_less_than_all_that_break_none(level: float) -> None:
+    constraints = ConstraintSet("target", {"source": 0.1})
+    constraints.refer_to({"loss": 1.0, "source loss": 2.0})
+    assert constraints.penalty({"loss": 1.0, "source loss": 2.2}) == 0
+    assert constraints.find_broken({"loss": 1.0, "source loss": 2.2}) == {}
+    loss = 2.2 * (1.0001 + level)
+    assert constraints.penalty({"loss": 1.0, "source loss": loss}) >= PENALTY
+    assert constraints.find_broken({"loss": 1.0, "source loss": loss}) == {"source": pytest.approx(loss / 2 - 1)}
+    assert constraints.find_broken({"loss": 1.0, "source loss": float("nan")})
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no objective": ({"objective": None}, "no objective"),
+    "the objective itself": ({"constraints": {"target": 0.1}}, "is the objective"),
+    "not measured": ({"constraints": {"other": 0.1}}, "target, other"),
+    "no scores": ({"evaluate": lambda model: {"target": (1.0, 0.5), "source": (1.0, 0.5)}}, "give an esper.Score"),
+    "one figure": ({"evaluate": lambda model: 1.0}, "mapping of target, source"),
+    "negative": ({"constraints": {"source": -0.1}}, "constraints is"),
+    "no number": ({"constraints": {"source": "1%"}}, "constraints is"),
+    "no mapping": ({"constraints": ["source"]}, "constraints is"),
+    "no loss to rise": (
+        {"evaluate": lambda model: {"target": esper.Score(1.0), "source": esper.Score(0.0)}},
+        "before growth",
+    ),
+    "nothing can be pruned": (
+        {"rules": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE))},
+        "lack 'prune'",
+    ),
+    "blends": ({"rules": Rules(blends=(Blend.ADD, Blend.GATE))}, "only adds"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_is_refused(wrong: str) -> None:
+    options, sentence = WRONG[wrong]
+    with pytest.raises(ConfigError, match=sentence):
+        adapting(Never(), **options)
+
+
+def test_an_objective_needs_no_constraints() -> None:
+    model, optimizer, grower = adapting(Never(), constraints=None)
+    decision = grower.step(train_loss=go(model, optimizer, 1))
+    assert decision.loss == pytest.approx(float(both(model)["target"].loss))
+
+
+def begin_far_off(frozen: bool) -> list[Stage]:
+    """What becomes of a seed in a model that begins far worse than guessing, and learns."""
+    x, _y = data(-1)
+    host = trained()
+    with torch.no_grad():
+        host.head.weight *= 4
+    model = esper.attach(host, {"inner": ["mlp"], "head": ["lora"]}, x, freeze_host=frozen)
+    optimizer = torch.optim.Adam(model.parameter_groups(lr=1e-3))
+
+    def evaluate(model: GrowingModel) -> esper.Score:
+        return measure(model, -1)
+
+    grower = esper.Grower(model, optimizer, "all_at_start", evaluate=evaluate, classes=CLASSES)
+    found: list[Stage] = []
+    for _ in range(10):
+        go(model, optimizer, 1)
+        decision = grower.step(train_loss=float(evaluate(model).loss))
+        found += [change.after for change in decision.changes if decision.rollback is not None]
+    return found
+
+
+def test_a_host_that_learned_something_else_may_begin_worse_than_guessing() -> None:
+    assert not begin_far_off(frozen=True)

@@ -1,0 +1,180 @@
+"""What training and measuring take, counted by hand; and growth that ends when its budget is spent."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.control.rules.simple import Never
+from esper.errors import ConfigError
+from esper.grower.spending import Spending
+from esper.growth.model import GrowingModel
+
+WIDTH, CLASSES, EXAMPLES = 6, 3, 10
+HOST = 2 * (4 * WIDTH + WIDTH * CLASSES)
+
+
+def host() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+def inputs(count: int = EXAMPLES) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+
+
+def attached(**options: Any) -> GrowingModel:
+    return esper.attach(host(), {"1": ["mlp", "norm"]}, inputs(2), **options)
+
+
+def spent(model: GrowingModel) -> tuple[Spending, int]:
+    """A count, and what a seed takes that is planted."""
+    spending = Spending(model, None, None)
+    seed = model.slots["1"].germinate("mlp", alpha=1.0)
+    return spending, seed.flops_at(model.slots["1"].site)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_pass_forward(count: int) -> None:
+    model = attached().eval()
+    spending, seed = spent(model)
+    with torch.no_grad():
+        model(inputs(count))
+    assert spending.flops == count * (HOST + seed)
+
+
+def test_a_pass_that_trains_takes_three_times_as_much() -> None:
+    model = attached()
+    spending, seed = spent(model)
+    model(inputs())
+    assert spending.flops == EXAMPLES * 3 * (HOST + seed)
+
+
+def test_a_frozen_host_is_differentiated_by_its_features_alone_and_not_without_seeds() -> None:
+    model = attached(freeze_host=True)
+    spending = Spending(model, None, None)
+    model(inputs())
+    assert spending.flops == EXAMPLES * HOST
+    again, seed = spent(model)
+    model(inputs())
+    assert again.flops == EXAMPLES * (2 * HOST + 3 * seed)
+
+
+def test_passes_of_copies_are_their_own() -> None:
+    model = attached()
+    spending = Spending(model, None, None)
+    copy.deepcopy(model)(inputs())
+    assert spending.flops == 0
+
+
+def test_longer_inputs_take_more() -> None:
+    tokens = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU())
+    model = esper.attach(tokens, {"1": ["norm"]}, torch.randn(2, 5, 4)).eval()
+    spending = Spending(model, None, None)
+    model(torch.randn(3, 10, 4))
+    assert spending.flops == 3 * 10 * 2 * 4 * WIDTH
+
+
+def evaluate(model: GrowingModel) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        return F.cross_entropy(model(inputs()), torch.arange(EXAMPLES) % CLASSES)
+
+
+def grower_of(model: GrowingModel, controller: Any = "look", **options: Any) -> tuple[esper.Grower, Any]:
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
+    return esper.Grower(model, optimizer, controller, evaluate=evaluate, classes=CLASSES, **options), optimizer
+
+
+def train(model: GrowingModel, optimizer: torch.optim.Optimizer) -> float:
+    model.train()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs()), torch.arange(EXAMPLES) % CLASSES)
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+def test_training_validation_and_looking_are_counted() -> None:
+    model = attached()
+    grower, optimizer = grower_of(model, Never())
+    grower.step(train_loss=train(model, optimizer))
+    assert grower.spending.flops == EXAMPLES * (3 + 1) * HOST
+    looking, optimizer = grower_of(attached(), "look", horizon=12)
+    model = looking.model
+    for _ in range(2):
+        looking.step(train_loss=train(model, optimizer))
+    site = model.slots["1"].site
+    kinds = [esper.growth.blueprints.get(name) for name in model.slots["1"].blueprints]
+    measured = sum(3 * EXAMPLES * kind.flops_at(site) + 2 * EXAMPLES**2 * kind.parameters_at(site) for kind in kinds)
+    assert looking.spending.flops == 2 * EXAMPLES * 4 * HOST + measured
+
+
+def test_growth_ends_when_the_budget_is_spent_and_controllers_see_how_much_is() -> None:
+    seen: list[float] = []
+
+    class Watching(Never):
+        def act(self, observation: Any, masks: Any, state: Any) -> Any:
+            seen.append(float(observation.globals[0, 0]))
+            return super().act(observation, masks, state)
+
+    model = attached()
+    grower, optimizer = grower_of(model, Watching(), training_flops=5 * EXAMPLES * 4 * HOST)
+    finished = [grower.step(train_loss=train(model, optimizer)).finished for _ in range(6)]
+    assert finished == [False] * 4 + [True] * 2
+    assert grower.finished
+    assert len(seen) == 4
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8])
+
+
+def test_seconds_are_counted_too_and_survive_resumption() -> None:
+    model = attached()
+    grower, optimizer = grower_of(model, Never(), seconds=1000)
+    time.sleep(0.02)
+    grower.step(train_loss=train(model, optimizer))
+    state, before = grower.state_dict(), grower.spending.seconds
+    flops = grower.spending.flops
+    assert before >= 0.02
+    assert not grower.finished
+    resumed, _ = grower_of(attached(), Never(), seconds=1000)
+    resumed.load_state_dict(state)
+    assert resumed.spending.seconds >= before - 0.01
+    assert resumed.spending.flops == flops
+    short, _ = grower_of(attached(), Never(), seconds=1e-6)
+    assert short.finished
+
+
+def test_what_cannot_be_counted_is_no_budget() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
+    mask = torch.tensor([[False, False, False], [False, False, True]])
+    model = esper.attach(encoder, ["layers.0.linear1"], {"src": torch.randn(2, 3, 8), "src_key_padding_mask": mask})
+    assert model.host_flops is None
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
+    with pytest.raises(ConfigError, match="cannot count"):
+        esper.Grower(model, optimizer, Never(), evaluate=lambda _: 1.0, training_flops=1e9)
+    grower = esper.Grower(model, optimizer, Never(), evaluate=lambda _: 1.0)
+    with pytest.raises(ConfigError, match="cannot count"):
+        _ = grower.spending.flops
+
+
+def test_passes_of_a_compiled_model_are_not_passed_over_in_silence() -> None:
+    model = attached()
+    grower, _ = grower_of(model, Never(), training_flops=1e9)
+    compiled = torch.compile(model, backend="eager")
+    compiled(inputs())
+    with pytest.raises(ConfigError, match="compiled"):
+        grower.step(train_loss=1.0)
+
+
+@pytest.mark.parametrize("name", ["training_flops", "seconds"])
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "much"])
+def test_no_budget_is_refused(name: str, wrong: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        grower_of(attached(), Never(), **{name: wrong})
