@@ -50,6 +50,8 @@ class Kind:
     """Whether the loop computes in bfloat16 where torch thinks it may."""
     padded: Callable[[Minibatch, int], Minibatch] | None = None
     """The same examples, with so many more positions of padding."""
+    frozen: bool = False
+    """Whether only what grows learns."""
     onnx: bool = False
     """Whether exports include onnx, which takes long."""
 
@@ -60,7 +62,8 @@ class Kind:
             return self.network()
 
     def attached(self, host: nn.Module | None = None) -> GrowingModel:
-        return esper.attach(self.fresh() if host is None else host, self.slots, self.minibatches(1)[0].inputs)
+        host, inputs = self.fresh() if host is None else host, self.minibatches(1)[0].inputs
+        return esper.attach(host, self.slots, inputs, freeze_host=self.frozen)
 
     def minibatches(self, number: int, seed: int = 0) -> list[Minibatch]:
         generator = torch.Generator().manual_seed(seed)

@@ -7,12 +7,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from conformance import generative, pretrained, sequences, tricks, vision
+from conformance import adaptation, generative, pretrained, sequences, tricks, vision
 from conformance.kind import Kind
 from esper.control.shipped import ESPER
 from esper.errors import EsperError
 
-KINDS: tuple[Kind, ...] = (*vision.KINDS, *sequences.KINDS, *generative.KINDS, *tricks.KINDS, *pretrained.KINDS)
+KINDS: tuple[Kind, ...] = (
+    *vision.KINDS,
+    *sequences.KINDS,
+    *generative.KINDS,
+    *tricks.KINDS,
+    *pretrained.KINDS,
+    *adaptation.KINDS,
+)
 REFUSED: tuple[tuple[Kind, str], ...] = (*generative.REFUSED, *tricks.REFUSED)
 LEARNED = "learned"
 """A policy; the others are rules, by their names."""

@@ -86,12 +86,12 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], inser
     Raises:
         ExportError: it does not, or that cannot be found out.
     """
-    if model.example_input is None:
+    if model.example.arguments is None:
         raise ExportError(
-            f"whether the model runs a block behind {inserted[0]!r} cannot be found out with a copy of a growing "
-            "model: finalize the one that esper.attach or esper.load returned"
+            f"whether the model runs a block behind {inserted[0]!r} cannot be found out with a growing model "
+            "that was pickled: finalize the one that esper.attach or esper.load returned"
         )
-    example = convert(model.example_input, model.slots.values()[0].anchor)
+    example = convert(model.example.arguments, model.slots.values()[0].anchor)
     with ExitStack() as stack:
         for network in (model, plain):
             stack.enter_context(keep_modes(network))

@@ -31,9 +31,17 @@ class FrozenParts:
 
     def __init__(self, host: nn.Module, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
+        named = host.named_parameters()
+        self._learned = tuple(name for name, one in named if one.requires_grad and is_frozen(name, names))
+        """Names of parameters that learn again when the host is let go."""
         for part in self._find(host):
             part.requires_grad_(False)
         self.rest(host)
+
+    def thaw(self, host: nn.Module) -> None:
+        """Let those parameters learn again that did before, of ``host`` or a copy of it."""
+        for name in self._learned:
+            host.get_parameter(name).requires_grad_(True)
 
     def rest(self, host: nn.Module) -> None:
         """Put the parts in evaluation mode."""

@@ -22,7 +22,7 @@ from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
-from esper.growth.probe import MODULE, Arguments, find_input_place, first_tensor, probe
+from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
@@ -156,8 +156,7 @@ class GrowingModel(nn.Module):
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
         self.host = host
-        self.example_input: Arguments | None = example_input
-        """Of the probe; None in copies."""
+        self.example = Example(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
         """Numbers in the input of one example."""
         self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
@@ -200,8 +199,7 @@ class GrowingModel(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         require_attached(self)
-        state = {**self.__dict__, "example_input": None}  # copies and files hold no data
-        return make_empty, (type(self).__bases__[0], type(self.host)), state
+        return make_empty, (type(self).__bases__[0], type(self.host)), self.__dict__
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""
@@ -387,7 +385,8 @@ class GrowingModel(nn.Module):
         self.slots[slot].enabled = True
 
     def release(self) -> None:
-        """Take the slots off the host, which then computes what it did before it was attached to."""
+        """Take the slots off the host, which then computes and learns as it did before it was attached to."""
+        self.frozen.thaw(self.host)
         for one in (*self._hooks, *self._guards):
             one.remove()
         self._guards.clear()

@@ -80,6 +80,23 @@ class _LayerWitness:
             hook.remove()
 
 
+class Example:
+    """The example input of a host, which files of it do not hold.
+
+    Args:
+        arguments: None: it is lost.
+    """
+
+    def __init__(self, arguments: Arguments | None = None) -> None:
+        self.arguments = arguments
+
+    def __deepcopy__(self, _: object) -> Example:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Example, ()
+
+
 class ProbeResult(NamedTuple):
     """What a probe forward found."""
 

@@ -1,0 +1,29 @@
+"""Hosts that stay as they are while they are adapted, and blueprints that are made for their layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance import pretrained, sequences, vision
+from conformance.kind import Kind
+
+
+def _kind(kinds: tuple[Kind, ...], name: str) -> Kind:
+    return next(kind for kind in kinds if kind.name == name)
+
+
+_RESNET = _kind(vision.KINDS, "resnet")
+_BERT = _kind(pretrained.KINDS, "hf_bert")
+_TIED = _kind(sequences.KINDS, "tied_weights")
+
+KINDS = (
+    replace(_RESNET, name="frozen_resnet", slots={"layer1.0.conv1": ["lora"], "layer2.1": ["conv1x1"]}, frozen=True),
+    replace(
+        _BERT,
+        name="frozen_bert",
+        slots={"bert.encoder.layer.0.attention.self.query": ["lora_2"], "classifier": ["lora_4"]},
+        frozen=True,
+    ),
+    replace(_TIED, name="deeper", slots={"blocks.0": ["block_copy"], "norm": ["lowrank"]}),
+    replace(_TIED, name="frozen_and_deeper", slots={"blocks.0": ["block_copy"], "head": ["lora"]}, frozen=True),
+)
