@@ -318,8 +318,8 @@ def show_host(case: Case, table: dict[int, dict[str, dict[str, float]]]) -> list
     gaps = (oracle - overall).mean(0)
     say(
         CONSOLE,
-        f"{case.host}: {len(seeds)} seeds, {len(shifts)} shifts; best place per shift {oracle.mean():.3f}, best overall "
-        f"{overall.mean():.3f} ({_best(everywhere)}), gap {_points(gaps)}; chosen by the same seeds "
+        f"{case.host}: {len(seeds)} seeds, {len(shifts)} shifts; best place per shift {oracle.mean():.3f}, "
+        f"best overall {overall.mean():.3f} ({_best(everywhere)}), gap {_points(gaps)}; chosen by the same seeds "
         f"{100 * upper.mean():+.1f}",
     )
     for shift, gap in zip(shifts, gaps, strict=True):

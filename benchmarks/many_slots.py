@@ -34,7 +34,7 @@ from esper.grower.measuring import measure_seeds
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
-from esper.practice.training import Score
+from esper.practice.training import ClassifierScore
 from esper.rl.episodes import Episodes
 from esper.stacking import Stackable
 from esper.tasks.dataset_suites import DigitsSuite
@@ -213,13 +213,13 @@ def model_parts(slots: int) -> Parts:
     plain, watched = torch.optim.AdamW(bare.parameters()), torch.optim.AdamW(growing.parameter_groups())
     grouped = torch.optim.AdamW(dormant.parameter_groups())
     planter = Planter(slots // 2, np.random.default_rng(slots))
-    grower = Grower(growing, watched, planter, evaluate=lambda _: Score(1.0, 0.5), rules=OPEN_RULES)
+    grower = Grower(growing, watched, planter, evaluate=lambda _: ClassifierScore(1.0, 0.5), rules=OPEN_RULES)
     for _ in range(slots):
         grower.step(train_loss=1.0)
 
     @torch.inference_mode()
-    def validate(model: nn.Module) -> Score:
-        return Score(float(F.cross_entropy(model(examples), labels)), 0.5)
+    def validate(model: nn.Module) -> ClassifierScore:
+        return ClassifierScore(float(F.cross_entropy(model(examples), labels)), 0.5)
 
     def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         def step() -> None:

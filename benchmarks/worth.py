@@ -39,7 +39,7 @@ from esper.errors import EsperError
 from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
 from esper.growth.model import GrowingModel
-from esper.practice.training import Score, cross_entropy, first_inputs, measure
+from esper.practice.training import ClassifierScore, cross_entropy, first_inputs, measure
 from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import DataAccess, get_host, get_task
@@ -189,11 +189,11 @@ class Training:
             self.learn(1)
         return self.learn(TRIAL)
 
-    def validated(self) -> Score:
+    def validated(self) -> ClassifierScore:
         """On validation data."""
         return measure(self.model, self._splits.validation)
 
-    def tested(self) -> Score:
+    def tested(self) -> ClassifierScore:
         """On test data."""
         return measure(self.model, self._splits.test)
 
@@ -202,7 +202,7 @@ def _minibatches(examples: Examples, rng: np.random.Generator) -> Iterator[Minib
     return islice(examples.epoch(64, rng), LONGEST_EPOCH)
 
 
-def _better(one: Score, other: Score) -> tuple[float, float]:
+def _better(one: ClassifierScore, other: ClassifierScore) -> tuple[float, float]:
     return one.accuracy - other.accuracy, other.loss - one.loss
 
 
@@ -214,7 +214,9 @@ def tried(host: Host, splits: Splits, seed: int) -> list[Case]:
     return [_case(planted, slot, blueprint, twin_then, twin_in_the_end) for slot, blueprint in host.cases]
 
 
-def _case(planted: Training, slot: str, blueprint: str, twin_then: Score, twin_in_the_end: Score) -> Case:
+def _case(
+    planted: Training, slot: str, blueprint: str, twin_then: ClassifierScore, twin_in_the_end: ClassifierScore
+) -> Case:
     grown = planted.branch().try_out(slot, blueprint)
     now = grown.validated()
     without = grown.branch()

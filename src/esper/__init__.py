@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Decision, EpisodeConfig, Grower, GrowingModel, Score, attach, export, load, save
+    from esper.api import Decision, EpisodeConfig, Grower, GrowingModel, Score, adapt, attach, export, load, save
 
 __version__ = "0.1.0"
 
@@ -17,6 +17,7 @@ __all__ = [
     "GrowingModel",
     "Score",
     "__version__",
+    "adapt",
     "attach",
     "export",
     "load",

@@ -1,5 +1,6 @@
 """What practitioners need, in one place: `import esper`."""
 
+from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
 from esper.grower.constraints import Score
 from esper.growth.attach import attach
@@ -8,4 +9,4 @@ from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.rl.episode_config import EpisodeConfig
 
-__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "Score", "attach", "export", "load", "save"]
+__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "Score", "adapt", "attach", "export", "load", "save"]

@@ -38,7 +38,8 @@ def count_flops(run: Callable[[], object], parts: Mapping[str, nn.Module] = Mapp
     hooks += [module.register_forward_hook(end(name)) for name, module in parts.items()]
     try:
         # Fused attention is opaque to the counter on some devices; the plain formula shows its products.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        eager = torch.compiler.set_stance("force_eager")  # what is compiled is not seen
+        with eager, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             run()
     except RuntimeError:
         return None

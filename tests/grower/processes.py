@@ -19,8 +19,7 @@ from esper.control.rules.look import LookRule, LookSettings
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
-from esper.state_files import pack
-from grower.training_loop import APART, HELD, data, growing, validate
+from grower.training_loop import APART, HELD, data, growing, packed, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -82,7 +81,7 @@ def main(folder: Path, rank: int, how: str) -> None:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
-    state = {"model": held, "told": told, "gradients": gradients, "grower": pack(grower.state_dict())}
+    state = {"model": held, "told": told, "gradients": gradients, "grower": packed(grower.state_dict())}
     state |= {"forks": forks, "ending": ending}
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()

@@ -55,6 +55,10 @@ FITS: dict[str, dict[str, Fits]] = {
         "run": (NONE, TEXT),
         "verbose": (TRUTH,),
         "evidence": (),
+        "objective": (NONE, TEXT),
+        "constraints": (NONE, MAPPING),
+        "training_flops": (NONE, NUMBER, FRACTION),
+        "seconds": (NONE, NUMBER, FRACTION),
     },
     "step": {
         "train_loss": NUMBERS,

@@ -30,9 +30,8 @@ from esper.lifecycle.stages import Stage
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.rl.episode_config import EpisodeConfig
-from esper.state_files import pack
 from esper.tasks.practice.registry import DataAccess, get_task
-from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, validate
+from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
 HORIZON = 20
 DECISIONS = 9
@@ -436,7 +435,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     def go_on(training: Training, grower: Grower) -> None:
         training.learn(grower.learn_apart)
         decisions.append(grower.step(train_loss=1.0))
-        states.append({"grower": pack(grower.state_dict()), "model": training.tensors()})
+        states.append({"grower": packed(grower.state_dict()), "model": training.tensors()})
 
     while not grower.apart.forks:
         go_on(training, grower)

@@ -28,7 +28,7 @@ from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.state_files import pack, unpack
 from esper.training.governor.detectors import GovernorSettings
-from grower.training_loop import HELD, SLOTS, Loop, growing, host, validate
+from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate
 
 DECISIONS = 8
 SPEC = list_features(promise=False).spec
@@ -78,7 +78,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut(name: str):
     assert list(map(str, again)) == list(map(str, decisions[DECISIONS:]))
     assert [decision.contributions for decision in again] == [d.contributions for d in decisions[DECISIONS:]]
     mine, theirs = half.saved(), whole.saved()
-    assert torch.equal(pack(mine["grower"]), pack(theirs["grower"]))
+    assert torch.equal(packed(mine["grower"]), packed(theirs["grower"]))
     torch.testing.assert_close(mine["model"], theirs["model"], rtol=0, atol=0)
     torch.testing.assert_close(mine["optimizer"]["state"], theirs["optimizer"]["state"], rtol=0, atol=0)
     assert any(decision.rollback for decision in again)
@@ -127,6 +127,7 @@ def test_another_controller_or_other_slots_are_refused():
 
 IDLE = Schedule([], 10, "idle")
 """Plants nothing, as nothing is planned."""
+SETS: dict[str, Any] = {"objective": "target"}
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "controller": ({}, {"controller": "random"}),
     "metric": ({}, {"metric": "loss"}),
@@ -134,6 +135,8 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"metric": "f1", "higher_is_better": True},
         {"metric": "f1", "higher_is_better": False},
     ),
+    "objective": (SETS, {**SETS, "objective": "source"}),
+    "constraints": ({**SETS, "constraints": {"source": 0.1}}, {**SETS, "constraints": {"source": 0.2}}),
     "classes": ({}, {"classes": 4}),
     "seed": ({}, {"seed": 1}),
     "evidence": ({"controller": IDLE}, {"controller": IDLE, "evidence": "refit", "loss": torch.sum}),
@@ -148,6 +151,8 @@ OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
     ),
     "rent": ({"rent": 0.5}, lambda grower: grower.terms.rent),
     "train_size": ({"train_size": 7}, lambda grower: grower.terms.train_size),
+    "training_flops": ({"training_flops": 1e12}, lambda grower: grower.spending.limited),
+    "seconds": ({"seconds": 1e6}, lambda grower: grower.spending.limited),
 }
 """Arguments that may be others from the next decision on, and where that shows."""
 RESTORED = {"model", "optimizer"}
@@ -159,7 +164,9 @@ UNKNOWN = {"evaluate", "loss", "scaler", "run", "verbose"}
 def told(**options: Any) -> Grower:
     model = growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    evaluate = (lambda _: {"loss": 0.5, "f1": 0.5}) if options.get("metric") == "f1" else validate
+    evaluate: Any = (lambda _: {"loss": 0.5, "f1": 0.5}) if options.get("metric") == "f1" else validate
+    if "objective" in options:
+        evaluate = lambda model: {name: esper.Score(*validate(model)) for name in ("target", "source")}  # noqa: E731
     return Grower(model, optimizer, **{"controller": "none", "evaluate": evaluate, "horizon": 20, **options})
 
 
@@ -279,7 +286,7 @@ def test_a_state_dict_carries_growth_into_a_model_that_has_none():
 
     assert structure(other.model) == structure(loop.model) != {}
     assert other.grower.decisions == DECISIONS
-    assert torch.equal(pack(other.grower.state_dict()), pack(loop.grower.state_dict()))
+    assert torch.equal(packed(other.grower.state_dict()), packed(loop.grower.state_dict()))
     inputs = loop.inputs
     assert torch.equal(other.model.eval()(inputs), loop.model.eval()(inputs))
 

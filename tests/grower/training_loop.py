@@ -67,11 +67,17 @@ def validate(model: nn.Module) -> tuple[float, float]:
     return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
 
 
+def packed(state: dict[str, Any]) -> Tensor:
+    """A grower's state but for what was spent: no two runs take the same seconds, and a resumed one compares its first
+    shared pass with single ones anew."""
+    return pack({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
+
+
 def remembered(grower: Grower) -> Tensor:
-    """All that a grower remembers but the state of torch's global generator, which trainers need not restore."""
+    """Such a state without that of torch's global generator, which trainers need not restore."""
     state = grower.state_dict()
     del state["memory"]["governor"]["generators"]
-    return pack(state)
+    return packed(state)
 
 
 class Loop:

@@ -43,11 +43,22 @@ def saved(folder: Path) -> Path:
     return folder / "saved"
 
 
+def frozen() -> GrowingModel:
+    return esper.attach(host(), SLOTS, INPUTS, freeze_host=True)
+
+
 CASES: dict[str, Case] = {
     "attach": (
         esper.attach,
         lambda _: {"model": host(), "slots": SLOTS, "example_input": INPUTS},
-        {"model": (), "slots": (), "example_input": (VECTOR,), "causal": (NONE, TRUTH), "apart": (NONE, TRUTH)},
+        {
+            "model": (),
+            "slots": (),
+            "example_input": (VECTOR,),
+            "causal": (NONE, TRUTH),
+            "apart": (NONE, TRUTH),
+            "freeze_host": (TRUTH, LIST),
+        },
     ),
     "save": (
         esper.save,
@@ -94,6 +105,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
+    "swap": (lambda **given: frozen().swap(**given), lambda _: {}, {"growth": (NONE,)}),
     "enable": (lambda **given: growing().enable(**given), lambda _: {}, {"slot": ()}),
     "disable": (lambda **given: growing().disable(**given), lambda _: {}, {"slot": ()}),
 }
@@ -101,10 +113,11 @@ CASES: dict[str, Case] = {
 
 
 def test_every_argument_is_looked_at() -> None:
-    free = {"forward", "summary", "preview", "release", "parameter_groups"}
+    free = {"forward", "summary", "preview", "release", "parameter_groups", "without_growth"}
     own = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
     functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": esper.export, **own}
     assert all(not named(functions.pop(name)) for name in free)
+    functions.pop("train")  # torch looks at that
     assert {name: set(named(one)) for name, one in functions.items()} == {
         name: set(case[2]) for name, case in CASES.items()
     }

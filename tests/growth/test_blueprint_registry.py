@@ -59,7 +59,7 @@ def test_for_site_lists_what_serves_a_layout(layout: Layout, expected: str):
 def test_an_unknown_name_raises_with_near_names():
     with pytest.raises(UnknownBlueprintError, match=r"'token_cnov'.*did you mean 'token_conv'"):
         get("token_cnov")
-    with pytest.raises(UnknownBlueprintError, match=r"'zzzz'; known are attention, bottleneck"):
+    with pytest.raises(UnknownBlueprintError, match=r"'zzzz'; known are attention, block_copy, bottleneck"):
         get("zzzz")
 
 

@@ -68,7 +68,7 @@ def test_the_host_called_directly_grows_too() -> None:
 
 def test_a_dormant_slot_passes_the_very_tensor() -> None:
     slot, features = growing().slots["layer0"], inputs()
-    assert slot(slot, (), features) is features
+    assert slot(slot, (), {}, features) is features
 
 
 @pytest.mark.parametrize("blueprint", ["mlp", "attention", "input_skip", "norm"])

@@ -174,7 +174,7 @@ def first_seed(**changes: Any) -> Damage:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content.update(version=3), "format version 3"),
+        (lambda content: content.update(version=4), "format version 4"),
         (lambda content: content.update(unknown=1), "corrupt at unknown"),
         (lambda content: content.update(slots=[]), "only the saved model has 'slots.norm"),
         (lambda content: content.update(slots=content["slots"] * 2), "is taken"),

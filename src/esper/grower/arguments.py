@@ -162,7 +162,7 @@ def check_look(look: object, listener: Listener | None) -> None:
 
 STATE_VERSION = 5
 """Version of what `esper.Grower.state_dict` returns."""
-_SAME = ("metric", "higher_is_better", "objective", "classes", "seed", "evidence")
+_SAME = ("metric", "higher_is_better", "objective", "constraints", "classes", "seed", "evidence")
 """Terms to which all that a grower remembers belongs; any other may be changed between decisions."""
 
 
@@ -183,6 +183,8 @@ class Terms:
     higher_is_better: bool | None
     objective: str | None
     constraints: Mapping[str, float]
+    training_flops: float | None
+    seconds: float | None
     evidence: Counterfactual
     seed: int
     """That of the first process, in all of them."""

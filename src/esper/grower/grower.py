@@ -178,6 +178,8 @@ class Grower:
             higher_is_better=higher_is_better,
             objective=objective,
             constraints=self.constraints.limits,
+            training_flops=training_flops,
+            seconds=seconds,
             evidence=Counterfactual(evidence),
             seed=self._processes.agree(lambda: seed),
         )
@@ -492,8 +494,9 @@ class Grower:
 
         Everything else comes first: plant the same seeds in the model, load its values, make the optimizer of
         `GrowingModel.parameter_groups`, and construct the grower with the same arguments. Slots, blueprints,
-        ``controller``, ``metric``, ``higher_is_better``, ``classes``, ``seed``, ``evidence`` and the governor's window
-        must be those of then; whatever else is told differently holds from here on, such as a longer ``horizon``.
+        ``controller``, ``metric``, ``higher_is_better``, ``objective``, ``constraints``, ``classes``, ``seed``,
+        ``evidence`` and the governor's window must be those of then; whatever else is told differently holds from here
+        on, such as a longer ``horizon``.
 
         Raises:
             CheckpointError: the state is damaged or of another version, model, controller or setting, or the model

@@ -51,6 +51,8 @@ PLACES = Kind(
 
 def _read_frozen(value: Any) -> Any:
     """True, False, or names."""
+    if isinstance(value, Mapping):
+        raise TypeError
     return bool(value) if isinstance(value, bool) else _list_names(value)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.arguments import callable_, check_arguments, instance, name_of, one_of, truth, whole
+from esper.arguments import callable_, check_arguments, instance, name_of, one_of, optional, truth, whole
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
@@ -171,7 +171,8 @@ class GrowingModel(nn.Module):
         self.slots = Slots(made)
         self.frozen = FrozenParts(host, frozen)
         """What of the host stays as it is."""
-        self.slots.values()[-1].begins_graph = self.frozen.holds_all(host)
+        for last in self.slots.values()[-1:]:
+            last.begins_graph = self.frozen.holds_all(host)
         self._guards = guard_saving(self)
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
@@ -225,6 +226,7 @@ class GrowingModel(nn.Module):
                 stack.enter_context(slot.vacate())
             yield
 
+    @check_arguments(SlotError, growth=optional(instance(Growth, advice="give what model.swap() returned")))
     def swap(self, growth: Growth | None) -> Growth:
         """Let ``growth`` live in the slots, and return what lived there: several growths of one frozen host.
 

@@ -1,0 +1,1 @@
+"""Adapting a trained model to new data: which growth, and where, is found by trying."""

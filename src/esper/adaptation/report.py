@@ -1,0 +1,110 @@
+"""What an adaptation tried, what it kept, and what that cost, as one page of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from esper.adaptation.trainer import Figures, Retention, Structure
+from esper.growth.summary import NOTHING, align_columns
+
+SHOWN = 12
+"""Structures on the page, the best first."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A structure that was grown on a part of the new data, and measured on the rest, each part in turn."""
+
+    structure: Structure
+    found: Figures
+    """On the parts that it had not learned from, with the weight that other data allowed."""
+    retention: Retention
+    """Means over the parts."""
+    earned: Mapping[str, float]
+    """By slot: what the score loses when that seed alone is switched off; means over the parts."""
+    parameters: int
+    """Scalars that it adds."""
+
+    def __str__(self) -> str:
+        return describe_structure(self.structure)
+
+
+@dataclass(frozen=True, repr=False)
+class Adaptation:
+    """What was found by `esper.adapt`; the model holds what was kept. As text a page."""
+
+    trials: tuple[Trial, ...]
+    """The best first."""
+    untried: int
+    """Structures of one seed that the budget left out."""
+    before: Figures
+    """Of the host on the new data."""
+    kept: Trial | None
+    """What grew again on all of the new data; None where nothing did better than the host."""
+    retention: Retention
+    """Of what was kept."""
+    source_loss: float
+    """Of the host on the other data; not a number where there are none."""
+    flops: float | None
+    """Spent in all; None where torch cannot count the host's."""
+    seconds: float
+    """Likewise."""
+
+    def __repr__(self) -> str:
+        parts = [self._conclude(), *([self._tell_earnings()] if self.kept is not None else []), self._tell_source()]
+        spent = f"{self.seconds:.1f} s" if self.flops is None else f"{self.seconds:.1f} s, {self.flops / 1e9:.3g} GFLOP"
+        left = f", {self.untried} single seeds not tried for want of budget" if self.untried else ""
+        parts.append(f"{len(self.trials)} structures tried{left}; {spent}")
+        parts.append(self._list_trials())
+        return "\n\n".join(part for part in parts if part)
+
+    def _conclude(self) -> str:
+        if self.kept is None:
+            return f"Nothing was kept: no structure did better than the host, whose score is {self.before.score:.4g}."
+        kept, before = self.kept, self.before
+        return (
+            f"Kept: {kept}, {kept.parameters:,} parameters.\n"
+            f"On new data that it did not learn from: score {kept.found.score:.4g}, the host's {before.score:.4g}; "
+            f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
+            f"By that it was chosen among {len(self.trials)}, which flatters it: measure it on data of their own."
+        )
+
+    def _tell_earnings(self) -> str:
+        assert self.kept is not None
+        rows = [(slot, self.kept.structure[slot], f"{earned:+.4f}") for slot, earned in self.kept.earned.items()]
+        return align_columns([("slot", "blueprint", "earned"), *rows], numbers_from=2)
+
+    def _tell_source(self) -> str:
+        if math.isnan(self.source_loss):
+            return ""
+        rise, share = self.retention.rise, self.retention.share
+        return (
+            f"Source: loss {self.source_loss:.4g} before, {rise:+.2%} now, with {share:.0%} of what was learned; "
+            "nothing is lost under model.without_growth()."
+        )
+
+    def _list_trials(self) -> str:
+        titles = ("structure", "score", "loss", "source", "share", "parameters")
+        rows = [
+            (
+                str(trial),
+                f"{trial.found.score:.4f}",
+                f"{trial.found.loss:.4g}",
+                NOTHING if math.isnan(self.source_loss) else f"{trial.retention.rise:+.2%}",
+                f"{trial.retention.share:.0%}",
+                f"{trial.parameters:,}",
+            )
+            for trial in self.trials[:SHOWN]
+        ]
+        return align_columns([titles, *rows], numbers_from=1)
+
+
+def describe_structure(structure: Structure) -> str:
+    """In a line: its seeds, or how many of each kind where they are many."""
+    if len(structure) <= 2:
+        return " + ".join(f"{blueprint} at {slot}" for slot, blueprint in structure.items())
+    kinds = list(structure.values())
+    counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    return f"{len(structure)} seeds: {counted}"

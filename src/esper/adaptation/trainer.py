@@ -1,0 +1,190 @@
+"""Growing one structure on a frozen host, and measuring what it is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.arguments import describe, number
+from esper.errors import ConfigError
+from esper.growth.model import GrowingModel
+from esper.random_streams import Stream, seed_generator, torch_generator
+
+Structure = Mapping[str, str]
+"""Blueprints by the names of the slots where they grow."""
+Loss = Callable[[GrowingModel, Any], Tensor]
+Measure = Callable[[GrowingModel, Any], Any]
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+WARMUP = 1 / 6
+"""Share of the steps in which the weight of what grows rises from zero, evenly."""
+SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
+"""Of what was learned, to choose from where other data must not be forgotten."""
+
+
+class Figures(NamedTuple):
+    """How a model does on some data: means over examples."""
+
+    score: float
+    """The higher, the better."""
+    loss: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Greater for the better; of equal scores the lower loss."""
+        return self.score, -self.loss
+
+
+class Retention(NamedTuple):
+    """What other data allow."""
+
+    share: float
+    """Of what was learned: the weight of what grew, in [0, 1]."""
+    rise: float
+    """Of the loss on the other data, as a share of what it was."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How anything that grows is trained and measured."""
+
+    loss: Loss
+    score: Measure | None
+    optimizer: MakeOptimizer
+    epochs: int
+    source: Sequence[Any]
+    """Batches of the data that must not be forgotten."""
+    tolerance: float
+    seed: int
+
+
+class Trainer:
+    """Trains structures on a model, one at a time, each from its beginning.
+
+    Args:
+        model: With a frozen host and free slots.
+        recipe: How.
+
+    Raises:
+        ConfigError: the loss on the source data is not above zero.
+    """
+
+    def __init__(self, model: GrowingModel, recipe: Recipe) -> None:
+        self.model, self.recipe = model, recipe
+        self.source_loss = math.nan
+        """Of the host by itself; not a number where no data are to be kept in mind."""
+        if recipe.source:
+            self.source_loss = self.measure(recipe.source).loss
+            if not self.source_loss > 0:
+                raise ConfigError(
+                    f"source: the loss there is {self.source_loss:g}: a share of it can be told of losses above 0 alone"
+                )
+
+    def fit(self, structure: Structure, batches: Sequence[Any], *key: int) -> Retention:
+        """Grow ``structure`` from nothing on ``batches``, in an order that follows from ``key``.
+
+        Where there are other data, a batch of them goes with every one of ``batches``, and the losses are added.
+        Afterwards what grew is given as much weight as they allow.
+
+        Raises:
+            ConfigError: the loss is none, or not finite any more.
+        """
+        model, recipe = self.model, self.recipe
+        model.swap(None)
+        places = {name: at for at, name in enumerate(model.slots)}
+        for name, blueprint in structure.items():
+            model.slots[name].germinate(blueprint, seed_generator(recipe.seed, places[name], 0))
+        optimizer = recipe.optimizer(model.parameter_groups())
+        order = torch_generator(recipe.seed, *key, Stream.DATA_ORDER)
+        steps = recipe.epochs * len(batches)
+        model.train()
+        with _repeatable(recipe.seed):
+            for step, batch in enumerate(_shuffle(batches, recipe.epochs, order)):
+                self._weigh(min(1.0, (step + 1) / (WARMUP * steps)))
+                optimizer.zero_grad()
+                loss = self._require_loss(batch)
+                if recipe.source:
+                    chosen = int(torch.randint(len(recipe.source), (), generator=order))
+                    loss = loss + self._require_loss(recipe.source[chosen])
+                loss.backward()
+                optimizer.step()
+        model.eval()
+        return self._retain()
+
+    @torch.no_grad()
+    def measure(self, batches: Sequence[Any]) -> Figures:
+        """The model as it is now, in evaluation mode, on ``batches``; if nobody gave a score, that is minus the loss.
+
+        Raises:
+            ConfigError: the loss or the score is none, or not finite.
+        """
+        model, score = self.model.eval(), self.recipe.score
+        losses, scores, count = 0.0, 0.0, 0
+        for batch in batches:
+            loss = float(self._require_loss(batch))
+            examples = len(model.tap.inputs)
+            losses += examples * loss
+            scores += examples * (-loss if score is None else _read_score(score(model, batch)))
+            count += examples
+        return Figures(scores / count, losses / count)
+
+    def measure_without(self, slot: str, batches: Sequence[Any]) -> Figures:
+        """As `measure`, with what grew in ``slot`` switched off."""
+        with self.model.slots[slot].vacate():
+            return self.measure(batches)
+
+    def _retain(self) -> Retention:
+        """Give what grew the greatest weight at which the other data's loss has not risen too much."""
+        if not self.recipe.source:
+            return Retention(1.0, 0.0)
+        for share in SHARES:
+            self._weigh(share)
+            rise = self.measure(self.recipe.source).loss / self.source_loss - 1
+            if rise <= self.recipe.tolerance:
+                return Retention(share, rise)
+        return Retention(0.0, 0.0)
+
+    def _weigh(self, alpha: float) -> None:
+        for name in self.model.seeds:
+            self.model.slots[name].set_alpha(alpha)
+
+    def _require_loss(self, batch: Any) -> Tensor:
+        loss = self.recipe.loss(self.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"loss(model, batch) returned {describe(loss)}: it must return a tensor with one number")
+        if not torch.isfinite(loss):
+            raise ConfigError(
+                f"loss(model, batch) is {float(loss):g}: give an optimizer with a lower learning rate, as by "
+                "optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)"
+            )
+        return loss
+
+
+def _shuffle(batches: Sequence[Any], epochs: int, generator: torch.Generator) -> Iterator[Any]:
+    for _ in range(epochs):
+        for at in torch.randperm(len(batches), generator=generator):
+            yield batches[int(at)]
+
+
+@contextmanager
+def _repeatable(seed: int) -> Generator[None]:
+    """Within the block torch's global random numbers, which dropout takes, follow from ``seed``; others find theirs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _read_score(value: Any) -> float:
+    try:
+        read = number(value)
+    except TypeError:
+        read = math.nan
+    if not math.isfinite(read):
+        raise ConfigError(f"score(model, batch) returned {describe(value)}: it must return a finite number")
+    return read
