@@ -1,0 +1,310 @@
+"""What grows on a trained model is found by trying, kept if it is worth it, and told on a page."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.adaptation.report import Adaptation
+from esper.errors import ConfigError
+from esper.growth.model import GrowingModel
+from strangers import FRACTION, NONE, NUMBER, TRUTH, ZERO, Fits, named, require_refused
+
+CLASSES = 3
+OFFERS = {"0": ["lora_2"], "1": ["mlp", "norm"], "2": ["lora_2"]}
+SINGLES = [{"0": "lora_2"}, {"1": "mlp"}, {"1": "norm"}, {"2": "lora_2"}]
+Batch = tuple[Tensor, Tensor]
+
+
+def data(count: int, seed: int, shift: int = 0) -> list[Batch]:
+    """Points whose class is told by an angle; ``shift`` renames the classes. In batches of ten."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, 2, generator=generator)
+    labels = ((points[:, 1].atan2(points[:, 0]) + math.pi) / (2 * math.pi) * CLASSES).long().clamp(max=CLASSES - 1)
+    return list(zip(points.split(10), ((labels + shift) % CLASSES).split(10), strict=True))
+
+
+def host() -> nn.Module:
+    """It has learned the classes without a shift."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, CLASSES))
+    optimizer = torch.optim.Adam(made.parameters(), 0.03)
+    for _ in range(20):
+        for points, labels in data(100, 0):
+            optimizer.zero_grad()
+            F.cross_entropy(made(points), labels).backward()
+            optimizer.step()
+    return made.eval()
+
+
+HOST = host()
+
+
+def attached(offers: dict[str, list[str]] = OFFERS, **options: Any) -> GrowingModel:
+    return esper.attach(copy.deepcopy(HOST), offers, torch.zeros(2, 2), **{"freeze_host": True, **options})
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def accuracy(model: nn.Module, batch: Batch) -> Tensor:
+    return (model(batch[0]).argmax(1) == batch[1]).float().mean()
+
+
+def fast(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, 0.05)
+
+
+def adapt(model: GrowingModel, **options: Any) -> Adaptation:
+    usual = {"loss": loss, "target": data(40, 1, shift=1), "score": accuracy, "optimizer": fast, "epochs": 8}
+    return esper.adapt(model, **{**usual, **options})
+
+
+def mean(model: nn.Module, measure: Callable[[Any, Batch], Tensor], batches: list[Batch]) -> float:
+    with torch.no_grad():
+        return sum(float(measure(model, batch)) for batch in batches) / len(batches)
+
+
+def test_it_learns_new_data_and_leaves_the_host_as_it_was() -> None:
+    model, new, points = attached(), data(200, 2, shift=1), data(40, 3)[0][0]
+    before = HOST(points)
+    found = adapt(model)
+    assert mean(HOST, accuracy, new) < 0.3
+    assert mean(model, accuracy, new) > 0.7
+    assert found.kept is not None
+    assert {name: seed.blueprint.name for name, seed in model.seeds.items()} == found.kept.structure
+    with model.without_growth():
+        assert torch.equal(model(points), before)
+    for mine, theirs in zip(model.host.state_dict().values(), HOST.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    torch.testing.assert_close(model.finalize("raise")(points), model(points))
+
+
+def test_single_seeds_are_tried_then_kinds_then_the_best_together() -> None:
+    found = adapt(attached())
+    tried = [one.structure for one in found.trials]
+    assert all(single in tried for single in SINGLES)
+    assert {"0": "lora_2", "2": "lora_2"} in tried
+    sizes = [len(one) for one in tried]
+    assert sizes.count(3) == 1
+    ranks = {next(iter(one.structure.items())): one.found.rank for one in found.trials if len(one.structure) == 1}
+    three = next(one for one in tried if len(one) == 3)
+    assert three["1"] == max(("mlp", "norm"), key=lambda name: ranks["1", name])
+    best = sorted(three, key=lambda slot: ranks[slot, three[slot]])[-2:]
+    assert {slot: three[slot] for slot in best} in tried
+    assert len(tried) == len({tuple(sorted(one.items())) for one in tried})
+
+
+def test_the_best_first_and_it_is_what_is_kept() -> None:
+    found = adapt(attached())
+    ranks = [one.found.rank for one in found.trials]
+    assert ranks == sorted(ranks, reverse=True)
+    assert found.kept == found.trials[0]
+    assert found.before.score == pytest.approx(mean(HOST, accuracy, data(40, 1, shift=1)))
+
+
+def test_a_trial_is_measured_on_what_it_did_not_learn_from() -> None:
+    """Labels at random: whoever measured on the same examples would find that much can be learned."""
+    generator = torch.Generator().manual_seed(5)
+    target = [
+        (torch.randn(10, 2, generator=generator), torch.randint(CLASSES, (10,), generator=generator)) for _ in "1234"
+    ]
+    found = adapt(attached({"1": ["mlp"]}), target=target, epochs=60)
+    model = attached({"1": ["mlp"]})
+    model.slots["1"].germinate("mlp", torch.Generator().manual_seed(0), alpha=1.0)
+    optimizer = fast(model.parameter_groups())
+    for _ in range(60):
+        for batch in target:
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+    assert found.trials[0].found.loss > found.before.loss
+    assert mean(model, loss, target) < found.before.loss
+
+
+def test_what_a_seed_earned_is_what_the_score_loses_without_it() -> None:
+    found = adapt(attached({"1": ["mlp"]}))
+    assert found.kept is not None
+    halves = data(40, 1, shift=1)[0::2], data(40, 1, shift=1)[1::2]
+    alone = sum(mean(HOST, accuracy, half) for half in halves) / 2
+    assert found.kept.earned == {"1": pytest.approx(found.kept.found.score - alone, abs=1e-6)}
+
+
+def test_nothing_is_kept_where_nothing_does_better() -> None:
+    model = attached()
+    found = adapt(model, loss=lambda model, batch: 0 * model(batch[0]).sum() + 1.0, score=None)
+    assert found.kept is None
+    assert not model.seeds
+    assert "Nothing was kept" in repr(found)
+
+
+def test_other_data_are_not_forgotten_beyond_the_tolerance() -> None:
+    source = data(100, 0)
+    model = attached()
+    found = adapt(model, source=source, tolerance=0.5)
+    before = mean(HOST, loss, source)
+    assert found.source_loss == pytest.approx(before)
+    assert mean(model, loss, source) / before - 1 == pytest.approx(found.retention.rise, abs=1e-5)
+    assert found.retention.rise <= 0.5
+    assert all(one.retention.rise <= 0.5 for one in found.trials)
+    assert any(one.retention.share < 1 for one in found.trials)
+    free = attached()
+    adapt(free)
+    assert mean(free, loss, source) / before - 1 > 0.5
+
+
+def test_without_other_data_all_that_was_learned_stays() -> None:
+    found = adapt(attached())
+    assert math.isnan(found.source_loss)
+    assert {one.retention.share for one in found.trials} == {1.0}
+    assert "Source" not in repr(found)
+
+
+def test_more_parameters_than_allowed_are_not_even_tried() -> None:
+    found = adapt(attached(), parameters=60)
+    assert found.trials
+    assert all(one.parameters <= 60 for one in found.trials)
+    assert {"1": "mlp"} not in [one.structure for one in found.trials]
+    with pytest.raises(ConfigError, match="no blueprint on offer adds as few as 3"):
+        adapt(attached(), parameters=3)
+
+
+def test_a_budget_is_kept_and_what_was_left_out_is_told() -> None:
+    whole = adapt(attached())
+    assert whole.flops is not None
+    assert whole.untried == 0
+    some = adapt(attached(), training_flops=whole.flops / 2)
+    assert some.flops is not None
+    assert some.flops <= whole.flops / 2
+    assert 0 < len(some.trials) < len(whole.trials)
+    little = adapt(attached(), seconds=1e-9)
+    assert (len(little.trials), little.untried) == (1, len(SINGLES) - 1)
+    assert f"{len(SINGLES) - 1} single seeds not tried" in repr(little)
+    assert little.trials[0].structure == {"1": "mlp"}  # the largest
+
+
+def test_it_does_not_depend_on_global_random_numbers_nor_change_them() -> None:
+    torch.manual_seed(1)
+    first = attached()
+    state = torch.get_rng_state()
+    told = adapt(first, seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    second = attached()
+    again = adapt(second, seed=4)
+    other = adapt(attached(), seed=5)
+    assert [one.found for one in told.trials] == [one.found for one in again.trials]
+    assert [one.found for one in told.trials] != [one.found for one in other.trials]
+    for mine, theirs in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_who_stops_it_finds_the_bare_host() -> None:
+    model, calls = attached(), iter(range(200))
+
+    def stopping(model: nn.Module, batch: Batch) -> Tensor:
+        if next(calls) == 100:
+            raise KeyboardInterrupt
+        return loss(model, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        adapt(model, loss=stopping)
+    assert not model.seeds
+    assert model.tap.clock is None
+    adapt(model)  # and may begin anew
+
+
+def test_disabled_slots_stay_free() -> None:
+    model = attached()
+    model.disable("1")
+    assert all("1" not in one.structure for one in adapt(model).trials)
+
+
+def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    found = adapt(attached(), verbose=True)
+    assert len(capsys.readouterr().out.splitlines()) == len(found.trials)
+    adapt(attached())
+    assert not capsys.readouterr().out
+
+
+def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
+    page = repr(adapt(attached(), source=data(100, 0), tolerance=10.0))
+    for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source: loss", "parameters"):
+        assert part in page
+    assert max(map(len, page.splitlines())) < 130
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": data(10, 1)}, "target has 1 batches for 2 folds"),
+        ({"target": data(40, 1), "folds": 5}, "target has 4 batches for 5 folds"),
+        ({"source": []}, "source has no batches"),
+        ({"loss": lambda model, batch: model(batch[0])}, "it must return a tensor with one number"),
+        ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan: give an optimizer with a lower"),
+        ({"score": lambda model, batch: "good"}, "it must return a finite number"),
+        ({"source": data(20, 1), "loss": lambda model, batch: 0 * model(batch[0]).sum()}, "losses above 0 alone"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(options: dict[str, Any], message: str) -> None:
+    model = attached()
+    with pytest.raises(ConfigError, match=message):
+        adapt(model, **options)
+    assert not model.seeds
+
+
+def test_a_model_that_is_not_ready_is_refused() -> None:
+    with pytest.raises(ConfigError, match="attach with freeze_host=True"):
+        adapt(attached(freeze_host=["0"]))
+    model = attached()
+    adapt(model)
+    with pytest.raises(ConfigError, match=r"taken: take off what has grown by model.swap\(None\)"):
+        adapt(model)
+
+
+FITS: dict[str, Fits] = {
+    "model": (),
+    "loss": (),
+    "target": (),
+    "score": (NONE,),
+    "source": (NONE, "a list of none"),
+    "tolerance": (ZERO, NUMBER, FRACTION),
+    "optimizer": (),
+    "epochs": (NUMBER,),
+    "folds": (NUMBER,),
+    "parameters": (NONE,),
+    "training_flops": (NONE, NUMBER, FRACTION),
+    "seconds": (NONE, NUMBER, FRACTION),
+    "seed": (ZERO, NUMBER),
+    "verbose": (TRUTH,),
+}
+
+
+def test_every_argument_is_looked_at() -> None:
+    assert set(named(esper.adapt)) == set(FITS)
+
+
+@pytest.mark.parametrize("argument", [name for name in FITS if name not in ("loss", "score", "optimizer")])
+def test_an_argument_of_another_kind_is_refused(argument: str) -> None:
+    right = {"model": attached({"1": ["norm"]}), "loss": loss, "target": data(40, 1), "epochs": 1}
+
+    def call(**given: Any) -> None:
+        given["model"].swap(None) if isinstance(given["model"], GrowingModel) else None
+        esper.adapt(**given)
+
+    require_refused(call, right, argument, FITS[argument])
+
+
+@pytest.mark.parametrize("argument", ["loss", "score", "optimizer"])
+def test_what_is_no_function_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{argument} is a str, 'x': give a function"):
+        adapt(attached(), **{argument: "x"})
