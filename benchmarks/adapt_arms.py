@@ -11,23 +11,36 @@ same after what was learned was scaled down, in tenths, until the loss on the ol
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import peft
 import torch
 import tyro
-from adapt_gap import BATCH, CASES, EPOCHS, RAMP, Case, Data, Problem, accuracy, list_problems, train_host
+from adapt_gap import BATCH, CASES, EPOCHS, RAMP, Case, Data, accuracy, list_problems, train_host
+from adapt_rivals import (
+    REPLAYED,
+    Adapted,
+    Setting,
+    Way,
+    fit,
+    search_layers,
+    search_lora,
+    tune_adalora,
+    tune_by_gradients,
+    tune_fully,
+    tune_largest,
+    tune_lora,
+    tune_part,
+)
 from rich.console import Console
-from torch import Tensor, nn
+from rich.table import Table
+from torch import nn
 from torch.nn import functional as F
 
 import esper
@@ -35,65 +48,17 @@ from esper.experiments.process_pool import prepare_process
 from esper.growth.model import GrowingModel
 from esper.ui.output import say
 
-CONSOLE = Console()
+CONSOLE = Console(width=200)
 TUNING_SEED = 0
-SEEDS = (10, 11, 12, 13, 14)
+SEEDS = tuple(range(10, 20))
 TOLERANCE = 0.01
-PROTECTED = 300
-"""Source examples whose loss may not rise."""
-REPLAYED = 3
-"""Source examples in a batch of replay: about 5%."""
 SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
 FIXED = {"resnet": ("layer2", "conv3x3"), "vit": ("block1", "block_copy"), "conv1d": ("layer3", "conv3x3")}
 """The best single places of all shifts together, by adapt_gap.py, whose seeds are not these."""
-GAP_RATE = 0.03
-"""Of Adam, for what chooses places: the better one of adapt_gap.py for every host and kind."""
 BIG = {"resnet": "conv3x3", "vit": "mlp", "conv1d": "conv3x3"}
 """The kind that fills all its places in the arm `everywhere`."""
 VALIDATION = 50
 """Of the new examples, for controllers that need some to judge by."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What an arm adapts, and by which rate."""
-
-    case: Case
-    problem: Problem
-    host: nn.Module
-    rate: float
-    seed: int
-
-    @property
-    def fresh(self) -> Any:
-        """A copy of the host."""
-        return copy.deepcopy(self.host)
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """What an arm made of the host, and how to have less of it."""
-
-    network: nn.Module
-    weigh: Callable[[float], nn.Module]
-    """The network with that share, in [0, 1], of what it learned."""
-    learned: int
-    """Parameters that learned, or were added."""
-    flops: float = 1.0
-    """Of training, relative to one training of 120 steps; rough."""
-
-
-def interpolate(host: nn.Module, network: nn.Module) -> Callable[[float], nn.Module]:
-    old, new = host.state_dict(), network.state_dict()
-
-    def weigh(share: float) -> nn.Module:
-        mixed = copy.deepcopy(network)
-        mixed.load_state_dict(
-            {key: torch.lerp(old[key], new[key], share) if new[key].is_floating_point() else new[key] for key in new}
-        )
-        return mixed
-
-    return weigh
 
 
 def reweigh(model: GrowingModel) -> Callable[[float], nn.Module]:
@@ -105,113 +70,6 @@ def reweigh(model: GrowingModel) -> Callable[[float], nn.Module]:
         return model
 
     return weigh
-
-
-def fit(
-    network: nn.Module,
-    parameters: Iterable[Any],
-    data: Data,
-    one: Setting,
-    *,
-    replayed: Data | None = None,
-    epoch: Callable[[torch.optim.Optimizer], None] = lambda _: None,
-    after: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Minibatches in random order; ``epoch`` is called before each epoch, ``after`` with the number of steps."""
-    optimizer, generator = torch.optim.Adam(parameters, one.rate), torch.Generator().manual_seed(one.seed)
-    steps = 0
-    for _ in range(EPOCHS):
-        epoch(optimizer)
-        network.train()
-        for rows in torch.randperm(len(data.labels), generator=generator).split(BATCH):
-            batch = data.pick(rows)
-            if replayed is not None:
-                old = replayed.pick(torch.randint(len(replayed.labels), (REPLAYED,), generator=generator))
-                batch = Data(torch.cat([batch.inputs, old.inputs]), torch.cat([batch.labels, old.labels]))
-            optimizer.zero_grad()
-            F.cross_entropy(network(batch.inputs), batch.labels).backward()
-            optimizer.step()
-            steps += 1
-            after(steps)
-
-
-def count(parameters: Iterable[Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
-
-
-def tune_fully(one: Setting, *, replay: bool = False) -> Adapted:
-    network = one.fresh
-    fit(network, network.parameters(), one.problem.target, one, replayed=one.problem.source if replay else None)
-    return Adapted(network, interpolate(one.host, network), count(network.parameters()))
-
-
-def tune_part(one: Setting, part: str) -> Adapted:
-    """Nothing learns but the submodule ``part``."""
-    network = one.fresh
-    network.requires_grad_(False)
-    network.get_submodule(part).requires_grad_(True)
-    learned = list(network.get_submodule(part).parameters())
-    fit(network, learned, one.problem.target, one)
-    return Adapted(network, interpolate(one.host, network), count(learned))
-
-
-def find_ratios(network: nn.Module, data: Data) -> dict[str, float]:
-    """Norm of the gradient over that of the value, by parameter."""
-    network.eval()
-    network.zero_grad()
-    F.cross_entropy(network(data.inputs), data.labels).backward()
-    named = network.named_parameters()
-    return {name: float(one.grad.norm() / one.norm().clamp(min=1e-8)) for name, one in named if one.grad is not None}
-
-
-def tune_by_gradients(one: Setting) -> Adapted:
-    """Auto-RGN (Lee et al. 2023, arXiv 2210.11466, section 5.2): each tensor's rate by its relative gradient norm."""
-    network = one.fresh
-
-    def scale(optimizer: torch.optim.Optimizer) -> None:
-        ratios = find_ratios(network, one.problem.target)
-        top = max(ratios.values())
-        for group, ratio in zip(optimizer.param_groups, ratios.values(), strict=True):
-            group["lr"] = one.rate * ratio / top
-
-    fit(network, [{"params": [own]} for own in network.parameters()], one.problem.target, one, epoch=scale)
-    return Adapted(network, interpolate(one.host, network), count(network.parameters()))
-
-
-def tune_largest(one: Setting) -> Adapted:
-    """The layer whose weight has the largest relative gradient norm."""
-    ratios = find_ratios(one.fresh, one.problem.target)
-    weights = [name for name in ratios if name.endswith("weight") and one.host.get_parameter(name).ndim > 1]
-    return tune_part(one, max(weights, key=ratios.__getitem__).rpartition(".")[0])
-
-
-def tune_lora(one: Setting, rank: int) -> Adapted:
-    """PEFT's LoRA on every linear and convolutional layer."""
-    targets = [name for name, part in one.host.named_modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
-    return _tune_by_peft(one, peft.LoraConfig(r=rank, lora_alpha=8, target_modules=targets))
-
-
-def tune_adalora(one: Setting) -> Adapted:
-    """PEFT's AdaLoRA on every linear layer; it knows no convolutions."""
-    targets = [name for name, part in one.host.named_modules() if isinstance(part, nn.Linear)]
-    steps = EPOCHS * -(-len(one.problem.target.labels) // BATCH)
-    config = peft.AdaLoraConfig(
-        init_r=6, target_r=4, lora_alpha=8, tinit=steps // 6, tfinal=steps // 3, deltaT=5, total_step=steps,
-        target_modules=targets,
-    )  # fmt: skip
-    return _tune_by_peft(one, config)
-
-
-def _tune_by_peft(one: Setting, config: Any) -> Adapted:
-    torch.manual_seed(one.seed)
-    network: Any = peft.get_peft_model(one.fresh, config)
-    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    adaptive = isinstance(config, peft.AdaLoraConfig)
-    allocate = network.base_model.update_and_allocate if adaptive else (lambda _: None)
-    number = count(learned)
-    fit(network, learned, one.problem.target, one, after=lambda steps: allocate(steps - 1))
-    merged = network.merge_and_unload()
-    return Adapted(merged, interpolate(one.host, merged), number)
 
 
 def attach_everything(one: Setting) -> GrowingModel:
@@ -239,10 +97,9 @@ def grow_all(one: Setting, seeds: dict[str, str]) -> Adapted:
 
 def grow_most_promising(one: Setting) -> Adapted:
     """The single seed that `GrowingModel.look` finds most promising."""
-    model, data = attach_everything(one), one.problem.target
-    looked = model.look(
+    looked = attach_everything(one).look(
         lambda model, batch: F.cross_entropy(model(batch.inputs), batch.labels, reduction="none"),
-        [data.pick(rows) for rows in torch.arange(len(data.labels)).split(BATCH)],
+        split(one.problem.target),
         seed=one.seed,
     )
     return grow_all(one, {looked.rows[0].slot: looked.rows[0].blueprint})
@@ -279,44 +136,62 @@ def grow_by_controller(one: Setting, controller: str) -> Adapted:
     return Adapted(model, reweigh(model), model.added_parameters)
 
 
-def adapt_by_trying(one: Setting) -> Adapted:
-    model, data = attach_everything(one), one.problem.target
+def adapt_by_trying(one: Setting, *, protect: bool = False) -> Adapted:
+    model = attach_everything(one)
     report = esper.adapt(
         model,
         lambda model, batch: F.cross_entropy(model(batch.inputs), batch.labels),
-        [data.pick(rows) for rows in torch.arange(len(data.labels)).split(BATCH)],
+        split(one.problem.target),
         score=lambda model, batch: (model(batch.inputs).argmax(1) == batch.labels).float().mean(),
+        source=split(one.protected) if protect else None,
+        tolerance=TOLERANCE,
         optimizer=lambda groups: torch.optim.Adam(groups, one.rate),
         epochs=EPOCHS,
         seed=one.seed,
     )
-    return Adapted(model, reweigh(model), model.added_parameters, 1.0 + len(report.trials))
+    trainings = (2.0 if protect else 1.0) * (1 + len(report.trials))
+    return Adapted(model, reweigh(model), model.added_parameters, trainings)
 
 
-Arm = Callable[[Setting], Adapted]
-LOW, MIDDLE, HIGH = (3e-4, 1e-3, 3e-3, 1e-2), (3e-3, 1e-2, 3e-2), (1e-2, 3e-2, 1e-1)
-ARMS: dict[str, tuple[Arm, Sequence[float]]] = {
-    "full": (tune_fully, LOW),
-    "replay": (lambda one: tune_fully(one, replay=True), LOW),
-    "last layer": (lambda one: tune_part(one, "head"), HIGH),
-    "unfrozen place": (lambda one: tune_part(one, FIXED[one.case.host][0]), LOW),
-    "largest gradient": (tune_largest, MIDDLE),
-    "auto-rgn": (tune_by_gradients, MIDDLE),
-    "lora 4": (lambda one: tune_lora(one, 4), MIDDLE),
-    "lora 16": (lambda one: tune_lora(one, 16), MIDDLE),
-    "adalora": (tune_adalora, (1e-2, 3e-2, 1e-1)),
-    "fixed place": (lambda one: grow_all(one, dict([FIXED[one.case.host]])), MIDDLE),
-    "blocks": (lambda one: grow_all(one, dict.fromkeys(one.case.places["block_copy"], "block_copy")), MIDDLE),
+def split(data: Data) -> list[Data]:
+    return [data.pick(rows) for rows in torch.arange(len(data.labels)).split(BATCH)]
+
+
+FINE, LAYER, SEED = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (1e-2, 3e-2, 1e-1)
+OWN = (0.0,)
+"""Of an arm that chooses its rate by itself."""
+ARMS: dict[str, tuple[Way, Sequence[float]]] = {
+    "full": (tune_fully, FINE),
+    "replay": (lambda one: tune_fully(one, replayed=REPLAYED), FINE),
+    "half replay": (lambda one: tune_fully(one, replayed=BATCH), FINE),
+    "last layer": (lambda one: tune_part(one, "head"), LAYER),
+    "unfrozen place": (lambda one: tune_part(one, FIXED[one.case.host][0]), LAYER),
+    "largest gradient": (tune_largest, LAYER),
+    "auto-rgn": (tune_by_gradients, LAYER),
+    "layers, tried": (search_layers, OWN),
+    "lora 4": (lambda one: tune_lora(one, 4), LAYER),
+    "lora 16": (lambda one: tune_lora(one, 16), LAYER),
+    "lora 16, half replay": (lambda one: tune_lora(one, 16, replayed=BATCH), LAYER),
+    "lora, tried": (search_lora, OWN),
+    "adalora": (tune_adalora, SEED),
+    "fixed place": (lambda one: grow_all(one, dict([FIXED[one.case.host]])), SEED),
+    "blocks": (lambda one: grow_all(one, dict.fromkeys(one.case.places["block_copy"], "block_copy")), SEED),
     "everywhere": (
         lambda one: grow_all(one, dict.fromkeys(one.case.places[BIG[one.case.host]], BIG[one.case.host])),
-        MIDDLE,
+        SEED,
     ),
-    "most promising": (grow_most_promising, (GAP_RATE,)),
-    "rule look": (lambda one: grow_by_controller(one, "look"), (GAP_RATE,)),
-    "policy esper": (lambda one: grow_by_controller(one, "esper"), (GAP_RATE,)),
-    "esper.adapt": (adapt_by_trying, (GAP_RATE,)),
+    "most promising": (grow_most_promising, ()),
+    "rule look": (lambda one: grow_by_controller(one, "look"), ()),
+    "policy esper": (lambda one: grow_by_controller(one, "esper"), ()),
+    "esper.adapt": (adapt_by_trying, ()),
+    "esper.adapt, source": (lambda one: adapt_by_trying(one, protect=True), ()),
 }
-"""With the rates to choose from."""
+"""With the rates to choose from; none: the rate of `LIKE`."""
+LIKE = "fixed place"
+"""Whose rate is that of all that looks for a place: they are too dear to be tuned."""
+FREE, PROTECTING = "esper.adapt", "esper.adapt, source"
+"""What the others are compared with: on new data, and where old data must not suffer."""
+KINDS = ("input", "feature", "output")
 LINEAR_ONLY = {"adalora": ("vit",)}
 """Hosts that an arm knows what to do with, if not all."""
 
@@ -327,9 +202,9 @@ def mean_loss(network: nn.Module, data: Data) -> float:
     return float(F.cross_entropy(network(data.inputs), data.labels))
 
 
-def judge(one: Setting, arm: Arm) -> dict[str, float]:
+def judge(one: Setting, arm: Way) -> dict[str, float]:
     """What an arm reaches, and what it costs."""
-    protected = one.problem.source.pick(slice(PROTECTED))
+    protected = one.protected
     before, began = mean_loss(one.host, protected), time.monotonic()
     made = arm(one)
     seconds = time.monotonic() - began
@@ -376,60 +251,72 @@ def tuned_rate(folder: Path, case: Case) -> Callable[[str, str], Sequence[float]
     records = read(folder / f"{case.host}-{TUNING_SEED}.jsonl")
 
     def choose(arm: str, shift: str) -> Sequence[float]:
-        rates = ARMS[arm][1]
+        name = arm if ARMS[arm][1] else LIKE
+        rates = ARMS[name][1]
         if len(rates) == 1:
             return rates
         others = [record["found"] for record in records if record["shift"] != shift]
-        return [max(rates, key=lambda rate: float(np.mean([found[f"{arm} @{rate}"]["new"] for found in others])))]
+        if not others:
+            raise SystemExit(f"no rates are known for {case.host}: say --tune before")
+        return [max(rates, key=lambda rate: float(np.mean([found[f"{name} @{rate}"]["new"] for found in others])))]
 
     return choose
 
 
+Row = tuple[str, str, dict[str, dict[str, float]]]
+"""Host and shift, kind of shift, and what each arm came to with one seed."""
+
+
 def show(folder: Path, hosts: Sequence[str]) -> None:
-    """Means over shifts and seeds, and differences of `esper.adapt` to each arm: standard errors over shifts."""
-    rows: list[tuple[str, str, int, dict[str, dict[str, float]]]] = []
+    """Means over shifts and seeds, and how far `esper.adapt` is ahead of each arm: standard errors over shifts."""
+    rows: list[Row] = []
+    seeds = set[str]()
     for case in CASES:
         for path in sorted(folder.glob(f"{case.host}-*.jsonl")) if case.host in hosts else []:
-            seed = int(path.stem.rpartition("-")[2])
-            if seed != TUNING_SEED:
+            if (seed := path.stem.rpartition("-")[2]) != str(TUNING_SEED):
+                seeds.add(seed)
                 for record in read(path):
                     by_arm = {name.partition(" @")[0]: one for name, one in record["found"].items()}
-                    rows.append((f"{case.host} {record['shift']}", record["kind"], seed, by_arm))
-    say(CONSOLE, f"{len({row[0] for row in rows})} shifts, seeds {sorted({row[2] for row in rows})}")
+                    rows.append((f"{case.host} {record['shift']}", record["kind"], by_arm))
+    if not rows:
+        raise SystemExit(f"{folder} has no results yet")
+    say(CONSOLE, f"{len({row[0] for row in rows})} shifts, seeds {', '.join(sorted(seeds))}; accuracy in points")
+    titles = ("arm", "new", *KINDS, FREE, "old", "within", PROTECTING, "parameters", "trainings", "seconds")
+    table = Table(*titles, box=None)
     for name in ARMS:
-        here = [row for row in rows if name in row[3]]
-        if not here:
-            continue
-        figures = {key: float(np.mean([row[3][name][key] for row in here])) for key in here[0][3][name]}
-        kinds = {
-            kind: np.mean([row[3][name]["new"] for row in here if row[1] == kind])
-            for kind in ("input", "feature", "output")
-        }
-        told = ", ".join(f"{kind} {100 * value:.1f}" for kind, value in kinds.items())
-        new, kept = f"{100 * figures['new']:.1f}", f"{100 * figures['kept']:.1f}"
-        say(
-            CONSOLE,
-            f"{name:17} new {new} ({told}), esper.adapt {compare(here, name, 'new')}; old {100 * figures['old']:.1f}; "
-            f"within {TOLERANCE:.0%} {kept}, esper.adapt {compare(here, name, 'kept')}; "
-            f"{figures['parameters']:,.0f} parameters, {figures['seconds']:.1f} s, {figures['flops']:.0f} trainings",
-        )
+        here = [row for row in rows if name in row[2]]
+        if here:
+            table.add_row(name, *_describe(name, here))
+    CONSOLE.print(table)
     for case in CASES:
         here = [row for row in rows if row[0].startswith(case.host)]
-        told = (
-            f"{name} {100 * np.mean([row[3][name]['new'] for row in here]):.1f}"
-            for name in ARMS
-            if here and name in here[0][3]
-        )
+        told = (f"{name} {_mean(here, name, 'new')}" for name in ARMS if here and name in here[0][2])
         say(CONSOLE, f"{case.host}: {', '.join(told)}")
 
 
-def compare(rows: list[Any], name: str, key: str) -> str:
-    """What `esper.adapt` is ahead by, in points: mean over shifts ± its standard error."""
+def _describe(name: str, rows: list[Row]) -> Iterator[str]:
+    yield _mean(rows, name, "new")
+    for kind in KINDS:
+        yield _mean([row for row in rows if row[1] == kind], name, "new")
+    yield compare(rows, FREE, name, "new")
+    yield _mean(rows, name, "old")
+    yield _mean(rows, name, "kept")
+    yield compare(rows, PROTECTING, name, "kept")
+    for key, digits in (("parameters", 0), ("flops", 0), ("seconds", 1)):
+        yield f"{np.mean([row[2][name][key] for row in rows]):,.{digits}f}"
+
+
+def _mean(rows: list[Row], name: str, key: str) -> str:
+    return f"{100 * np.mean([row[2][name][key] for row in rows]):.1f}"
+
+
+def compare(rows: list[Row], better: str, name: str, key: str) -> str:
+    """What ``better`` is ahead of another arm, in points: mean over shifts ± its standard error."""
     by_shift = defaultdict[str, list[float]](list)
-    for shift, _, _, found in rows:
-        by_shift[shift].append(found["esper.adapt"][key] - found[name][key])
+    for shift, _, found in rows:
+        by_shift[shift].append(found[better][key] - found[name][key])
     means = 100 * np.array([np.mean(differences) for differences in by_shift.values()])
-    return f"{means.mean():+.1f} ± {means.std(ddof=1) / len(means) ** 0.5:.1f}"
+    return f"{means.mean():+.1f} ± {means.std(ddof=1) / len(means) ** 0.5:.1f}" if len(means) > 1 else ""
 
 
 def main(

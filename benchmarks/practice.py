@@ -1,5 +1,8 @@
 """Does growth pay on ordinary hosts? Bare, with everything from the start, grown by two rules and by a policy.
 
+The bare host is trained twice: for as many epochs as the grown ones, and for as many more as the rule that looks spent
+more FLOPs.
+
 `python benchmarks/practice.py FOLDER --seeds 0 1 2 3 4` trains every host/task pair in each of these ways, prints a
 table of means over seeds, and writes all runs' results to FOLDER/practice.json. Stopped, it goes on: runs that are done
 are only read, one under way goes on from its last epoch. It computes in one thread.
@@ -10,7 +13,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +43,8 @@ ARMS = {
     "grown by the shipped policy": ESPER,
 }
 """Controllers by what they are called in the table."""
+LONGER = "bare host, as many FLOPs"
+"""How the table calls the host by itself, trained for the FLOPs that the rule that looks took."""
 PAIRS = (("fashion-mnist", "resnet"), ("digits", "vit"), ("charlm", "gpt"), ("mnist1d", "conv1d"))
 INSTEAD = {"fashion-mnist": "digits"}
 """What to learn where a data set is not on this machine."""
@@ -79,9 +84,16 @@ def main(
         for seed in seeds:
             for controller in ARMS.values():
                 settings = _settings(pair, controller, seed, epochs, overrides)
-                path = folder / f"{pair.task}-{pair.host}" / controller / str(seed)
-                results.append(run_to_end(path, settings, pair.splits))
+                results.append(run_to_end(_path(folder, pair, controller, seed), settings, pair.splits))
                 say(console, _line(results[-1]))
+            bare, looked = (
+                _find(results, pair, seed, ARMS[how]) for how in ("bare host", "grown by the rule that looks")
+            )
+            more = round(bare.epochs * looked.training_flops / bare.training_flops)
+            settings = _settings(pair, bare.controller, seed, more, overrides)
+            result = run_to_end(_path(folder, pair, LONGER, seed), settings, pair.splits)
+            results.append(replace(result, controller=LONGER))
+            say(console, _line(results[-1]))
     write_atomically(folder / "practice.json", _RESULTS.dump_json(results, indent=2))
     Console(width=TABLE_WIDTH).print(_table(results))
 
@@ -100,6 +112,15 @@ def _pair(task: str, host: str) -> Pair:
         if task not in INSTEAD:
             raise
         return _pair(INSTEAD[task], host)
+
+
+def _path(folder: Path, pair: Pair, how: str, seed: int) -> Path:
+    return folder / f"{pair.task}-{pair.host}" / how / str(seed)
+
+
+def _find(results: Sequence[GrowResult], pair: Pair, seed: int, controller: str) -> GrowResult:
+    wanted = (pair.task, pair.host, controller, seed)
+    return next(one for one in results if (one.task, one.host, one.controller, one.seed) == wanted)
 
 
 def _settings(pair: Pair, controller: str, seed: int, epochs: int | None, overrides: Sequence[str]) -> GrowSettings:
@@ -142,7 +163,7 @@ def _table(results: Sequence[GrowResult]) -> Table:
     for name in ("host on task", "how", "accuracy", "loss", "parameters", "training GFLOP", "seconds", "learning"):
         table.add_column(name, justify="left" if name in ("host on task", "how") else "right", no_wrap=True)
     for task, host in dict.fromkeys((one.task, one.host) for one in results):
-        for how, controller in ARMS.items():
+        for how, controller in (*ARMS.items(), (LONGER, LONGER)):
             runs = [one for one in results if (one.task, one.host, one.controller) == (task, host, controller)]
             table.add_row(
                 f"{host} on {task}",

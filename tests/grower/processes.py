@@ -43,13 +43,14 @@ def main(folder: Path, rank: int, how: str) -> None:
     resume, rules = how == "resume", {"shadow": APART, "refit": HELD}.get(how, Rules())
     store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    model = growing()
+    model = growing(frozen=how == "frozen")
     carrier = GrowthInStateDict(model)
     saved = torch.load(folder / "checkpoint.pt", weights_only=True) if resume else None
     if saved is not None:
         model.load_state_dict(saved["model"])
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    network = DistributedDataParallel(model, find_unused_parameters=resume)
+    # Torch refuses to wrap what does not learn; the gradients of seeds are averaged by the grower.
+    network = model if how == "frozen" else DistributedDataParallel(model, find_unused_parameters=resume)
     # Only the first process's controller and seed matter.
     grower = Grower(
         model,

@@ -112,6 +112,22 @@ def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, li
 
 
 @pytest.mark.slow
+def test_what_grows_on_a_frozen_host_learns_alike_in_all_processes_as_in_one(tmp_path: Path):
+    first, second = run(tmp_path, "frozen")
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+    model = growing(frozen=True)
+    untouched = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = Grower(model, optimizer, "random", evaluate=validate, horizon=20, seed=SEED)
+    alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
+    assert first["told"] == second["told"] == [decision for _, decision in alone]
+    assert first["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
+    assert any("germinate" in decision for decision in first["told"])
+    for name, tensor in untouched.host.state_dict().items():
+        assert torch.equal(first["model"][f"host.{name}"], tensor)
+
+
+@pytest.mark.slow
 def test_isolated_seeds_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     first, second = run(tmp_path, "shadow")
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)

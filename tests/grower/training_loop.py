@@ -53,9 +53,9 @@ def last_layer_moved(seed: Seed) -> bool:
     return all(bool(parameter.any()) for parameter in seed.parameters())
 
 
-def growing(seed: int = 0) -> GrowingModel:
+def growing(seed: int = 0, *, frozen: bool = False) -> GrowingModel:
     """`host` with two slots."""
-    return esper.attach(host(seed), SLOTS, torch.zeros(2, 4))
+    return esper.attach(host(seed), SLOTS, torch.zeros(2, 4), freeze_host=frozen)
 
 
 @torch.no_grad()

@@ -32,9 +32,9 @@ EPOCHS = 4
 class Classifier(lightning.LightningModule):
     """A growing model with an optimizer and a scheduler."""
 
-    def __init__(self, *, slots: bool = True, groups: bool = True, seed: int = 0) -> None:
+    def __init__(self, *, slots: bool = True, groups: bool = True, frozen: bool = False, seed: int = 0) -> None:
         super().__init__()
-        self.model = growing(seed) if slots else host(seed)
+        self.model = growing(seed, frozen=frozen) if slots else host(seed)
         self._groups = groups
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
@@ -96,6 +96,23 @@ def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path):
     for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert again.optimizers[0].param_groups[1]["lr"] == trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
+    whole = Classifier(frozen=True)
+    fit(tmp_path / "whole", whole, callback(), 2 * EPOCHS)
+    fit(tmp_path / "half", Classifier(frozen=True), callback(), EPOCHS)
+    resumed = Classifier(frozen=True)
+    fit(tmp_path / "half", resumed, callback(), 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
+
+    assert structure(resumed.model) == structure(whole.model) != {}
+    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    points, untouched = data(16, seed=1)[0], host(0)
+    with whole.model.without_growth():
+        assert torch.equal(whole.model.eval()(points), untouched(points))
+    assert not torch.equal(whole.model(points), untouched(points))
+    assert torch.equal(whole.model.finalize()(points), whole.model(points))
 
 
 class Endless(GrowerCallback):

@@ -40,10 +40,10 @@ class Classifier(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def classifier(seed: int = 0) -> esper.GrowingModel:
+def classifier(seed: int = 0, *, frozen: bool = False) -> esper.GrowingModel:
     slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
     inputs, labels = data(2)
-    return esper.attach(Classifier(seed), slots, {"inputs": inputs, "labels": labels})
+    return esper.attach(Classifier(seed), slots, {"inputs": inputs, "labels": labels}, freeze_host=frozen)
 
 
 @torch.no_grad()
@@ -79,8 +79,10 @@ def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **argumen
     )
 
 
-def prepared(folder: Path, *, seed: int = 0, every: int | None = None, **arguments: Any) -> tuple[Any, GrowerCallback]:
-    model = classifier(seed)
+def prepared(
+    folder: Path, *, seed: int = 0, frozen: bool = False, every: int | None = None, **arguments: Any
+) -> tuple[Any, GrowerCallback]:
+    model = classifier(seed, frozen=frozen)
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     trainer = trainer_for(model, folder, optimizer, **arguments)
     growth = GrowerCallback(
@@ -103,6 +105,24 @@ def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, loggin
     for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert resumed.optimizer.param_groups[1]["lr"] == trainer.optimizer.param_groups[0]["lr"]
+
+
+def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
+    trainer, growth = prepared(tmp_path, frozen=True)
+    trainer.train()
+    resumed, late = prepared(tmp_path / "again", frozen=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{2 * EPOCHS}"))
+
+    assert structure(late.grower.model) == structure(growth.grower.model) != {}
+    for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    model, untouched = growth.grower.model, Classifier(0).eval()
+    inputs, labels = data(16, seed=1)
+    with model.without_growth():
+        assert torch.equal(model.eval()(inputs=inputs, labels=labels)["logits"], untouched(inputs, labels)["logits"])
+    assert not torch.equal(model(inputs=inputs, labels=labels)["logits"], untouched(inputs, labels)["logits"])
+    plain = model.finalize()
+    assert torch.equal(plain(inputs=inputs, labels=labels)["logits"], model(inputs=inputs, labels=labels)["logits"])
 
 
 class Spoil(transformers.TrainerCallback):
