@@ -135,8 +135,9 @@ def adapt_to_shift(
 
 
 def offer_everywhere(host: nn.Module, kind: str, inputs: Tensor) -> dict[str, list[str]]:
-    """Low-rank updates of every layer that has them; behind blocks copies of them, and what that kind of host offers."""
-    layers = [name for name, part in host.named_modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
+    """Low-rank updates of every layer that has them; behind blocks their copies and what that kind of host offers."""
+    modules = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
+    layers = [name for name, part in modules if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
     wanted = dict.fromkeys(layers, (LAYER_BLUEPRINT,))
     wanted |= dict.fromkeys(get_host(kind).sites, (*get_host(kind).blueprints, BLOCK_BLUEPRINT))
     sites = {slot.name: slot.site for slot in attach(copy.deepcopy(host), list(wanted), inputs[:PROBED]).slots.values()}
