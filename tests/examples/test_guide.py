@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from esper.lifecycle.rules import Isolation
 
 GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOOK = GUIDE.with_name("look.md")
+LOOK, ADAPT = GUIDE.with_name("look.md"), GUIDE.with_name("adapt.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -29,16 +30,34 @@ def test_the_page_on_looking_shows_what_it_says(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "map.svg").exists()
 
 
+def run_blocks(page: Path) -> dict[str, Any]:
+    """What the page's blocks of code leave behind, each run with what those before it left."""
+    text = page.read_text()
+    names: dict[str, Any] = {"__name__": "guide"}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], str(page), "exec"), names)  # noqa: S102
+    return names
+
+
+@pytest.mark.slow
+def test_the_page_on_adapting_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks(ADAPT)
+    assert names["found"].kept is not None
+    turned, labels, test = names["turned"], names["labels"], names["test"]
+    adapted, before = (names["accuracy"](names[which], turned[test], labels[test]) for which in ("plain", "kept"))
+    assert adapted > before + 0.2
+    assert type(names["plain"]).__name__ == "ViTForImageClassification"
+    assert names["careful"].retention.rise <= 0.1
+    assert names["decision"].number == 20
+
+
 @pytest.mark.slow
 def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    text = GUIDE.read_text()
-    blocks = list(BLOCK.finditer(text))
-    assert len(blocks) >= 6
-    names: dict[str, object] = {"__name__": "guide"}
-    for block in blocks:
-        line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block[1], str(GUIDE), "exec"), names)  # noqa: S102
+    names = run_blocks(GUIDE)
     assert names["resumed"] is not None
     assert type(names["classifier"]).__name__ == "BertForSequenceClassification"
     assert "eval_loss" in names["trainer"].evaluate()

@@ -52,6 +52,8 @@ def command(
     prepare_process()
     if not tolerance >= 0:
         raise ConfigError(f"--tolerance {tolerance:g}: it must be 0 or more")
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"--seconds {seconds:g}: it must be more than 0")
     named = {"task": task, "host": host, "seed": seed, "epochs": epochs, "controller": Never.name}
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
     settings = load_settings(GrowSettings, None, given)

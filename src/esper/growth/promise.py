@@ -28,6 +28,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 RIDGE = 0.1
 """Lambda as a share of the mean of K's diagonal. Ridges from .03 to 1 rank candidates much alike."""
@@ -182,9 +183,10 @@ def example_gradients(module: nn.Module, names: Sequence[str], batch: AskedBatch
     """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` by the parameters ``names``, side by side."""
     values = {name: parameter.detach() for name, parameter in module.named_parameters()}
     moving = {name: values.pop(name) for name in names}
-    gradients = vmap(grad(partial(grant, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
-        moving, values, batch.inputs, batch.wishes
-    )
+    with sdpa_kernel(SDPBackend.MATH):  # vmap would go through fused attention example by example
+        gradients = vmap(grad(partial(grant, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
+            moving, values, batch.inputs, batch.wishes
+        )
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
