@@ -140,6 +140,8 @@ class Problem:
     source: Data
     target: Data
     test: Data
+    held: Data
+    """More of what the host has learned, which nothing is trained on."""
 
 
 def list_problems(case: Case, seed: int) -> Iterator[Problem]:
@@ -153,7 +155,7 @@ def list_problems(case: Case, seed: int) -> Iterator[Problem]:
     source, rest = whole.pick(order[:count]), whole.pick(order[count:])
     for name, shift in case.inputs.items():
         moved = Data(shift(rest.inputs), rest.labels)
-        yield Problem(name, "input", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)))
+        yield Problem(name, "input", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), rest)
     permuted = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(1))
     answers: dict[str, Callable[[Tensor], Tensor]] = {
         "cycled": lambda labels: (labels + 1) % CLASSES,
@@ -163,7 +165,7 @@ def list_problems(case: Case, seed: int) -> Iterator[Problem]:
     }
     for name, answer in answers.items():
         moved = Data(rest.inputs, answer(rest.labels))
-        yield Problem(name, "output", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)))
+        yield Problem(name, "output", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), rest)
     for number in range(FEATURE_SHIFTS):
         pairs = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(number)).view(-1, 2)
         parent = torch.empty(CLASSES, dtype=torch.int64)
@@ -171,8 +173,10 @@ def list_problems(case: Case, seed: int) -> Iterator[Problem]:
         seen = torch.isin(whole.labels, pairs[:, 0])
         known = source.pick(seen[order[:count]])
         new = whole.pick(order).pick(~seen[order])
-        known, new = (Data(one.inputs, parent[one.labels]) for one in (known, new))
-        yield Problem(f"sub-classes {number}", "feature", known, new.pick(slice(TARGET)), new.pick(slice(TARGET, None)))
+        held = rest.pick(seen[order[count:]])
+        known, new, held = (Data(one.inputs, parent[one.labels]) for one in (known, new, held))
+        target, test = new.pick(slice(TARGET)), new.pick(slice(TARGET, None))
+        yield Problem(f"sub-classes {number}", "feature", known, target, test, held)
 
 
 def train(network: nn.Module, data: Data, epochs: int, batch: int, step: Callable[[Tensor], None], seed: int) -> None:

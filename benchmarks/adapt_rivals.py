@@ -17,7 +17,7 @@ from torch.nn import functional as F
 REPLAYED = 3
 """Source examples in a batch of replay: about 5%."""
 PROTECTED = 300
-"""Source examples whose loss may not rise."""
+"""Source examples that some arms may learn from again."""
 FOLDS = 2
 """Parts of the new data, by which a search chooses."""
 
@@ -79,12 +79,13 @@ def fit(
     one: Setting,
     *,
     replayed: int = 0,
+    penalty: Callable[[], Tensor | float] = lambda: 0.0,
     epoch: Callable[[torch.optim.Optimizer], None] = lambda _: None,
     after: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Minibatches in random order, each with ``replayed`` examples of what the host has learned.
 
-    ``epoch`` is called before each epoch, ``after`` with the number of steps.
+    ``penalty`` is added to the loss, ``epoch`` is called before each epoch, ``after`` with the number of steps.
     """
     source = one.protected
     optimizer, generator = torch.optim.Adam(parameters, one.rate), torch.Generator().manual_seed(one.seed)
@@ -98,7 +99,7 @@ def fit(
                 old = source.pick(torch.randint(len(source.labels), (replayed,), generator=generator))
                 batch = Data(torch.cat([batch.inputs, old.inputs]), torch.cat([batch.labels, old.labels]))
             optimizer.zero_grad()
-            F.cross_entropy(network(batch.inputs), batch.labels).backward()
+            (F.cross_entropy(network(batch.inputs), batch.labels) + penalty()).backward()
             optimizer.step()
             steps += 1
             after(steps)
@@ -111,7 +112,7 @@ def count(parameters: Iterable[Tensor]) -> int:
 def tune_fully(one: Setting, *, replayed: int = 0) -> Adapted:
     network = one.fresh
     fit(network, network.parameters(), one.problem.target, one, replayed=replayed)
-    return Adapted(network, interpolate(one.host, network), count(network.parameters()))
+    return Adapted(network, interpolate(one.host, network), count(network.parameters()), 1.0 + replayed / BATCH)
 
 
 def tune_part(one: Setting, part: str) -> Adapted:
@@ -183,9 +184,29 @@ def _tune_by_peft(one: Setting, config: Any, *, replayed: int = 0) -> Adapted:
     adaptive = isinstance(config, peft.AdaLoraConfig)
     allocate = network.base_model.update_and_allocate if adaptive else (lambda _: None)
     number = count(learned)
-    fit(network, learned, one.problem.target, one, replayed=replayed, after=lambda steps: allocate(steps - 1))
+
+    def penalise() -> Tensor | float:
+        return config.orth_reg_weight * measure_skewness(network) if adaptive else 0.0
+
+    fit(
+        network, learned, one.problem.target, one,
+        replayed=replayed, penalty=penalise, after=lambda steps: allocate(steps - 1),
+    )  # fmt: skip
     merged = network.merge_and_unload()
-    return Adapted(merged, interpolate(one.host, merged), number)
+    return Adapted(merged, interpolate(one.host, merged), number, 1.0 + replayed / BATCH)
+
+
+def measure_skewness(network: nn.Module) -> Tensor:
+    """How far AdaLoRA's factors are from orthogonal (Zhang et al. 2023, arXiv 2303.10512, equation 4), mean over them.
+
+    PEFT adds it to the loss that a model returns, and these return none.
+    """
+    found: list[Tensor] = []
+    for name, factor in network.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:
+            products = factor @ factor.T if ".lora_A." in name else factor.T @ factor
+            found.append((products - torch.eye(len(products))).norm())
+    return torch.stack(found).mean()
 
 
 def search(one: Setting, candidates: Sequence[Way]) -> Adapted:

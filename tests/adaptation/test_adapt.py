@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.adaptation.report import Adaptation
+from esper.adaptation.adapt import Search
+from esper.adaptation.report import Adaptation, Trial
+from esper.adaptation.trainer import Figures, Recipe, Retention, Structure, Trainer
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from strangers import FRACTION, NONE, NUMBER, TRUTH, ZERO, Fits, named, require_refused
@@ -54,6 +57,10 @@ def attached(offers: dict[str, list[str]] = OFFERS, **options: Any) -> GrowingMo
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def diverging(model: nn.Module, batch: Batch) -> Tensor:
+    return loss(model, batch) * (math.nan if torch.is_grad_enabled() else 1.0)
 
 
 def accuracy(model: nn.Module, batch: Batch) -> Tensor:
@@ -149,17 +156,41 @@ def test_nothing_is_kept_where_nothing_does_better() -> None:
 
 def test_other_data_are_not_forgotten_beyond_the_tolerance() -> None:
     source = data(100, 0)
+    watched = source[1::2]
     model = attached()
     found = adapt(model, source=source, tolerance=0.5)
-    before = mean(HOST, loss, source)
+    before = mean(HOST, loss, watched)
     assert found.source_loss == pytest.approx(before)
-    assert mean(model, loss, source) / before - 1 == pytest.approx(found.retention.rise, abs=1e-5)
+    assert mean(model, loss, watched) / before - 1 == pytest.approx(found.retention.rise, abs=1e-5)
     assert found.retention.rise <= 0.5
     assert all(one.retention.rise <= 0.5 for one in found.trials)
     assert any(one.retention.share < 1 for one in found.trials)
     free = attached()
     adapt(free)
-    assert mean(free, loss, source) / before - 1 > 0.5
+    assert mean(free, loss, watched) / before - 1 > 0.5
+
+
+def test_what_grew_counts_for_as_much_as_other_data_allow() -> None:
+    source, model = data(100, 0), attached({"1": ["mlp"]})
+    found = adapt(model, source=source, tolerance=0.5)
+    assert 0 < found.retention.share < 1
+    model.seeds["1"].alpha.fill_(found.retention.share + 0.1)
+    assert mean(model, loss, source[1::2]) / found.source_loss - 1 > 0.5
+
+
+def test_every_second_batch_of_other_data_is_learned_and_the_others_are_not() -> None:
+    source, learned = data(60, 0), []
+
+    def seen(model: nn.Module, batch: Batch) -> Tensor:
+        if torch.is_grad_enabled():
+            learned.extend(at for at, one in enumerate(source) if batch[0] is one[0])
+        return loss(model, batch)
+
+    remembering, free = attached({"1": ["mlp"]}), attached({"1": ["mlp"]})
+    adapt(remembering, loss=seen, source=source, tolerance=1e6)
+    adapt(free)
+    assert set(learned) == {0, 2, 4}
+    assert mean(remembering, loss, source[0::2]) < mean(free, loss, source[0::2])
 
 
 def test_without_other_data_all_that_was_learned_stays() -> None:
@@ -187,9 +218,12 @@ def test_a_budget_is_kept_and_what_was_left_out_is_told() -> None:
     assert some.flops <= whole.flops / 2
     assert 0 < len(some.trials) < len(whole.trials)
     little = adapt(attached(), seconds=1e-9)
-    assert (len(little.trials), little.untried) == (1, len(SINGLES) - 1)
-    assert f"{len(SINGLES) - 1} single seeds not tried" in repr(little)
+    assert len(little.trials) == 1
+    assert little.untried >= len(SINGLES) - 1
+    assert f"{little.untried} not tried" in repr(little)
     assert little.trials[0].structure == {"1": "mlp"}  # the largest
+    most = adapt(attached(), training_flops=0.95 * whole.flops)
+    assert most.untried == len(whole.trials) - len(most.trials) > 0
 
 
 def test_it_does_not_depend_on_global_random_numbers_nor_change_them() -> None:
@@ -227,6 +261,102 @@ def test_disabled_slots_stay_free() -> None:
     model = attached()
     model.disable("1")
     assert all("1" not in one.structure for one in adapt(model).trials)
+    model = attached()
+    for slot in model.slots.values():
+        model.disable(slot.name)
+    with pytest.raises(ConfigError, match="all slots are disabled"):
+        adapt(model)
+
+
+def test_batches_may_differ_in_size() -> None:
+    """Where nothing can be learned, parts of different size do not make anything look better than the host."""
+    points, labels = (torch.cat(parts) for parts in zip(*data(40, 1), strict=True))
+    target = list(zip(points.split([10, 10, 10, 9, 1]), labels.split([10, 10, 10, 9, 1]), strict=True))
+    still = adapt(attached(), target=target, optimizer=lambda groups: torch.optim.SGD(groups, 0.0))
+    assert still.kept is None
+    assert {one.found.score for one in still.trials} == {still.before.score}
+    assert still.before.score == pytest.approx(float((HOST(points).argmax(1) == labels).float().mean()))
+
+
+def test_all_of_the_new_data_are_learned_in_every_epoch_of_the_last_training() -> None:
+    steps: list[tuple[bool, float]] = []
+    model, target = attached({"1": ["mlp"]}), data(40, 1, shift=1)
+
+    def seen(model: GrowingModel, batch: Batch) -> Tensor:
+        if torch.is_grad_enabled():
+            steps.append((model.training, float(model.seeds["1"].alpha)))
+        return loss(model, batch)
+
+    found = adapt(model, loss=seen, target=target, epochs=6)
+    assert found.kept is not None
+    assert len(found.trials) == 1
+    assert len(steps) == 6 * len(target) * (1 + len(found.trials))
+    assert all(training for training, _ in steps)
+    alphas = [alpha for _, alpha in steps[-6 * len(target) :]]
+    assert alphas[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert set(alphas[4:]) == {1.0}
+
+
+def test_first_values_follow_from_the_seed() -> None:
+    def grow(seed: int) -> Tensor:
+        model = attached({"1": ["mlp"]})
+        recipe = Recipe(loss, None, lambda groups: torch.optim.SGD(groups, 0.0), 1, [], 0.0, seed)
+        Trainer(model, recipe).fit({"1": "mlp"}, data(40, 1))
+        return torch.cat([one.flatten() for one in model.seeds["1"].parameters()])
+
+    assert torch.equal(grow(1), grow(1))
+    assert not torch.equal(grow(1), grow(2))
+
+
+def test_dropout_and_shuffling_follow_from_the_seed() -> None:
+    dropping = nn.Sequential(copy.deepcopy(HOST), nn.Sequential(nn.Linear(CLASSES, CLASSES), nn.Dropout(0.5)))
+    points, labels = (torch.cat(parts) for parts in zip(*data(40, 1, shift=1), strict=True))
+
+    def run(global_seed: int) -> list[Any]:
+        torch.manual_seed(global_seed)
+        loader = DataLoader(TensorDataset(points, labels), batch_size=10, shuffle=True)
+        model = esper.attach(copy.deepcopy(dropping), {"1": ["block_copy"]}, torch.zeros(2, 2), freeze_host=True)
+        return [one.found for one in adapt(model, target=loader).trials]
+
+    assert run(1) == run(2)
+
+
+def test_what_diverges_is_worse_than_all_else() -> None:
+    def explode(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        large = sum(one.numel() for group in groups for one in group["params"]) > 100
+        return torch.optim.SGD(groups, 1e30 if large else 0.05)
+
+    found = adapt(attached(), optimizer=explode)
+    assert found.kept is not None
+    assert "mlp" not in found.kept.structure.values()
+    failed = [one for one in found.trials if one.structure == {"1": "mlp"}]
+    assert [one.found.score for one in failed] == [-math.inf]
+    assert found.trials[-1] in failed or found.trials[-1].found.score == -math.inf
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scores: Callable[[Structure], float], worthless: str = "") -> Adaptation:
+    """An adaptation whose trials come out as told, instead of being made; the seed in one slot earns nothing."""
+
+    def cross_validate(search: Search, structure: Structure) -> Trial:
+        earned = {slot: 0.0 if slot == worthless else 0.1 for slot in structure}
+        found = Figures(scores(structure), 1.0, 40)
+        parameters = search._count_parameters(structure)
+        return Trial(structure, found, Retention(1.0, 0.0), earned, parameters)
+
+    monkeypatch.setattr(Search, "_cross_validate", cross_validate)
+    return adapt(attached())
+
+
+def test_the_best_is_tried_without_what_earned_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = play(monkeypatch, len, worthless="0")
+    assert {"0", "1", "2"} in [set(one.structure) for one in found.trials]
+    assert {"1", "2"} in [set(one.structure) for one in found.trials]
+
+
+def test_of_equals_the_smaller_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = play(monkeypatch, lambda _: 1.0)
+    assert found.kept is not None
+    assert found.kept.parameters == min(one.parameters for one in found.trials)
 
 
 def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,9 +368,9 @@ def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
     page = repr(adapt(attached(), source=data(100, 0), tolerance=10.0))
-    for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source: loss", "parameters"):
+    for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source, on batches", "parameters"):
         assert part in page
-    assert max(map(len, page.splitlines())) < 130
+    assert max(map(len, page.splitlines())) < 140
 
 
 @pytest.mark.parametrize(
@@ -248,9 +378,16 @@ def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
     [
         ({"target": data(10, 1)}, "target has 1 batches for 2 folds"),
         ({"target": data(40, 1), "folds": 5}, "target has 4 batches for 5 folds"),
-        ({"source": []}, "source has no batches"),
+        ({"source": []}, "source has 0 batches"),
+        ({"source": data(10, 0)}, "source has 1 batches"),
+        ({"tolerance": 0.1}, "tolerance is about source, and there is none"),
         ({"loss": lambda model, batch: model(batch[0])}, "it must return a tensor with one number"),
-        ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan: give an optimizer with a lower"),
+        ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan for the host as it is"),
+        ({"loss": lambda model, batch: HOST(batch[0]).sum()}, "does not call the model"),
+        ({"loss": lambda model, batch: loss(model, batch).detach()}, "does not depend on what grows"),
+        ({"loss": diverging}, "of every structure diverges in training"),
+        ({"optimizer": lambda groups: None}, "it must return a torch optimizer"),
+        ({"optimizer": lambda groups: torch.optim.SGD(HOST.parameters(), 1e-3)}, "an optimizer of other parameters"),
         ({"score": lambda model, batch: "good"}, "it must return a finite number"),
         ({"source": data(20, 1), "loss": lambda model, batch: 0 * model(batch[0]).sum()}, "losses above 0 alone"),
     ],
@@ -277,7 +414,7 @@ FITS: dict[str, Fits] = {
     "target": (),
     "score": (NONE,),
     "source": (NONE, "a list of none"),
-    "tolerance": (ZERO, NUMBER, FRACTION),
+    "tolerance": (NONE, ZERO, NUMBER, FRACTION),
     "optimizer": (),
     "epochs": (NUMBER,),
     "folds": (NUMBER,),
@@ -301,7 +438,9 @@ def test_an_argument_of_another_kind_is_refused(argument: str) -> None:
         given["model"].swap(None) if isinstance(given["model"], GrowingModel) else None
         esper.adapt(**given)
 
-    require_refused(call, right, argument, FITS[argument])
+    require_refused(
+        call, right | ({"source": data(20, 0)} if argument == "tolerance" else {}), argument, FITS[argument]
+    )
 
 
 @pytest.mark.parametrize("argument", ["loss", "score", "optimizer"])

@@ -32,7 +32,7 @@ def test_it_tells_what_was_tried_and_what_that_is_worth(capsys: Capture) -> None
 
 
 def test_old_data_are_protected_if_asked(capsys: Capture) -> None:
-    assert main(["adapt", *QUICK, "--shift", "cycled", "--protect", "--tolerance", "0.05", "--json"]) == 0
+    assert main(["adapt", *QUICK, "--shift", "cycled", "--protect", "0.05", "--json"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["source_loss"] > 0
     assert record["retention"]["rise"] <= 0.05
@@ -43,8 +43,9 @@ def test_old_data_are_protected_if_asked(capsys: Capture) -> None:
     [
         (("--shift", "invresion"), "did you mean 'inversion'"),
         (("--examples", "50"), "examples is 50"),
-        (("--tolerance", "-1"), "--tolerance -1"),
-        (("--tolerance", "nan"), "--tolerance nan"),
+        (("--protect", "-1"), "--protect -1"),
+        (("--protect", "nan"), "--protect nan"),
+        (("--epochs", "0"), "--epochs 0"),
         (("--seconds", "0"), "--seconds 0"),
         (("--task", "charlm", "--host", "gpt"), "this task is text"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -11,15 +12,31 @@ import torch
 from torch import Tensor, nn
 
 from esper.adaptation.report import Adaptation, Trial
-from esper.adaptation.trainer import Figures, Loss, MakeOptimizer, Measure, Recipe, Retention, Structure, Trainer
+from esper.adaptation.trainer import (
+    Figures,
+    Loss,
+    MakeOptimizer,
+    Measure,
+    Recipe,
+    Retention,
+    Structure,
+    Trainer,
+    repeatable,
+)
 from esper.arguments import amount, callable_, check_arguments, instance, optional, positive, truth, whole
-from esper.errors import ConfigError
+from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.spending import Spending
 from esper.growth.blueprints.registry import get
 from esper.growth.hooks import require_attached
 from esper.growth.model import GROWING, GrowingModel
 
 LEARNING_RATE = 0.01
+TOLERANCE = 0.01
+"""Share by which the loss on other data may rise if nothing is said."""
+_SLOWER = (
+    "in training: give an optimizer with a lower learning rate, as by optimizer=lambda groups: "
+    "torch.optim.Adam(groups, lr=1e-3)"
+)
 BATCHES = instance(
     Iterable,
     but=(str, bytes, Mapping, Tensor, nn.Module),
@@ -39,7 +56,7 @@ def make_adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     target=BATCHES,
     score=optional(callable_("give a function score(model, batch) that returns a number, the higher the better")),
     source=optional(BATCHES),
-    tolerance=amount("give the share by which the loss on source may rise, such as 0.01"),
+    tolerance=optional(amount("give the share by which the loss on source may rise, such as 0.01")),
     optimizer=callable_(
         "give a function of parameter groups, such as lambda groups: torch.optim.Adam(groups, lr=1e-3)"
     ),
@@ -58,7 +75,7 @@ def adapt(
     *,
     score: Measure | None = None,
     source: Iterable[Any] | None = None,
-    tolerance: float = 0.01,
+    tolerance: float | None = None,
     optimizer: MakeOptimizer = make_adam,
     epochs: int = 30,
     folds: int = 2,
@@ -83,9 +100,12 @@ def adapt(
     new data, and is kept, if it did better than the host: it is fossilized in ``model``. ``model.swap(None)`` takes it
     off again, and ``model.without_growth()`` gives the host's own answers, to the bit.
 
-    With ``source`` each batch of new data is learned together with one of ``source``, and then what grew is given the
-    greatest weight, in tenths, at which the loss on ``source`` has not risen by more than ``tolerance`` (as weights are
-    interpolated by Wortsman et al. 2022, arXiv 2109.01903). Structures are compared at that weight.
+    With ``source`` each batch of new data is learned together with one of every second batch of ``source``. Then what
+    grew is given the greatest weight, in tenths, at which the loss on the other batches of ``source``, which nothing
+    learns from, has not risen by more than ``tolerance`` (as weights are interpolated by Wortsman et al. 2022, arXiv
+    2109.01903). Structures are compared at that weight.
+
+    A structure whose training diverges counts as worse than any other.
 
     Args:
         model: From `esper.attach` with ``freeze_host=True``, all slots free.
@@ -93,34 +113,36 @@ def adapt(
         target: Batches of new data, at least as many as there are ``folds``; they are read once and kept in memory.
         score: ``score(model, batch)``, what matters, such as the accuracy on a batch, the higher the better; None: the
             loss below zero.
-        source: Batches of data that must not be forgotten, likewise.
-        tolerance: By which share the loss on ``source`` may rise.
+        source: Batches of data that must not be forgotten, two at least, likewise.
+        tolerance: By which share the loss on ``source`` may rise; None: a hundredth.
         optimizer: Makes an optimizer of parameter groups; Adam with a rate of 0.01, if nothing else is said. The weight
             of what grows rises evenly from zero in the first sixth of the steps.
         epochs: Over the new data, in every trial and in the end.
         folds: Parts of the new data. A trial takes ``folds - 1`` times what one training on all of it does.
         parameters: That may be added; structures with more are not tried.
         training_flops: For everything that is tried and measured, as `esper.grower.spending` counts. At least one
-            structure is tried and trained; further ones, as long as another trial and the last training fit in.
+            structure is tried and trained; further ones, as long as they and the last training fit in, by what
+            those before them took.
         seconds: Likewise.
-        seed: All that is random follows from it: first values, orders, dropout.
+        seed: All that is random follows from it: first values, orders, dropout, and what a loader shuffles by torch's
+            global generator.
         verbose: Print a line per trial.
 
     Raises:
-        ConfigError: an argument is of another kind, the host is not frozen, something grows already, there are fewer
-            batches than folds, nothing may grow within ``parameters``, the loss or score is none or not finite, or
-            FLOPs are limited and torch cannot count them.
+        ConfigError: an argument is of another kind or says nothing, the host is not frozen, something grows already,
+            there are fewer batches than folds, nothing may grow within ``parameters``, the loss, score or optimizer is
+            none, the loss of the host is not finite or that of every structure becomes so, or FLOPs are limited and
+            torch cannot count them.
         SlotError: a submodule with a slot was replaced.
     """
     _require_ready(model)
-    batches, kept = list(target), [] if source is None else list(source)
-    if len(batches) < folds:
-        raise ConfigError(f"target has {len(batches)} batches for {folds} folds: give smaller batches, or more data")
-    if source is not None and not kept:
-        raise ConfigError("source has no batches: leave it out, or give data that must not be forgotten")
+    with repeatable(seed):
+        batches, kept = list(target), [] if source is None else list(source)
+    _require_batches(batches, kept if source is not None else None, folds, tolerance)
     spending = Spending(model, training_flops, seconds)
     try:
-        trainer = Trainer(model, Recipe(loss, score, optimizer, epochs, kept, tolerance, seed))
+        allowed = TOLERANCE if tolerance is None else tolerance
+        trainer = Trainer(model, Recipe(loss, score, optimizer, epochs, kept, allowed, seed))
         search = Search(trainer, batches, folds, spending, parameters, verbose=verbose)
         try:
             search.run()
@@ -136,6 +158,12 @@ def adapt(
         ranked = tuple(sorted(search.trials, key=lambda one: one.found.rank, reverse=True))
         told = (best, retention, trainer.source_loss, flops, spending.seconds)
         return Adaptation(ranked, search.untried, search.before, *told)
+    except SlotError as error:
+        if model.tap.called:
+            raise
+        raise ConfigError("loss(model, batch) does not call the model: compute the loss from model(...)") from error
+    except DivergedError as error:
+        raise ConfigError(f"{error} {_SLOWER}") from error
     finally:
         model.tap.clock = None
 
@@ -156,47 +184,57 @@ class Search:
         self._trainer, self._model, self._spending, self._most = trainer, trainer.model, spending, most
         self._folds = [batches[fold::folds] for fold in range(folds)]
         self._verbose = verbose
-        self.before = trainer.measure(batches)
+        self.before = Figures.merge([trainer.measure_host(fold) for fold in self._folds])
         """The host on the new data."""
         self.trials: list[Trial] = []
         """In the order in which they were made."""
         self.untried = 0
-        """Single seeds that the budget left out."""
-        self._dearest = 0.0
-        """Share of the budget that a trial took."""
+        """Structures that the budget left out."""
+        self._price = 0.0
+        """Share of the budget that a trial took, for each of its FLOPs; the highest."""
 
     @property
     def best(self) -> Trial | None:
         """What did better than the host and all others; of equals the smaller one."""
-        found = max(self.trials, key=lambda one: (one.found.rank, -one.parameters))
-        return found if found.found.rank > self.before.rank else None
+        found = max(self.trials, key=lambda one: (one.found.rank, -one.parameters), default=None)
+        return found if found is not None and found.found.rank > self.before.rank else None
 
     def run(self) -> None:
         """Try single seeds, then sets of them.
 
         Raises:
-            ConfigError: no single seed is small enough.
+            ConfigError: no slot is enabled, no single seed is small enough, or every training diverges.
         """
+        if not any(slot.enabled for slot in self._model.slots.values()):
+            raise ConfigError("all slots are disabled: enable one of them by model.slots[name].enabled = True")
         singles = self._list_singles()
         if not singles:
             raise ConfigError(
                 f"parameters: no blueprint on offer adds as few as {self._most:,}: allow more, or offer others"
             )
-        for number, single in enumerate(singles):
-            if self._spent:
-                self.untried = len(singles) - number
-                return
-            self._try(single)
+        self._try_all(singles)
+        if not any(math.isfinite(one.found.score) for one in self.trials):
+            raise ConfigError(f"the loss of every structure diverges {_SLOWER}")
         self._try_all(self._list_kinds())
         self._try_all(self._list_unions())
         if self.best is not None:
             worth = {slot: self.best.structure[slot] for slot, earned in self.best.earned.items() if earned > 0}
             self._try_all([worth])
 
-    @property
-    def _spent(self) -> bool:
-        """Whether another trial and the last training might not fit into the budget."""
-        return bool(self.trials) and self._spending.share + 2 * self._dearest > 1
+    def _affords(self, structure: Structure) -> bool:
+        """Whether it and the last training are likely to fit into the budget; the first one always does."""
+        if not self.trials:
+            return True
+        own = self._count_flops(structure)
+        last = own if self.best is None else max(own, self._count_flops(self.best.structure))
+        return self._spending.share + self._price * (own + last) <= 1
+
+    def _count_flops(self, structure: Structure) -> float:
+        """Of a trial, for each example. A frozen host is differentiated by its features alone."""
+        slots, host = self._model.slots, float(self._model.host_flops or 0)
+        grown = sum(get(name).flops_at(slots[slot].site) for slot, name in structure.items())
+        trained = self._trainer.recipe.epochs * (len(self._folds) - 1)
+        return trained * (2 * host + 3 * grown) + (1 + len(structure)) * (host + grown)
 
     def _list_singles(self) -> list[Structure]:
         offers = [{slot.name: name} for slot in self._model.slots.values() if slot.enabled for name in slot.blueprints]
@@ -224,29 +262,43 @@ class Search:
     def _try_all(self, structures: Iterable[Structure]) -> None:
         """Those that are new, and neither too large nor too dear."""
         for structure in structures:
-            known = any(one.structure == structure for one in self.trials)
-            if structure and not known and self._fits(structure) and not self._spent:
+            if not structure or any(one.structure == structure for one in self.trials) or not self._fits(structure):
+                continue
+            if self._affords(structure):
                 self._try(structure)
+            else:
+                self.untried += 1
 
     def _try(self, structure: Structure) -> None:
-        began, trainer = self._spending.share, self._trainer
-        found: list[Figures] = []
-        retained: list[Retention] = []
-        earned = dict.fromkeys(structure, 0.0)
-        for fold, held_out in enumerate(self._folds):
-            others = [batch for at, part in enumerate(self._folds) if at != fold for batch in part]
-            retained.append(trainer.fit(structure, others, fold))
-            found.append(trainer.measure(held_out))
-            for slot in structure:
-                lost = found[-1].score - trainer.measure_without(slot, held_out).score
-                earned[slot] += lost / len(self._folds)
-        self._dearest = max(self._dearest, self._spending.share - began)
-        means = Figures(*map(fmean, zip(*found, strict=True))), Retention(*map(fmean, zip(*retained, strict=True)))
-        trial = Trial(structure, *means, earned, self._count_parameters(structure))
+        began = self._spending.share
+        try:
+            trial = self._cross_validate(structure)
+        except DivergedError:
+            figures = Figures(-math.inf, math.inf, self.before.examples)
+            unknown = dict.fromkeys(structure, 0.0)
+            trial = Trial(structure, figures, Retention(0.0, 0.0), unknown, self._count_parameters(structure))
+        flops = self._count_flops(structure)
+        self._price = max(self._price, (self._spending.share - began) / flops if flops else 0.0)
         self.trials.append(trial)
         if self._verbose:
             sys.stdout.write(f"{trial}: score {trial.found.score:.4g}, loss {trial.found.loss:.4g}\n")
             sys.stdout.flush()
+
+    def _cross_validate(self, structure: Structure) -> Trial:
+        trainer = self._trainer
+        found: list[Figures] = []
+        retained: list[Retention] = []
+        without: dict[str, list[Figures]] = {slot: [] for slot in structure}
+        for fold, held_out in enumerate(self._folds):
+            others = [batch for at, part in enumerate(self._folds) if at != fold for batch in part]
+            retained.append(trainer.fit(structure, others, fold))
+            found.append(trainer.measure(held_out))
+            for slot, figures in without.items():
+                figures.append(trainer.measure_without(slot, held_out))
+        whole = Figures.merge(found)
+        earned = {slot: whole.score - Figures.merge(figures).score for slot, figures in without.items()}
+        retention = Retention(*map(fmean, zip(*retained, strict=True)))
+        return Trial(structure, whole, retention, earned, self._count_parameters(structure))
 
     def _fits(self, structure: Structure) -> bool:
         return self._most is None or self._count_parameters(structure) <= self._most
@@ -264,4 +316,17 @@ def _require_ready(model: GrowingModel) -> None:
     if model.seeds:
         raise ConfigError(
             f"slot {next(iter(model.seeds))!r} is taken: take off what has grown by model.swap(None), which returns it"
+        )
+
+
+def _require_batches(target: Sequence[Any], source: Sequence[Any] | None, folds: int, tolerance: float | None) -> None:
+    """Raise ConfigError unless there are enough batches."""
+    if len(target) < folds:
+        raise ConfigError(f"target has {len(target)} batches for {folds} folds: give smaller batches, or more data")
+    if source is None and tolerance is not None:
+        raise ConfigError("tolerance is about source, and there is none: give it, or leave tolerance out")
+    if source is not None and len(source) < 2:
+        raise ConfigError(
+            f"source has {len(source)} batches, and one is learned while another tells what is forgotten: give smaller "
+            "ones or more data, or leave it out"
         )

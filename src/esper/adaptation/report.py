@@ -38,7 +38,7 @@ class Adaptation:
     trials: tuple[Trial, ...]
     """The best first."""
     untried: int
-    """Structures of one seed that the budget left out."""
+    """Structures that the budget left out."""
     before: Figures
     """Of the host on the new data."""
     kept: Trial | None
@@ -46,7 +46,7 @@ class Adaptation:
     retention: Retention
     """Of what was kept."""
     source_loss: float
-    """Of the host on the other data; not a number where there are none."""
+    """Of the host on that half of the other data which nothing learns from; not a number where there are none."""
     flops: float | None
     """Spent in all; None where torch cannot count the host's."""
     seconds: float
@@ -55,7 +55,7 @@ class Adaptation:
     def __repr__(self) -> str:
         parts = [self._conclude(), *([self._tell_earnings()] if self.kept is not None else []), self._tell_source()]
         spent = f"{self.seconds:.1f} s" if self.flops is None else f"{self.seconds:.1f} s, {self.flops / 1e9:.3g} GFLOP"
-        left = f", {self.untried} single seeds not tried for want of budget" if self.untried else ""
+        left = f", {self.untried} not tried for want of budget" if self.untried else ""
         parts.append(f"{len(self.trials)} structures tried{left}; {spent}")
         parts.append(self._list_trials())
         return "\n\n".join(part for part in parts if part)
@@ -81,8 +81,9 @@ class Adaptation:
             return ""
         rise, share = self.retention.rise, self.retention.share
         return (
-            f"Source: loss {self.source_loss:.4g} before, {rise:+.2%} now, with {share:.0%} of what was learned; "
-            "nothing is lost under model.without_growth()."
+            f"Source, on batches that nothing learned from: loss {self.source_loss:.4g} before, {rise:+.2%} now, with "
+            f"{share:.0%} of what was learned.\nBy them that weight was chosen, which flatters it a little; nothing is "
+            "lost under model.without_growth()."
         )
 
     def _list_trials(self) -> str:

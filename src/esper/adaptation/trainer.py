@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.arguments import describe, number
-from esper.errors import ConfigError
+from esper.errors import ConfigError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.random_streams import Stream, seed_generator, torch_generator
 
@@ -32,13 +32,23 @@ class Figures(NamedTuple):
     """How a model does on some data: means over examples."""
 
     score: float
-    """The higher, the better."""
+    """The higher, the better; -inf where training diverged."""
     loss: float
+    """inf where training diverged."""
+    examples: int
+    """So many there were."""
 
     @property
     def rank(self) -> tuple[float, float]:
         """Greater for the better; of equal scores the lower loss."""
         return self.score, -self.loss
+
+    @classmethod
+    def merge(cls, parts: Sequence[Figures]) -> Figures:
+        """Of the data of all parts."""
+        count = sum(part.examples for part in parts)
+        score = sum(part.score * part.examples for part in parts) / count
+        return cls(score, sum(part.loss * part.examples for part in parts) / count, count)
 
 
 class Retention(NamedTuple):
@@ -59,7 +69,7 @@ class Recipe:
     optimizer: MakeOptimizer
     epochs: int
     source: Sequence[Any]
-    """Batches of the data that must not be forgotten."""
+    """Batches of the data that must not be forgotten: every second one is learned, the others are to tell whether."""
     tolerance: float
     seed: int
 
@@ -72,15 +82,16 @@ class Trainer:
         recipe: How.
 
     Raises:
-        ConfigError: the loss on the source data is not above zero.
+        ConfigError: the loss on the source data is not above zero, or is none.
     """
 
     def __init__(self, model: GrowingModel, recipe: Recipe) -> None:
         self.model, self.recipe = model, recipe
+        self._replayed, self._watched = recipe.source[0::2], recipe.source[1::2]
         self.source_loss = math.nan
-        """Of the host by itself; not a number where no data are to be kept in mind."""
+        """Of the host by itself, on the source data that nothing learns from; not a number where there are none."""
         if recipe.source:
-            self.source_loss = self.measure(recipe.source).loss
+            self.source_loss = self.measure_host(self._watched).loss
             if not self.source_loss > 0:
                 raise ConfigError(
                     f"source: the loss there is {self.source_loss:g}: a share of it can be told of losses above 0 alone"
@@ -93,46 +104,65 @@ class Trainer:
         Afterwards what grew is given as much weight as they allow.
 
         Raises:
-            ConfigError: the loss is none, or not finite any more.
+            ConfigError: the loss or the optimizer is none.
+            DivergedError: the loss is not finite any more.
         """
         model, recipe = self.model, self.recipe
         model.swap(None)
         places = {name: at for at, name in enumerate(model.slots)}
         for name, blueprint in structure.items():
             model.slots[name].germinate(blueprint, seed_generator(recipe.seed, places[name], 0))
-        optimizer = recipe.optimizer(model.parameter_groups())
+        optimizer = self._make_optimizer()
         order = torch_generator(recipe.seed, *key, Stream.DATA_ORDER)
         steps = recipe.epochs * len(batches)
         model.train()
-        with _repeatable(recipe.seed):
+        with repeatable(recipe.seed):
             for step, batch in enumerate(_shuffle(batches, recipe.epochs, order)):
                 self._weigh(min(1.0, (step + 1) / (WARMUP * steps)))
                 optimizer.zero_grad()
-                loss = self._require_loss(batch)
+                loss = self._compute_loss(batch)
                 if recipe.source:
-                    chosen = int(torch.randint(len(recipe.source), (), generator=order))
-                    loss = loss + self._require_loss(recipe.source[chosen])
+                    chosen = int(torch.randint(len(self._replayed), (), generator=order))
+                    loss = loss + self._compute_loss(self._replayed[chosen])
+                if not loss.requires_grad:
+                    raise ConfigError(
+                        "loss(model, batch) does not depend on what grows: return what model gives rise to"
+                    )
                 loss.backward()
                 optimizer.step()
         model.eval()
         return self._retain()
+
+    def measure_host(self, batches: Sequence[Any]) -> Figures:
+        """As `measure`, before anything grows.
+
+        Raises:
+            ConfigError: the loss or the score is none, or not finite.
+        """
+        try:
+            return self.measure(batches)
+        except DivergedError as error:
+            raise ConfigError(
+                f"{error} for the host as it is: is a batch empty, or does it hold what is no number?"
+            ) from error
 
     @torch.no_grad()
     def measure(self, batches: Sequence[Any]) -> Figures:
         """The model as it is now, in evaluation mode, on ``batches``; if nobody gave a score, that is minus the loss.
 
         Raises:
-            ConfigError: the loss or the score is none, or not finite.
+            ConfigError: the loss or the score is none.
+            DivergedError: the loss is not finite.
         """
         model, score = self.model.eval(), self.recipe.score
         losses, scores, count = 0.0, 0.0, 0
         for batch in batches:
-            loss = float(self._require_loss(batch))
+            loss = float(self._compute_loss(batch))
             examples = len(model.tap.inputs)
             losses += examples * loss
             scores += examples * (-loss if score is None else _read_score(score(model, batch)))
             count += examples
-        return Figures(scores / count, losses / count)
+        return Figures(scores / count, losses / count, count)
 
     def measure_without(self, slot: str, batches: Sequence[Any]) -> Figures:
         """As `measure`, with what grew in ``slot`` switched off."""
@@ -145,7 +175,7 @@ class Trainer:
             return Retention(1.0, 0.0)
         for share in SHARES:
             self._weigh(share)
-            rise = self.measure(self.recipe.source).loss / self.source_loss - 1
+            rise = self.measure(self._watched).loss / self.source_loss - 1
             if rise <= self.recipe.tolerance:
                 return Retention(share, rise)
         return Retention(0.0, 0.0)
@@ -154,15 +184,24 @@ class Trainer:
         for name in self.model.seeds:
             self.model.slots[name].set_alpha(alpha)
 
-    def _require_loss(self, batch: Any) -> Tensor:
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        groups = self.model.parameter_groups()
+        optimizer = self.recipe.optimizer(groups)
+        if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"optimizer(groups) returned {describe(optimizer)}: it must return a torch optimizer")
+        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if not all(id(one) in trained for seed in self.model.seeds.values() for one in seed.parameters()):
+            raise ConfigError(
+                "optimizer(groups) returned an optimizer of other parameters: make it of the groups given"
+            )
+        return optimizer
+
+    def _compute_loss(self, batch: Any) -> Tensor:
         loss = self.recipe.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"loss(model, batch) returned {describe(loss)}: it must return a tensor with one number")
         if not torch.isfinite(loss):
-            raise ConfigError(
-                f"loss(model, batch) is {float(loss):g}: give an optimizer with a lower learning rate, as by "
-                "optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)"
-            )
+            raise DivergedError(f"loss(model, batch) is {float(loss.detach()):g}")
         return loss
 
 
@@ -173,7 +212,7 @@ def _shuffle(batches: Sequence[Any], epochs: int, generator: torch.Generator) ->
 
 
 @contextmanager
-def _repeatable(seed: int) -> Generator[None]:
+def repeatable(seed: int) -> Generator[None]:
     """Within the block torch's global random numbers, which dropout takes, follow from ``seed``; others find theirs."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

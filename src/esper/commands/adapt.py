@@ -22,8 +22,7 @@ def command(
     host: str | None = None,
     shift: str = "inversion",
     examples: int = 200,
-    protect: bool = False,
-    tolerance: float = 0.01,
+    protect: float | None = None,
     seconds: float | None = None,
     epochs: int | None = None,
     seed: int | None = None,
@@ -40,8 +39,7 @@ def command(
         host: The network: mlp, conv, resnet, vit or conv1d, as suits the task.
         shift: How the data change: noise, inversion, rotation, cycled or merged (classes).
         examples: Of the changed data, rounded up to batches of 50.
-        protect: Whether the loss on the old data may rise by the tolerance at most.
-        tolerance: That share.
+        protect: By which share the loss on the old data may rise; by default nothing protects them.
         seconds: To spend; by default whatever it takes.
         epochs: For the host to learn before.
         seed: All randomness follows from it.
@@ -50,8 +48,10 @@ def command(
     """
     console = console_beside(json)
     prepare_process()
-    if not tolerance >= 0:
-        raise ConfigError(f"--tolerance {tolerance:g}: it must be 0 or more")
+    if protect is not None and not 0 <= protect < math.inf:
+        raise ConfigError(f"--protect {protect:g}: it must be 0 or more")
+    if epochs is not None and epochs < 1:
+        raise ConfigError(f"--epochs {epochs}: it must be 1 or more")
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"--seconds {seconds:g}: it must be more than 0")
     named = {"task": task, "host": host, "seed": seed, "epochs": epochs, "controller": Never.name}
@@ -63,8 +63,7 @@ def command(
         training.epoch(number)
     learned = measure_accuracy(training.model, training.splits.test.in_order(BATCH))
     say(console, f"{settings.host} on {settings.task}, {settings.epochs} epochs: test accuracy {score(learned)}")
-    protected = examples if protect else 0
-    found = adapt_to_shift(training, data, protect=protected, tolerance=tolerance, seconds=seconds)
+    found = adapt_to_shift(training, data, tolerance=protect, seconds=seconds)
     say(console, repr(found.adaptation))
     say(console, f"test data with {shift}: accuracy {score(found.accuracy)}, the host's {score(found.host_accuracy)}")
     if json:

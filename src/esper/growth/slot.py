@@ -84,6 +84,11 @@ class InputTap(nn.Module):
         self.given = find_hints(self.names, arguments, keywords)
 
     @property
+    def called(self) -> bool:
+        """Whether there was a forward pass."""
+        return self._inputs is not None
+
+    @property
     def inputs(self) -> Tensor:
         """The input of the forward pass now under way.
 

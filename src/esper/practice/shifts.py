@@ -19,7 +19,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.practice.training import PROBED, HostTraining
-from esper.tasks.practice.examples import Examples, Minibatch, Splits
+from esper.tasks.practice.examples import Minibatch, Splits
 from esper.tasks.practice.registry import get_host
 
 LAYER_BLUEPRINT, BLOCK_BLUEPRINT = "lora_4", "block_copy"
@@ -29,12 +29,15 @@ NOISE = 1.0
 """Standard deviation, where inputs are normalised."""
 
 
-def _add_noise(inputs: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+def _add_noise(inputs: Tensor, generator: torch.Generator) -> Tensor:
     return inputs + NOISE * torch.randn(inputs.shape, generator=generator).to(inputs)
 
 
-def _turn(inputs: Tensor) -> Tensor:
+def _invert(inputs: Tensor, _: torch.Generator) -> Tensor:
+    return -inputs
+
+
+def _turn(inputs: Tensor, _: torch.Generator) -> Tensor:
     """Images by a quarter, signals by time."""
     return inputs.rot90(1, (-2, -1)) if inputs.dim() > 3 else inputs.flip(-1)
 
@@ -47,25 +50,26 @@ def _merge(labels: Tensor, _: int) -> Tensor:
     return labels // 2
 
 
-INPUT_SHIFTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+INPUT_SHIFTS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "noise": _add_noise,
-    "inversion": torch.neg,
+    "inversion": _invert,
     "rotation": _turn,
 }
+"""Each batch is given the same generator, as it was left by the batch before."""
 LABEL_SHIFTS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "cycled": _cycle,
     "merged": _merge,
 }
 
 
-def find_shift(name: str, classes: int) -> Callable[[Minibatch], Minibatch]:
-    """What the shift of that name makes of a minibatch.
+def find_shift(name: str, classes: int, generator: torch.Generator) -> Callable[[Minibatch], Minibatch]:
+    """What the shift of that name makes of a minibatch; whatever is random about it is drawn from ``generator``.
 
     Raises:
         ConfigError: there is none.
     """
     if name in INPUT_SHIFTS:
-        return lambda batch: Minibatch(INPUT_SHIFTS[name](batch.inputs), batch.targets)
+        return lambda batch: Minibatch(INPUT_SHIFTS[name](batch.inputs, generator), batch.targets)
     if name in LABEL_SHIFTS:
         return lambda batch: Minibatch(batch.inputs, LABEL_SHIFTS[name](batch.targets, classes))
     names = [*INPUT_SHIFTS, *LABEL_SHIFTS]
@@ -97,21 +101,31 @@ def change_data(splits: Splits, shift: str, examples: int) -> ChangedData:
     """So many of the validation examples, and all test examples, after the shift of that name.
 
     Raises:
-        ConfigError: there is no such shift; there are too few examples for two batches; or they are indices.
+        ConfigError: there is no such shift, there are too few examples for two batches or more than there are, or they
+            are text.
     """
     if examples <= BATCH:
         raise ConfigError(f"examples is {examples}: give more than {BATCH}, which go to a batch; two are needed")
-    change = find_shift(shift, splits.classes)
-    old = list(_take(splits.validation, examples))
+    change = find_shift(shift, splits.classes, torch.Generator().manual_seed(0))
+    old = list(islice(splits.validation.in_order(BATCH), -(-examples // BATCH)))
     if not old[0].inputs.is_floating_point():
         raise ConfigError("this task is text: its data change in none of these ways, which are for images and signals")
+    there = sum(len(batch.targets) for batch in old)
+    if there < examples:
+        raise ConfigError(f"examples is {examples}, but the task has no more than {there} to spare")
     return ChangedData([change(batch) for batch in old], [change(batch) for batch in splits.test.in_order(BATCH)])
 
 
 def adapt_to_shift(
-    training: HostTraining, data: ChangedData, *, protect: int, tolerance: float, seconds: float | None
+    training: HostTraining, data: ChangedData, *, tolerance: float | None, seconds: float | None
 ) -> ShiftResult:
-    """Adapt a host whose training is over; ``protect`` so many of the examples that it has learned.
+    """Adapt a host whose training is over.
+
+    Args:
+        training: Its own.
+        data: What has changed.
+        tolerance: By which share the loss may rise on what it has learned, as many examples as are new; None: by any.
+        seconds: As for `esper.adapt`.
 
     Raises:
         ConfigError: as `esper.adapt`.
@@ -126,7 +140,7 @@ def adapt_to_shift(
         classify,
         data.new,
         score=lambda model, batch: measure_accuracy(model, [batch]),
-        source=list(_take(training.splits.train, protect)) if protect else None,
+        source=None if tolerance is None else list(islice(training.splits.train.in_order(BATCH), len(data.new))),
         tolerance=tolerance,
         seconds=seconds,
         seed=settings.seed,
@@ -158,7 +172,3 @@ def measure_accuracy(model: nn.Module, batches: Iterable[Minibatch]) -> float:
         right += int((model(batch.inputs).argmax(1) == batch.targets).sum())
         count += len(batch.targets)
     return right / count
-
-
-def _take(part: Examples, examples: int) -> Iterator[Minibatch]:
-    return islice(part.in_order(BATCH), -(-examples // BATCH))
