@@ -154,8 +154,31 @@ def test_losses_alone_will_do() -> None:
     assert decision.score > 0.2
 
 
+def test_finish_keeps_nothing_that_breaks_a_constraint_however_far_beyond_it_is() -> None:
+    """Seeds of which one alone breaks it as much: taking any of them off relieves nothing."""
+
+    def told(model: GrowingModel) -> dict[str, esper.Score]:
+        rise = 2.0 * any(float(seed.alpha) > 0 for seed in model.seeds.values())
+        return {"target": esper.Score(1.0, 0.5), "source": esper.Score(1.0 + rise)}
+
+    model, optimizer, grower = adapting("all_at_start", evaluate=told, constraints={"source": 0.1}, horizon=40)
+    for _ in range(3):
+        grower.step(train_loss=go(model, optimizer, 1))
+    assert len(model.seeds) == 2
+    grower.finish()
+    assert not model.seeds
+
+
+def test_excess_has_no_limit_and_nan_is_the_largest() -> None:
+    constraints = ConstraintSet("target", {"source": 0.1})
+    constraints.refer_to({"loss": 1.0, "source loss": 2.0})
+    losses = (2.2, 2.4, 8.0, 20.0, float("nan"))
+    found = [constraints.excess({"loss": 1.0, "source loss": loss}) for loss in losses]
+    assert found == [0.0, pytest.approx(0.1), pytest.approx(2.9), pytest.approx(8.9), float("inf")]
+
+
 @pytest.mark.parametrize("level", [0.0, 0.5, 3.0])
-def test_whatever_breaks_a_constraint_scores_less_than_all_that_break_none(level: float) -> None:
+def test_whatever_breaks_a_constraint_loses_a_whole_accuracy_at_least(level: float) -> None:
     constraints = ConstraintSet("target", {"source": 0.1})
     constraints.refer_to({"loss": 1.0, "source loss": 2.0})
     assert constraints.penalty({"loss": 1.0, "source loss": 2.2}) == 0

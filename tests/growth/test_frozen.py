@@ -102,6 +102,42 @@ def test_parts_are_frozen_by_name_or_pattern(named: list[str]) -> None:
     assert not model.host.layer1.norm1.training
 
 
+def test_parts_by_name_are_all_of_a_host_only_if_nothing_is_left() -> None:
+    def norms() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5), nn.Linear(4, 2))
+
+    x = torch.randn(8, 4)
+    for names, whole in ((["0", "3"], False), (["0", "1", "3"], False), (["0", "1", "2", "3"], True)):
+        model = esper.attach(norms(), {"0": ["mlp"]}, x, freeze_host=names)
+        assert model.frozen.holds_all(model.host) == whole
+    model = esper.attach(norms(), {"0": ["mlp"]}, x, freeze_host=True)
+    assert model.frozen.holds_all(model.host)
+    model.requires_grad_(True)
+    assert not model.frozen.holds_all(model.host)
+
+
+def test_what_a_module_keeps_besides_tensors_must_be_the_same(tmp_path: Path) -> None:
+    class Noted(nn.Linear):
+        def __init__(self, note: str) -> None:
+            super().__init__(4, 2)
+            nn.init.ones_(self.weight), nn.init.zeros_(self.bias)
+            self.note = note
+
+        def get_extra_state(self) -> str:
+            return self.note
+
+        def set_extra_state(self, state: str) -> None:
+            self.note = state
+
+    x = torch.randn(3, 4)
+    model = esper.attach(nn.Sequential(Noted("a")), {"0": ["mlp"]}, x, freeze_host=True)
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    esper.save(model, tmp_path)
+    assert torch.equal(esper.load(tmp_path, nn.Sequential(Noted("a")), x)(x), model(x))
+    with pytest.raises(CheckpointError, match="other values"):
+        esper.load(tmp_path, nn.Sequential(Noted("b")), x)
+
+
 @pytest.mark.parametrize("wrong", [3, "stem", [1], ["sten"], [""], ["re:nothing"], None])
 def test_what_is_no_part_is_refused(wrong: object) -> None:
     host = trained()
@@ -175,6 +211,17 @@ def test_growth_of_other_slots_is_refused() -> None:
     growth = grow(attached(), 0).swap(None)
     other = esper.attach(trained(), {"head": ["mlp"]}, images(2), freeze_host=True)
     with pytest.raises(SlotError, match="no such slot"):
+        other.swap(growth)
+    assert not other.seeds
+
+
+def test_growth_that_is_not_on_offer_is_refused() -> None:
+    model = attached()
+    model.slots["head"].germinate("mlp", alpha=1.0)
+    growth = model.swap(None)
+    other = esper.attach(trained(), {name: ["lora"] if name == "head" else "auto" for name in model.slots}, images(2),
+                         freeze_host=True)  # fmt: skip
+    with pytest.raises(SlotError, match="a seed of 'mlp' in slot 'head', which offers lora"):
         other.swap(growth)
     assert not other.seeds
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
 
 import esper
 from esper.errors import ExportError, SlotError
@@ -125,6 +126,26 @@ def test_a_shared_weight_is_not_changed_elsewhere() -> None:
 def test_what_has_no_such_weight_is_not_served(layer: nn.Module) -> None:
     with pytest.raises(SlotError, match="'lora' does not serve"):
         esper.attach(Net(layer), {"layer": ["lora"]}, torch.randn(2, 4, 8, 8))
+
+
+class Tripled(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 3 * super().forward(inputs)
+
+
+def pruned(layer: nn.Linear) -> nn.Linear:
+    return prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda _: Tripled(WIDTH, WIDTH), parametrizations.weight_norm, nn.utils.weight_norm, pruned],
+    ids=["own forward", "weight norm", "old weight norm", "pruned"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_layers_that_use_another_weight_than_their_own_are_not_served(make: Callable[[nn.Linear], nn.Module]) -> None:
+    with pytest.raises(SlotError, match="'lora' does not serve"):
+        esper.attach(Net(make(nn.Linear(WIDTH, WIDTH))), {"layer": ["lora"]}, torch.randn(3, WIDTH))
 
 
 def test_auto_offers_what_is_made_for_features() -> None:

@@ -3,9 +3,9 @@
 `evaluate` then returns a `Score` for each set, by name. The figures of the objective are those of a model that is
 measured on it alone; a constraint is about a loss, which may rise by a share of what it was before growth began.
 
-A network that breaks a constraint scores less than any that breaks none: `ConstraintSet.penalty` is at least
-`PENALTY`, the whole range of a score. So the contribution of a seed without which the constraint would hold is
-negative, for gates, rules and policies alike; and the grower prunes it at once.
+What a network scores falls by `ConstraintSet.penalty` where it breaks a constraint: at least by `PENALTY`, the whole
+range of an accuracy. So the contribution of a seed without which the constraint would hold is negative, for gates,
+rules and policies alike; and the grower prunes at once the seed without which the `excess` is smallest.
 """
 
 from __future__ import annotations
@@ -118,10 +118,15 @@ class ConstraintSet:
         rises = {name: found[name_loss(name)] / reference - 1 for name, reference in self.references.items()}
         return {name: rise for name, rise in rises.items() if not rise <= self.limits[name] + ROUNDING}
 
+    def excess(self, found: Figures) -> float:
+        """By how much more losses have risen than they may, as a share, in all: 0 where all constraints hold."""
+        broken = self.find_broken(found)
+        return sum(math.inf if math.isnan(rise) else rise - self.limits[name] for name, rise in broken.items())
+
     def penalty(self, found: Figures) -> float:
         """What is taken off the score: 0 where all constraints hold."""
         broken = self.find_broken(found)
-        return sum(PENALTY + min(rise - self.limits[name], PENALTY) for name, rise in broken.items())
+        return PENALTY * len(broken) + min(self.excess(found), PENALTY * len(broken))
 
     def describe(self, broken: Mapping[str, float]) -> str:
         """In words, to come after a sentence; nothing where nothing is broken."""

@@ -176,7 +176,7 @@ def resolve_unfinished(
         network: The model; ``resolve`` changes its table.
         rent: As for `esper.Grower`.
         measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now, and whether the
-            model gives the same answer to everything: then no seed is worth anything.
+            model is one on which none may be kept.
         resolve: Fossilizes the seeds in its first slots and prunes those in its second; returns what changed.
         slots: Their names.
     """
@@ -186,11 +186,11 @@ def resolve_unfinished(
     parts = [resolve(nothing, idle)]
     known = np.full(table.stage.shape, np.nan)
     while (live := network.table.live).any():
-        found, blind = measure(live)
+        found, unfit = measure(live)
         known = np.where(live, found, known)
-        worth = np.where(blind, -math.inf, known - _compute_rents(network, rent))
+        worth = known - _compute_rents(network, rent)
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
-        if worth.min() >= 0:
+        if worth.min() >= 0 and not unfit:
             parts.append(resolve(live, nothing))
         else:
             least = nothing.copy()

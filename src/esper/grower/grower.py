@@ -113,9 +113,9 @@ class Grower:
             and until then no gate and no rule judges the seed. `learn_apart` tells what that takes.
         objective: Of several sets of validation data the one that growth is about: `evaluate` then returns an
             `esper.Score` for each set, by name.
-        constraints: By which share the loss of other sets may rise over what it is when the grower is made, by name. A
-            seed without which fewer are broken is pruned, and none is kept meanwhile, as `esper.grower.constraints`
-            tells.
+        constraints: By which share the loss of other sets may rise over what it is when the grower is made, by name.
+            While one is broken, the seed without which it is broken by least is pruned, and none is kept, as
+            `esper.grower.constraints` tells. `step` takes the loss of a set among its ``metrics`` as ``NAME loss``.
         training_flops: What growth and training may take, instead of a number of decisions or besides, as
             `esper.grower.spending` counts: controllers see what share is spent, and when all is, growth is `finished`.
         seconds: Likewise, since the grower was made.
@@ -323,9 +323,9 @@ class Grower:
         Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A seed is
         kept, at the weight that it has, if it counts and contributes at least what it adds to the rent: the rule by
         which controllers judge seeds that they have held for long enough. The least valuable is judged first, and the
-        others are measured again without it. None is kept while the model's answer is the same to everything, as that
-        of a dead network. Where nothing is unfinished, nothing changes. You may train on all the same: the next `step`
-        decides as ever about slots that are free.
+        others are measured again without it. None is kept while a constraint is broken, or the model's answer is the
+        same to everything, as that of a dead network. Where nothing is unfinished, nothing changes. You may train on
+        all the same: the next `step` decides as ever about slots that are free.
 
         Nothing trains after it, so that losing a seed costs what the model depends on it: that is what it is judged by,
         whatever the ``evidence`` was. If parameters are not finite by now, the last good state comes back first.
@@ -456,10 +456,10 @@ class Grower:
         return actions, result
 
     def _contributions(self, slots: Bools) -> tuple[Floats, bool]:
-        """Measure the seeds in ``slots`` ``[1, S]``: what each contributes, ``[1, S]``, for `finish`; and blindness."""
-        contributions, blind = self._processes.agree(lambda: self._examiner.measure_dependence(slots))
+        """What the seeds in ``slots`` ``[1, S]`` contribute, and whether none may be kept; for `finish`."""
+        contributions, unfit = self._processes.agree(lambda: self._examiner.measure_dependence(slots))
         store_contributions(self.model, contributions)
-        return contributions, blind
+        return contributions, unfit
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""

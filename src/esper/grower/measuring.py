@@ -226,16 +226,16 @@ class Examiner:
                 self._constraints.refer_to(self._constraints.read(self._evaluate(model)))
 
     def find_culprit(self, found: Measurement) -> Bools:
-        """The live seed without which the least is broken of the constraints, bool ``[1, S]``; none, if none is broken
-        or none of those that were measured helps.
+        """The live seed without which constraints are broken by least, bool ``[1, S]``; none, if none is broken or none
+        of those that were measured helps.
         """
-        table, penalty = self._network.table, self._constraints.penalty
-        relief = np.zeros(table.stage.shape)
-        before = penalty(found.usual)
+        table, excess = self._network.table, self._constraints.excess
+        left = np.full(table.stage.shape, excess(found.usual))
+        before = left.max()
         for place, slot in enumerate(self._passes.model.slots.values()):
             if slot.name in found.others and table.live[0, place] and table.blended[0, place]:
-                relief[0, place] = before - penalty(found.others[slot.name])
-        return (relief == relief.max()) & (relief > 0)
+                left[0, place] = excess(found.others[slot.name])
+        return (left == left.min()) & (left < before)
 
     def record(self, now: StepInputs, found: Measurement, actions: Ints) -> Evaluation:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""
@@ -299,9 +299,9 @@ class Examiner:
     def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
         """What the model loses without each seed in ``slots`` ``[1, S]``, as it is now, ``[1, S]``; for its end.
 
-        And whether that is blind: its answer is the same to everything.
+        And whether none of them is to be kept: its answer is the same to everything, or it breaks a constraint.
         """
         table, score = self._network.table, self._scores.score
         found = measure_seeds(self._passes, table, self._evaluate, self._constraints.read, None, slots)
         contributions = compute_contributions(found, self._passes.model, table, score)
-        return contributions.accuracy_contribution, found.blind
+        return contributions.accuracy_contribution, found.blind or bool(self._constraints.find_broken(found.usual))

@@ -53,9 +53,13 @@ class FrozenParts:
         return is_frozen(key, self.names)
 
     def holds_all(self, host: nn.Module) -> bool:
-        """Whether nothing of the host learns."""
-        named = cast("Iterator[tuple[str, Tensor]]", host.named_parameters())
-        return bool(self.names) and all(self.holds(name) for name, _ in named)
+        """Whether nothing of the host learns, drops out or gathers statistics."""
+        learns = any(one.requires_grad for one in host.parameters())
+        if learns or not self.names or WHOLE in self.names:
+            return bool(self.names) and not learns
+        modules = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
+        leaves = [f"{name}." for name, part in modules if not any(True for _ in part.children())]
+        return all(map(self.holds, [*leaves, *host.state_dict()]))
 
     def _find(self, host: nn.Module) -> Iterable[nn.Module]:
         return (host.get_submodule(name) for name in self.names)
@@ -72,7 +76,10 @@ def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
         return ""
     digest, state = hashlib.sha256(), host.state_dict()
     for name in sorted(key for key in state if is_frozen(key, names)):
-        tensor = cast("Tensor", state[name]).detach().cpu().contiguous()
+        if not isinstance(state[name], Tensor):  # what a module keeps by get_extra_state
+            digest.update(f"{name} {state[name]!r}".encode())
+            continue
+        tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -101,6 +108,12 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
             "freeze_host=True to swap what grows"
         )
     growth = Growth({}, {}) if growth is None else growth
+    for name, seed in growth.seeds.items():
+        if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
+            raise SlotError(
+                f"the growth has a seed of {seed.blueprint.name!r} in slot {name!r}, which offers "
+                f"{', '.join(model.slots[name].blueprints)}: attach with that on offer, too"
+            )
     for name, site in growth.sites.items():
         if name not in model.slots or model.slots[name].site != site:
             here = model.slots[name].site.shape if name in model.slots else "no such slot"

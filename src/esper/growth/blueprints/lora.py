@@ -83,11 +83,20 @@ class LoRA(Blueprint):
 
 
 def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
-    """The layer, if its weight can be updated so."""
+    """The layer, if its weight can be updated so: it is called with its weight as it is, and that is a parameter.
+
+    Subclasses with a forward of their own, and weights that are computed from others (weight norm, pruning and other
+    parametrizations), are left alone.
+    """
     layer = None if site.layer is None else site.layer.module
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        return layer if layer.groups == 1 and layer.padding_mode == "zeros" else None
-    return layer if isinstance(layer, nn.Linear) else None
+    if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
+        return None
+    plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d))
+    if not plain or "weight" not in dict(layer.named_parameters(recurse=False)):
+        return None
+    if isinstance(layer, nn.Linear):
+        return layer
+    return layer if layer.groups == 1 and layer.padding_mode == "zeros" else None
 
 
 def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
