@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from esper.api import Decision, EpisodeConfig, Grower, GrowingModel, Score, adapt, attach, export, load, save
 
 __version__ = "0.1.0"
+"""The version of this package, by the rules of semantic versioning."""
 
 __all__ = [
     "Decision",
