@@ -117,7 +117,9 @@ PUBLIC = (
 
 def public_names() -> list[str]:
     """Every public name with its module, such as ``esper.attach``."""
-    return [f"{module}.{name}" for part in PUBLIC for module, names in part.modules.items() for name in _all(module, names)]
+    return [
+        f"{module}.{name}" for part in PUBLIC for module, names in part.modules.items() for name in _all(module, names)
+    ]
 
 
 def find_undocumented() -> list[str]:
@@ -165,10 +167,11 @@ def _undocumented(name: str, found: Any) -> Iterator[str]:
         yield name
     if not found.is_class:
         return
+    said = {member for base in _bases(found) for member in base.members}
     for member in found.members.values():
-        if member.is_function and not member.name.startswith("_") and not member.has_docstring:
-            if not any(member.name in base.members for base in _bases(found)):  # else the base says what it does
-                yield f"{name}.{member.name}"
+        bare = member.is_function and not member.name.startswith("_") and not member.has_docstring
+        if bare and member.name not in said:
+            yield f"{name}.{member.name}"
 
 
 def _bases(found: Any) -> list[Any]:

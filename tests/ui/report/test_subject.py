@@ -86,7 +86,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "horizon: 20" in page
     assert "esper grow --" not in page
     assert {what.name for what, rows in report.exhibits if rows} == {
-        *("curves", "stages", "contributions", "seeds", "decisions", "rollbacks")
+        *("curves", "stages", "contributions", "snapshots", "seeds", "decisions", "rollbacks")
     }
 
 

@@ -32,7 +32,7 @@ STAGE_STYLES = {
     Stage.FOSSILIZED: StageStyle(GREEN, "F", "fossilized: kept for good"),
     Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
 }
-_ON_BARS = "#1c2431"
+ON_BARS = "#1c2431"
 """For letters: dark on every page, as the bars are light on every page."""
 _BAR = 0.42
 _ROOM_FOR_LETTER = 0.02
@@ -97,7 +97,7 @@ def _draw_bar(axes: Axes, place: int, span: Span, room: float) -> None:
     axes.barh(place, width, _BAR, left=start, color=style.colour, linewidth=0)
     if width >= room:
         middle = start + width / 2
-        axes.text(middle, place, style.letter, fontsize=_SMALL, color=_ON_BARS, ha="center", va="center_baseline")
+        axes.text(middle, place, style.letter, fontsize=_SMALL, color=ON_BARS, ha="center", va="center_baseline")
 
 
 def explain_stages(canvas: Canvas, axes: Axes, seen: set[Stage]) -> None:
