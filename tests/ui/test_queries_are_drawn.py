@@ -216,7 +216,9 @@ def snapshots(calls: Calls, found: list[Record]) -> None:
     living = [one for one in found if one["blueprint"] is not None]
     earned = [difference(one["contribution"]) for one in living if one["contribution"] is not None]
     pruned = [f"\N{MULTIPLICATION SIGN} {one['pruned']}" for one in found if not one["blueprint"] and one["pruned"]]
-    assert Counter(args[2] for args in calls["text"]) == Counter([*(one["blueprint"] for one in living), *earned, *pruned])
+    assert Counter(args[2] for args in calls["text"]) == Counter(
+        [*(one["blueprint"] for one in living), *earned, *pruned]
+    )
     assert living
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -49,8 +50,8 @@ def snapshots_figure(slot_name: str) -> Figure:
     return Figure(
         "snapshots",
         "The network at a few moments, its input at the top: the host's layers in grey, behind each the seed that "
-        "lives there, filled by the share of its alpha, with its contribution when last measured. Crossed out: what was "
-        "pruned there.",
+        "lives there, filled by the share of its alpha, with its contribution when last measured. Crossed out: what "
+        "was pruned there.",
         Query(query),
         _draw,
         "no decision was made",
@@ -78,7 +79,9 @@ def _draw_moment(axes: Axes, rows: Rows) -> set[Stage]:
     records = rows.mappings()
     first = records[0]
     axes.set_title(f"decision {first['decision']}", fontsize=LABEL_SIZE + 0.5, loc="center")
-    figures = f"{first['measure']} {measure(_number(first['value']))}\n{signed_percent(_number(first['added']))} parameters"
+    figures = (
+        f"{first['measure']} {measure(_number(first['value']))}\n{signed_percent(_number(first['added']))} parameters"
+    )
     axes.set_xlabel(figures, fontsize=LABEL_SIZE)
     axes.set_xlim(-0.04, 1.04)
     axes.set_xticks([])
@@ -95,7 +98,7 @@ def _draw_slot(axes: Axes, place: int, row: Row) -> Stage | None:
     _draw_box(axes, _HOST, top, 1.0, SOFT)
     stage = Stage[str(row["stage"]).upper()]
     middle = sum(_SEED) / 2
-    small = {"fontsize": LABEL_SIZE - 0.5, "ha": "center", "va": "center", "clip_on": True}
+    small: dict[str, Any] = {"fontsize": LABEL_SIZE - 0.5, "ha": "center", "va": "center", "clip_on": True}
     if stage not in OWNING:
         _draw_frame(axes, top, LINE)
         if row["pruned"] is not None:
