@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         save,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """The version of this package, by the rules of semantic versioning."""
 
 __all__ = [

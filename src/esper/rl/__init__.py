@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from esper.rl.episode_config import EpisodeConfig
     from esper.rl.gym.envs import GrowthEnv, GrowthVectorEnv, make_vector
     from esper.rl.gym.growth import GrowthSettings
-    from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState
+    from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
     from esper.rl.settings import PPOSettings
 
 ENVIRONMENT = "esper/Growth-v0"
@@ -38,13 +38,14 @@ __all__ = [
     "RewardSettings",
     "RewardState",
     "make_vector",
+    "register_reward",
 ]
 
 _HOMES = {
     "esper.rl.episode_config": ("EpisodeConfig",),
     "esper.rl.gym.envs": ("GrowthEnv", "GrowthVectorEnv", "make_vector"),
     "esper.rl.gym.growth": ("GrowthSettings",),
-    "esper.rl.rewards": ("MODES", "RewardInputs", "RewardMode", "RewardSettings", "RewardState"),
+    "esper.rl.rewards": ("MODES", "RewardInputs", "RewardMode", "RewardSettings", "RewardState", "register_reward"),
     "esper.rl.settings": ("PPOSettings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
