@@ -3,14 +3,14 @@
     python tools/release.py          # build and check what is here; changes nothing but dist/
     python tools/release.py 0.3.0    # release that version: version, changelog and tag are committed after the check
 
-The check makes a new virtual environment, installs the wheel with what it depends on and no extra, and runs there, in an
-empty folder, what docs/start.md tells new users to type.
+The check makes a new virtual environment, installs the wheel with what it depends on and no extra, and runs there, in
+an empty folder, what docs/start.md tells new users to type.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import re
 import shutil
 import subprocess
@@ -68,10 +68,10 @@ def require_releasable(version: str) -> None:
 def write_version(version: str) -> None:
     """Into the package, and with today's date into the changelog."""
     VERSION_FILE.write_text(_VERSION.sub(f'__version__ = "{version}"', VERSION_FILE.read_text(), count=1))
-    CHANGELOG.write_text(date_changelog(CHANGELOG.read_text(), version, datetime.datetime.now(datetime.UTC).date()))
+    CHANGELOG.write_text(date_changelog(CHANGELOG.read_text(), version, dt.datetime.now(dt.UTC).date()))
 
 
-def date_changelog(text: str, version: str, day: datetime.date) -> str:
+def date_changelog(text: str, version: str, day: dt.date) -> str:
     """What was unreleased becomes that version's, below a new heading for what comes next."""
     return text.replace(UNRELEASED, f"{UNRELEASED}\n\n## {version} - {day.isoformat()}", 1)
 

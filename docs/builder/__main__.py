@@ -1,6 +1,6 @@
 """Build the site: ``python -m docs.builder`` in the repository's folder, or `make docs`.
 
-Pages are copied, the reference is written from the code, Zensical renders both without a network, and what came out is
+Pages are copied, the reference is filled from the code, Zensical renders both without a network, and what came out is
 checked: links, headings of all public names, and that no page asks another host for anything.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from docs.builder.checks import find_faults
 from docs.builder.pages import ROOT, write_pages
-from docs.builder.reference import find_undocumented, public_names, write_reference
+from docs.builder.reference import fill_lists, find_gaps, public_names
 
 PAGES = ROOT / "build" / "docs"
 SITE = ROOT / "site"
@@ -21,14 +21,14 @@ SITE = ROOT / "site"
 
 def main() -> int:
     """Exit code 1 if something is undocumented, a link leads nowhere, or the site could not be built."""
-    undocumented = find_undocumented()
-    if undocumented:
-        return _fail("without a docstring", undocumented)
+    if gaps := find_gaps():
+        return _fail("missing in the reference", gaps)
     for folder in (PAGES, SITE):
         shutil.rmtree(folder, ignore_errors=True)
     PAGES.mkdir(parents=True)
     write_pages(PAGES)
-    write_reference(PAGES / "reference")
+    for page in (PAGES / "reference").glob("*.md"):
+        page.write_text(fill_lists(page.read_text()))
     zensical = Path(sys.executable).with_name("zensical")
     if subprocess.run([zensical, "build", "--strict", "--clean"], cwd=ROOT, check=False).returncode:
         return 1
