@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -21,12 +22,15 @@ def _write_cell(cell: dict[str, Any]) -> Iterator[str]:
         yield f"{source}\n"
         return
     yield f"```python\n{source}\n```\n"
-    for output in cell["outputs"]:
-        shown = output.get("data", {})
-        if "image/png" in shown:
-            yield f"![](data:image/png;base64,{''.join(shown['image/png']).replace(chr(10), '')})\n"
-        elif "image/svg+xml" in shown:
-            yield f"{''.join(shown['image/svg+xml'])}\n"
+    for pictured, outputs in groupby(cell["outputs"], lambda output: "image/png" in output.get("data", {})):
+        if pictured:
+            yield from (
+                f"![](data:image/png;base64,{''.join(''.join(one['data']['image/png']).split())})\n" for one in outputs
+            )
         else:
-            text = "".join(output.get("text") or shown.get("text/plain", ""))
-            yield f"```text\n{_COLOURS.sub('', text).rstrip()}\n```\n"
+            text = "".join(map(_read_text, outputs)).rstrip()
+            yield f"```text\n{text}\n```\n"
+
+
+def _read_text(output: dict[str, Any]) -> str:
+    return _COLOURS.sub("", "".join(output.get("text") or output.get("data", {}).get("text/plain", "")))
