@@ -28,7 +28,7 @@ START = ROOT / "docs" / "start.md"
 UNRELEASED = "## Unreleased"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 _NUMBER = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
-_PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _IN_THE_WHEEL = ("esper/py.typed", "esper/__init__.py")
 
 
@@ -103,7 +103,7 @@ def check(wheel: Path) -> None:
         if said != f"esper {expected}\n":
             sys.exit(f"the wheel says {said.strip()!r}, the sources {expected}")
         script = empty / "start.py"
-        script.write_text("\n".join(_PYTHON_BLOCK.findall(START.read_text())))
+        script.write_text("\n".join(PYTHON_BLOCK.findall(START.read_text())))
         run(python, "-I", str(script), cwd=empty)
         run(python, "-I", "-m", "esper", "doctor", cwd=empty)
     sys.stdout.write(f"checked: {wheel.relative_to(ROOT)}\n")
