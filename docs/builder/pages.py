@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from docs.builder.drawings import tabulate_charts
 from docs.builder.notebooks import to_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ def _render(source: PurePosixPath) -> tuple[bytes, list[PurePosixPath]]:
     elif _is_picture(source):
         return path.read_bytes(), []
     elif source.suffix == ".md":
-        text, linked = redirect_links(path.read_text(), source)
+        text, linked = redirect_links(tabulate_charts(path.read_text()), source)
     elif source.suffix == ".ipynb":
         text, linked = redirect_links(to_markdown(path.read_text()), source)
     else:

@@ -10,6 +10,7 @@ import pytest
 
 import esper
 from docs.builder.checks import find_faults
+from docs.builder.drawings import tabulate_charts
 from docs.builder.notebooks import to_markdown
 from docs.builder.pages import place_of, redirect_links, write_pages
 
@@ -63,6 +64,12 @@ def test_a_notebook_becomes_text_code_and_what_was_shown() -> None:
         "```text\nhello\n```",
         "![](data:image/png;base64,QQ==)\n",
     ]
+
+
+def test_a_chart_becomes_a_table() -> None:
+    chart = '```mermaid\nflowchart LR\n    a["a<br/>2 files"]\n    b["b<br/>3 files"]\n    a --> b\n```'
+    rows = tabulate_charts(f"before\n\n{chart}\n\nafter").splitlines()
+    assert rows[-4:] == ["| a | 2 files | b |", "| b | 3 files |  |", "", "after"]
 
 
 SOUND = '<h2 id="esper.attach">attach</h2><a href="other/#there">x</a><a href="https://e.org">y</a>'

@@ -26,7 +26,7 @@ _UNFINISHED = "the run has not ended"
 _PANELS = {LOSS: "loss", ADDED: "added\nparameters"}
 _ROLLBACK = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
-_LANES_MARGIN = 0.95
+_LANES_MARGIN = 1.1
 """Inches of the figure of stages that are not slots."""
 
 

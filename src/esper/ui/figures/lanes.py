@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from esper.lifecycle.stages import COOLDOWN, Stage
-from esper.ui.figures.drawing import GREEN, INK, LABEL_SIZE, ORANGE, SKY, VERMILION, YELLOW, name_rows
+from esper.ui.figures.drawing import GREEN, INK, LABEL_SIZE, ORANGE, SKY, VERMILION, WIDTHS, YELLOW, name_rows
 from esper.ui.figures.exhibit import Rows
 
 LANE_HEIGHT = 0.3
@@ -106,4 +106,5 @@ def explain_stages(canvas: Canvas, axes: Axes, seen: set[Stage]) -> None:
     bars = [axes.barh(0, 0, color=style.colour).patches[0] for style in styles]
     words = [f"{style.letter}: {style.meaning}" for style in styles]
     if styles:
-        canvas.legend(bars, words, loc="outside upper center", ncols=3, columnspacing=0.6, handlelength=1.2)
+        ncols = 3 if canvas.get_figwidth() > WIDTHS[1] else 2
+        canvas.legend(bars, words, loc="outside upper center", ncols=ncols, columnspacing=0.6, handlelength=1.2)
