@@ -77,7 +77,7 @@ _STYLE: dict[Any, Any] = {
     "text.usetex": False,
 }
 _TRANSPARENT = {"figure.facecolor": "none", "axes.facecolor": "none"}
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"), None)
 _METADATA: dict[str, dict[str, None]] = {
     ".pdf": {"CreationDate": None},
     ".png": {"Software": None},
