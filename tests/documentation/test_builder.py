@@ -126,6 +126,5 @@ def test_the_site_is_built_whole() -> None:
         [sys.executable, "-m", "docs.builder"], check=False, capture_output=True, text=True, cwd=ROOT
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "No issues found" in result.stdout
     page = (ROOT / "site" / "reference" / "esper.html").read_text()
     assert all(f'id="esper.{name}"' in page for name in esper.__all__)
