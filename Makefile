@@ -3,15 +3,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE_INSTALLED := $(VENV)/.core-installed
 DEV_INSTALLED := $(VENV)/.dev-installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help demo test test-all reliability check clean
+.PHONY: help demo test test-all reliability check docs clean
 
 help:
 	@echo "make demo      train a growth controller, compare it with baselines, write a report (about 10 minutes)"
 	@echo "make test      lint, types, import contracts and the fast tests"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make reliability  the tests that kill, starve and feed garbage, and the figures of docs/reliability.md"
+	@echo "make docs      the documentation site, built without a network into site/; links and names are checked"
 	@echo "make clean     remove the virtual environment and caches (runs are kept)"
 
 demo: $(CORE_INSTALLED)
@@ -34,8 +36,11 @@ test-all: check
 reliability: $(DEV_INSTALLED)
 	$(BIN)/pytest -m reliability
 
+docs: $(DOCS_INSTALLED)
+	$(BIN)/python -m docs.builder
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,4 +51,8 @@ $(CORE_INSTALLED): pyproject.toml | $(BIN)/python
 
 $(DEV_INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+$(DOCS_INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
 	@touch $@

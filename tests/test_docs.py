@@ -25,7 +25,7 @@ from esper.experiments.settings import TrainSettings
 from esper.tasks.suite_files import FILES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINEAGE = ROOT / "docs" / "lineage.md"
 DEFECTS = 40
 BY_LENGTH = sorted(COMMANDS, key=lambda command: -len(command.name))

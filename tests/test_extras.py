@@ -18,7 +18,8 @@ from esper.errors import ConfigError, ExportError
 from esper.telemetry.bridges.bridge import LIBRARIES
 
 SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
-EXTRAS = sorted(set(distribution(extras.DISTRIBUTION).metadata.get_all("Provides-Extra") or []) - {"dev", "oracles"})
+DEVELOPERS = {"dev", "docs", "oracles"}
+EXTRAS = sorted(set(distribution(extras.DISTRIBUTION).metadata.get_all("Provides-Extra") or []) - DEVELOPERS)
 ORIGINS: dict[str, tuple[dict[str, Any], str]] = {
     "checkout": ({"url": "file:///a%20b/esper", "dir_info": {"editable": True}}, "-e '/a b/esper[{}]'"),
     "folder": ({"url": "file:///esper", "dir_info": {}}, "'/esper[{}]'"),

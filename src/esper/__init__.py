@@ -1,4 +1,17 @@
-"""Esper grows neural networks while they train."""
+"""Esper grows neural networks while they train.
+
+```python
+model = esper.attach(net, {"layer2": ["conv3x3", "squeeze_excite"]}, example_input=images[:2])
+optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
+grower = esper.Grower(model, optimizer, evaluate=esper.Validation("classification", validation_batches))
+for epoch in range(100):
+    grower.step(train_loss=train_one_epoch(model, optimizer))
+grower.finish()
+plain = model.finalize()  # an ordinary nn.Module, without Esper
+```
+
+What is in ``__all__`` is public. docs/stability.md says what else is, and what may change.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +19,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Decision, EpisodeConfig, Grower, GrowingModel, Score, adapt, attach, export, load, save
+    from esper.api import (
+        Decision,
+        EpisodeConfig,
+        Grower,
+        GrowingModel,
+        Score,
+        Validation,
+        adapt,
+        attach,
+        export,
+        load,
+        save,
+    )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+"""The version of this package, by the rules of semantic versioning."""
 
 __all__ = [
     "Decision",
@@ -16,6 +42,7 @@ __all__ = [
     "Grower",
     "GrowingModel",
     "Score",
+    "Validation",
     "__version__",
     "adapt",
     "attach",

@@ -3,10 +3,23 @@
 from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
 from esper.grower.constraints import Score
+from esper.grower.validation import Validation
 from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.rl.episode_config import EpisodeConfig
 
-__all__ = ["Decision", "EpisodeConfig", "Grower", "GrowingModel", "Score", "adapt", "attach", "export", "load", "save"]
+__all__ = [
+    "Decision",
+    "EpisodeConfig",
+    "Grower",
+    "GrowingModel",
+    "Score",
+    "Validation",
+    "adapt",
+    "attach",
+    "export",
+    "load",
+    "save",
+]

@@ -7,6 +7,21 @@ and what to do about it.
 import difflib
 from collections.abc import Callable, Iterable
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DistributedError",
+    "DivergedError",
+    "EsperError",
+    "ExportError",
+    "IllegalActionError",
+    "LookError",
+    "RunError",
+    "SlotError",
+    "TaskError",
+    "UnknownBlueprintError",
+]
+
 LONGEST_MESSAGE = 2000
 
 

@@ -30,7 +30,7 @@ def test_figures_and_tables_lie_beside_the_page(tmp_path: Path, capsys: pytest.C
     assert main(["report", str(run.path), "--out", str(out)]) == 0
     assert (out / "report.html").is_file()
     assert not run.report.exists()
-    assert {path.suffix for path in (out / "figures").iterdir()} == {".pdf", ".png", ".csv", ".sql"}
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".pdf", ".png", ".svg", ".csv", ".sql"}
     assert {path.suffix for path in (out / "tables").iterdir()} == {".tex", ".csv", ".sql"}
     words = capsys.readouterr().out
     assert "left out rewards: " in words

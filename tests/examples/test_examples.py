@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -48,7 +50,27 @@ def test_a_suite_of_ones_own_is_played(tmp_path: Path):
     assert scores["all_at_start"]["score"] > scores["none"]["score"] > 1 / 3
 
 
+@pytest.mark.slow
+def test_settings_are_searched(tmp_path: Path):
+    if importlib.util.find_spec("optuna") is None:
+        pytest.skip("needs optuna")
+    command = [sys.executable, str(EXAMPLES / "search_settings.py"), "--trials", "3"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = re.search(r"test accuracy ([01]\.\d+)", result.stdout)
+    assert found is not None
+    assert float(found[1]) > 1 / 10
+
+
+def test_the_sweep_at_weights_and_biases_has_the_same_space(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("search_settings")
+    told = example.sweep_configuration()["parameters"]
+    assert {name: (one["min"], one["max"]) for name, one in told.items()} == example.SPACE
+    assert set(told) <= set(inspect.signature(example.grown).parameters)
+
+
 def test_every_example_is_run():
-    shared = {"digits", "own_suite"}
+    shared = {"digits", "own_suite", "search_settings"}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from esper.arrays import map_arrays
+from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
@@ -27,6 +29,7 @@ from esper.rl.rewards import (
     compute_rent,
     compute_rewards,
     group_by_settings,
+    register_reward,
     total_reward,
 )
 from rl.short import SUITE, episodes, instances
@@ -332,3 +335,31 @@ def test_a_restarted_network_begins_from_nothing() -> None:
     running.restart(np.array([1]), instances(4)[3:])
     before = running.step(wait(3)).reward_inputs.before.score["accuracy"]
     assert (before > 0).tolist() == [True, False, True]
+
+
+def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
+
+    @register_reward("interest", families=("accuracy", "loss"), weights=("shock",))
+    def pay_interest(inputs: RewardInputs, settings: RewardSettings) -> dict[str, np.ndarray]:
+        return {"interest": settings.shock * inputs.after.score[settings.family]}
+
+    (settings,) = SPEC.validate_python({"mode": "interest", "family": "loss", "shock": 0.5})
+    course = [Tick((EMPTY, Seed(Stage.HOLDING, 1.0, 0.2)))]
+    assert sum(rewards_of(settings, course)) != 0
+    with pytest.raises(ValidationError, match="'interest' does not read progress"):
+        SPEC.validate_python({"mode": "interest", "progress": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "outcome"}, "'outcome' is taken by pay_outcome"),
+        ({"name": "mine", "families": ["error"]}, "no family 'error'; choose from accuracy, loss"),
+        ({"name": "mine", "weights": ["shocks"]}, "no weight 'shocks'; choose from progress"),
+    ],
+)
+def test_a_reward_that_makes_no_sense_is_not_registered(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        register_reward(**options)(lambda inputs, settings: {})
+    assert "mine" not in MODES

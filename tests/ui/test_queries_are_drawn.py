@@ -30,6 +30,8 @@ from esper.ui.figures.exhibit import Figure, Query, Rows, run_queries
 from esper.ui.figures.growing import GROWING_EXHIBITS
 from esper.ui.figures.grown import grown_figures
 from esper.ui.figures.learning import LEARNING, LEARNING_EXHIBITS, health_figure
+from esper.ui.figures.snapshots import MOMENTS
+from esper.ui.formats import difference
 from esper.ui.progress import moving_average
 from esper.ui.report.subject import report_on
 from grower.training_loop import Loop
@@ -140,7 +142,7 @@ def test_pages_show_what_their_queries_return(
 
 Calls = dict[str, list[tuple[Any, ...]]]
 """What matplotlib was told to draw, by method."""
-METHODS = ("plot", "scatter", "hlines", "barh", "stackplot", "axhline", "axvline")
+METHODS = ("plot", "text", "scatter", "hlines", "barh", "stackplot", "axhline", "axvline")
 
 
 def plotted(calls: Calls, method: str = "plot") -> Counter[Curve]:
@@ -209,6 +211,17 @@ def stage_lanes(calls: Calls, found: list[Record]) -> None:
     assert Counter(bars) == Counter(shown)
 
 
+def snapshots(calls: Calls, found: list[Record]) -> None:
+    assert len({one["decision"] for one in found}) <= MOMENTS
+    living = [one for one in found if one["blueprint"] is not None]
+    earned = [difference(one["contribution"]) for one in living if one["contribution"] is not None]
+    pruned = [f"\N{MULTIPLICATION SIGN} {one['pruned']}" for one in found if not one["blueprint"] and one["pruned"]]
+    assert Counter(args[2] for args in calls["text"]) == Counter(
+        [*(one["blueprint"] for one in living), *earned, *pruned]
+    )
+    assert living
+
+
 def gauges(calls: Calls, found: list[Record]) -> None:
     figures = [one for one in found if one["kind"] == "figure"]
     assert plotted(calls) == series(figures, "iteration", "value", "name")
@@ -229,6 +242,7 @@ IN_FILES: dict[str, Callable[[Calls, list[Record]], None]] = {
     "health": gauges,
     "curves": measures,
     "stages": stage_lanes,
+    "snapshots": snapshots,
     "grown contributions": lines("decision", "contribution", "slot_name"),
 }
 """How what each figure draws is read back."""

@@ -25,8 +25,8 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
     Args:
         paths: Directory of the run or the comparison; the page becomes its report.html. Of several runs, --out says
             where.
-        out: Write the page here instead, with all figures as PDF and PNG and all tables as LaTeX and CSV beside it,
-            each with the query or the files that its numbers come from.
+        out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as LaTeX and CSV beside
+            it, each with the query or the files that its numbers come from.
     """
     match paths:
         case (path,):

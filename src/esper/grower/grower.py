@@ -81,10 +81,10 @@ class Grower:
         controller: ``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``random``, ``none``, ``esper``, the policy
             that comes with Esper, the directory of a run of `esper train`, or a `esper.control.controller.Controller`.
         evaluate: Measures a model on validation data, the same for the same model: a loss, ``(loss, accuracy)``, or a
-            mapping of names to numbers that has ``loss``. It is called once per decision and for each seed whose turn
-            it is (without the former call, where `step` is told the figures of the whole, unless that call lets the
-            others share passes, as `esper.grower.passes` tells), and anew after a rollback; of several processes, only
-            in the first.
+            mapping of names to numbers that has ``loss``; `esper.Validation` is one for the usual tasks. It is called
+            once per decision and for each seed whose turn it is (without the former call, where `step` is told the
+            figures of the whole, unless that call lets the others share passes, as `esper.grower.passes` tells), and
+            anew after a rollback; of several processes, only in the first.
         metric: Name of the figure that growth is about, as `esper.grower.scores` tells, plateaus included; None:
             accuracy where `evaluate` gives one, otherwise the loss, and plateaus are those of the loss.
         higher_is_better: Whether that figure is; to be said of all but loss and accuracy.

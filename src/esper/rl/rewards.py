@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.arrays import Bools, Floats, Int8s, Ints, replace_where
-from esper.errors import did_you_mean
+from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
@@ -369,6 +369,7 @@ class RewardMode:
     weights: tuple[str, ...] = ()
 
 
+_Pay = TypeVar("_Pay", bound=Callable[[RewardInputs, RewardSettings], RewardTerms])
 _INTERVENTION = ("intervention", "intervention_after")
 _EARLY_PRUNE = ("early_prune", "early_age")
 MODES: dict[str, RewardMode] = {
@@ -382,6 +383,39 @@ MODES: dict[str, RewardMode] = {
     "escrow": RewardMode(pay_escrow, ("accuracy", "loss")),
 }
 """By name."""
+
+
+def register_reward(
+    name: str, *, families: Sequence[str] = ("accuracy",), weights: Sequence[str] = ()
+) -> Callable[[_Pay], _Pay]:
+    """Decorator that makes a way to pay known as the reward mode ``name``, wherever rewards are named.
+
+    ```python
+    @register_reward("late")
+    def pay_late(inputs: RewardInputs, settings: RewardSettings) -> dict[str, np.ndarray]:
+        return {"objective": np.where(inputs.finished, inputs.after.score["accuracy"], 0.0)}
+    ```
+
+    The function gives the terms of which a step's reward is the sum, by name, ``[E]`` each, in units of the score. It
+    pays each network by that network alone. ``families`` are those of scores that it can pay in, ``weights`` the fields
+    of `RewardSettings` that it reads; others are refused beside it.
+
+    Raises:
+        ConfigError: another mode has that name, or there is no such family or weight.
+    """
+    if name in MODES:
+        raise ConfigError(f"reward mode {name!r} is taken by {MODES[name].compute.__qualname__}: choose another name")
+    for kind, given, known in (("family", families, get_args(Family)), ("weight", weights, WEIGHTS)):
+        if unknown := [one for one in given if one not in known]:
+            raise ConfigError(
+                f"reward mode {name!r}: there is no {kind} {unknown[0]!r}; choose from {', '.join(known)}"
+            )
+
+    def registered(pay: _Pay) -> _Pay:
+        MODES[name] = RewardMode(pay, tuple(families), tuple(weights))
+        return pay
+
+    return registered
 
 
 # Who is paid by which mode

@@ -58,7 +58,7 @@ def test_the_query_beside_a_file_gives_its_numbers_again(run: RunDirectory, expo
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     done = export(tmp_path / "out", grown_exhibits(run.store, {}, None))
-    assert (done.figures, done.tables) == (3, 2)
+    assert (done.figures, done.tables) == (4, 2)
     assert_queries_give_the_numbers(tmp_path / "out", run.store, 5)
 
 
@@ -69,6 +69,7 @@ def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported
         stem = folder / what.folder / what.name
         if isinstance(what, Figure):
             assert stem.with_suffix(".pdf").read_bytes().startswith(b"%PDF-")
+            assert b"<svg" in stem.with_suffix(".svg").read_bytes()
             assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         else:
             assert stem.with_suffix(".tex").is_file()
@@ -79,7 +80,7 @@ def test_figures_are_the_same_bytes_every_time(
 ) -> None:
     export(tmp_path, [pair for pair in training_exhibits(run.store) if pair[0].name == "learning"])
     again = list((tmp_path / "figures").iterdir())
-    assert len(again) == 4
+    assert len(again) == 5
     for file in again:
         assert file.read_bytes() == (exported[0] / "figures" / file.name).read_bytes(), file
 

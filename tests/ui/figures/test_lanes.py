@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import matplotlib as mpl
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from esper.lifecycle.stages import Stage
+from esper.ui.figures.drawing import WIDTHS
 from esper.ui.figures.exhibit import Rows
-from esper.ui.figures.lanes import STAGE_STYLES, Span, find_spans
+from esper.ui.figures.lanes import STAGE_STYLES, Span, explain_stages, find_spans
 
 TRIED_AND_PRUNED = [
     *[("dormant", None)] * 2,
@@ -53,3 +59,16 @@ def test_every_stage_that_is_drawn_is_explained():
     drawn = set(Stage) - {Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
     assert set(STAGE_STYLES) == drawn
     assert len({style.letter for style in STAGE_STYLES.values()}) == len(STAGE_STYLES)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_legend_of_all_stages_fits_into_the_figure(columns: int):
+    """With the letters of `drawing`, which are small."""
+    with mpl.rc_context({"legend.fontsize": 6.5, "legend.handlelength": 1.8}):
+        canvas = Figure(figsize=(WIDTHS[columns], 2.0), layout="constrained")
+        agg = FigureCanvasAgg(canvas)
+        explain_stages(canvas, canvas.subplots(), set(STAGE_STYLES))
+        agg.draw()
+    legend = canvas.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= canvas.bbox.x1

@@ -85,8 +85,9 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "blending to holding" in page
     assert "horizon: 20" in page
     assert "esper grow --" not in page
+    assert 'id="figure-snapshots"' in page
     assert {what.name for what, rows in report.exhibits if rows} == {
-        *("curves", "stages", "contributions", "seeds", "decisions", "rollbacks")
+        *("curves", "stages", "contributions", "snapshots", "seeds", "decisions", "rollbacks")
     }
 
 

@@ -77,9 +77,13 @@ _STYLE: dict[Any, Any] = {
     "text.usetex": False,
 }
 _TRANSPARENT = {"figure.facecolor": "none", "axes.facecolor": "none"}
-_METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+_NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"), None)
+_METADATA: dict[str, dict[str, None]] = {
+    ".pdf": {"CreationDate": None},
+    ".png": {"Software": None},
+    ".svg": _NO_METADATA,
+}
 """By the suffix of files. Equal figures are equal bytes: no dates, no versions."""
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--paper"}
 """Colours that are the page's own, light or dark, by the names that its style sheet has for them."""
 _NAMESPACE = re.compile(r"\{[^}]*\}")

@@ -1,4 +1,4 @@
-"""Figures and tables as files for papers: PDF, PNG, LaTeX (with the package booktabs) and CSV, each with its source."""
+"""Figures and tables as files for papers: PDF, PNG, SVG, LaTeX (by the package booktabs), CSV, each with its source."""
 
 from __future__ import annotations
 

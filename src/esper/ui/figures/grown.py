@@ -16,6 +16,7 @@ from esper.ui.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count
 from esper.ui.figures.exhibit import Column, Exhibit, Figure, Files, Query, Rows, Table, run_queries
 from esper.ui.figures.growing import SLOT_NAME
 from esper.ui.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
+from esper.ui.figures.snapshots import snapshots_figure
 from esper.ui.formats import count, difference, measure
 
 ADDED = "added_parameters"
@@ -25,7 +26,7 @@ _UNFINISHED = "the run has not ended"
 _PANELS = {LOSS: "loss", ADDED: "added\nparameters"}
 _ROLLBACK = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
-_LANES_MARGIN = 0.95
+_LANES_MARGIN = 1.1
 """Inches of the figure of stages that are not slots."""
 
 
@@ -99,6 +100,7 @@ ORDER BY slot, step
             _draw_contributions,
             "no contribution was measured",
         ),
+        snapshots_figure(SLOT_NAME),
     ]
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from esper.lifecycle.stages import COOLDOWN, Stage
-from esper.ui.figures.drawing import GREEN, INK, LABEL_SIZE, ORANGE, SKY, VERMILION, YELLOW, name_rows
+from esper.ui.figures.drawing import GREEN, INK, LABEL_SIZE, ORANGE, SKY, VERMILION, WIDTHS, YELLOW, name_rows
 from esper.ui.figures.exhibit import Rows
 
 LANE_HEIGHT = 0.3
@@ -32,7 +32,7 @@ STAGE_STYLES = {
     Stage.FOSSILIZED: StageStyle(GREEN, "F", "fossilized: kept for good"),
     Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
 }
-_ON_BARS = "#1c2431"
+ON_BARS = "#1c2431"
 """For letters: dark on every page, as the bars are light on every page."""
 _BAR = 0.42
 _ROOM_FOR_LETTER = 0.02
@@ -97,7 +97,7 @@ def _draw_bar(axes: Axes, place: int, span: Span, room: float) -> None:
     axes.barh(place, width, _BAR, left=start, color=style.colour, linewidth=0)
     if width >= room:
         middle = start + width / 2
-        axes.text(middle, place, style.letter, fontsize=_SMALL, color=_ON_BARS, ha="center", va="center_baseline")
+        axes.text(middle, place, style.letter, fontsize=_SMALL, color=ON_BARS, ha="center", va="center_baseline")
 
 
 def explain_stages(canvas: Canvas, axes: Axes, seen: set[Stage]) -> None:
@@ -106,4 +106,5 @@ def explain_stages(canvas: Canvas, axes: Axes, seen: set[Stage]) -> None:
     bars = [axes.barh(0, 0, color=style.colour).patches[0] for style in styles]
     words = [f"{style.letter}: {style.meaning}" for style in styles]
     if styles:
-        canvas.legend(bars, words, loc="outside upper center", ncols=3, columnspacing=0.6, handlelength=1.2)
+        ncols = 3 if canvas.get_figwidth() > WIDTHS[1] else 2
+        canvas.legend(bars, words, loc="outside upper center", ncols=ncols, columnspacing=0.6, handlelength=1.2)

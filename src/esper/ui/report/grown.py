@@ -128,6 +128,7 @@ def _show_figures(exhibits: Mapping[str, Exhibit]) -> list[Section]:
         return [Section("How it learned", note="No decision was made yet.")]
     contributions = exhibits["contributions"]
     return [
+        Section("The network as it grew", [exhibits["snapshots"]]),
         Section("How it learned", [exhibits["curves"]]),
         Section("What its slots went through", [exhibits["stages"]]),
         *([Section("What its seeds contribute", [contributions])] if contributions.rows else []),

@@ -1,0 +1,130 @@
+"""The site's pages link to what is there, its reference leaves nothing out, and faults of a built site are found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import esper
+from docs.builder.checks import find_faults
+from docs.builder.drawings import tabulate_charts
+from docs.builder.notebooks import to_markdown
+from docs.builder.pages import ROOT, place_of, redirect_links, write_pages
+
+needs_griffe = pytest.mark.skipif(find_spec("griffe") is None, reason="needs the extra docs")
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("docs/look.md", "look.md"),
+        ("docs/how-to/compile.md", "how-to/compile.md"),
+        ("docs/notebooks/read_a_run.ipynb", "notebooks/read_a_run.md"),
+        ("docs/images/growth.svg", "images/growth.svg"),
+        ("README.md", "repository/readme.md"),
+        ("examples/own_suite.py", "repository/examples/own_suite.py.md"),
+        ("examples", "repository/examples/files.md"),
+    ],
+)
+def test_every_file_has_a_place_in_the_site(file: str, place: str) -> None:
+    assert place_of(PurePosixPath(file)) == PurePosixPath(place)
+
+
+def test_links_lead_to_these_places_and_code_is_left_alone() -> None:
+    text = "[a](../README.md#words) [b](look.md) [c](https://e.org/x.md)\n\n```\n[d](../README.md)\n```\n"
+    moved, linked = redirect_links(text, PurePosixPath("docs/ui.md"))
+    assert moved == text.replace("../README.md#words", "repository/readme.md#words")
+    assert linked == [PurePosixPath("README.md"), PurePosixPath("docs/look.md")]
+
+
+def test_a_link_to_nothing_is_refused() -> None:
+    with pytest.raises(FileNotFoundError, match=r"docs/ui\.md links to nothing\.md"):
+        redirect_links("[a](nothing.md)", PurePosixPath("docs/ui.md"))
+
+
+def test_all_pages_can_be_written(tmp_path: Path) -> None:
+    write_pages(tmp_path)
+    for page in ("index.md", "start.md", "repository/contributing.md", "notebooks/read_a_run.md", "images/growth.svg"):
+        assert (tmp_path / page).stat().st_size > 0
+
+
+def test_a_notebook_becomes_text_code_and_what_was_shown() -> None:
+    outputs = [
+        {"output_type": "stream", "text": ["\x1b[1mhe", "llo\n"]},
+        {"output_type": "display_data", "data": {"image/png": "QQ=="}},
+    ]
+    code = {"cell_type": "code", "source": ["f()"], "outputs": outputs}
+    page = to_markdown(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# A"]}, code]}))
+    assert page.split("\n\n") == [
+        "# A",
+        "```python\nf()\n```",
+        "```text\nhello\n```",
+        "![](data:image/png;base64,QQ==)\n",
+    ]
+
+
+def test_a_chart_becomes_a_table() -> None:
+    chart = '```mermaid\nflowchart LR\n    a["a<br/>2 files"]\n    b["b<br/>3 files"]\n    a --> b\n```'
+    rows = tabulate_charts(f"before\n\n{chart}\n\nafter").splitlines()
+    assert rows[-4:] == ["| a | 2 files | b |", "| b | 3 files |  |", "", "after"]
+
+
+SOUND = '<h2 id="esper.attach">attach</h2><a href="other/#there">x</a><a href="https://e.org">y</a>'
+
+
+def built(site: Path, index: str) -> Path:
+    (site / "other").mkdir()
+    (site / "index.html").write_text(index)
+    (site / "other" / "index.html").write_text('<p id="there">x</p>')
+    return site
+
+
+def test_a_sound_site_has_no_faults(tmp_path: Path) -> None:
+    assert find_faults(built(tmp_path, SOUND), ["esper.attach"]) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        (SOUND.replace("#there", "#nowhere"), "index.html: other/#nowhere leads nowhere"),
+        (SOUND.replace("other/", "absent/"), "index.html: absent/#there leads nowhere"),
+        (SOUND.replace("h2", "p"), "esper.attach: no heading in the reference"),
+        (f'{SOUND}<script src="https://e.org/x.js"></script>', "index.html: fetches https://e.org/x.js"),
+        (f'{SOUND}<img src="absent.svg">', "index.html: absent.svg is not there"),
+    ],
+)
+def test_faults_are_found(page: str, fault: str, tmp_path: Path) -> None:
+    assert find_faults(built(tmp_path, page), ["esper.attach"]) == [fault]
+
+
+@needs_griffe
+def test_the_reference_has_every_public_name_and_all_have_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    from docs.builder import reference  # noqa: PLC0415 - imports griffe
+
+    assert reference.find_gaps() == []
+    names = set(reference.public_names())
+    assert {f"esper.{name}" for name in esper.__all__} <= names
+    monkeypatch.setattr(
+        reference, "public_names", lambda: [*(names - {"esper.attach"}), "esper.control.controller.Actions"]
+    )
+    assert reference.find_gaps() == [
+        "esper.attach is in no page of docs/reference",
+        "esper.control.controller.Actions has no docstring",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("zensical") is None, reason="needs the extra docs")
+def test_the_site_is_built_whole() -> None:
+    """As `make docs` builds it, into build/ and site/ of this checkout."""
+    result = subprocess.run(
+        [sys.executable, "-m", "docs.builder"], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    page = (ROOT / "site" / "reference" / "esper.html").read_text()
+    assert all(f'id="esper.{name}"' in page for name in esper.__all__)

@@ -1,0 +1,118 @@
+"""Validation gives the figures that one would compute by hand, whatever the batches, and leaves the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.errors import ConfigError
+from grower.training_loop import CLASSES, SLOTS, data, host
+
+CORRECT = torch.tensor([0, 1, 2, 1, 0])
+
+
+def answers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def by_hand_classes(outputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    return F.cross_entropy(outputs, labels).item(), (outputs.argmax(1) == labels).float().mean().item()
+
+
+def by_hand_tokens(outputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    return by_hand_classes(outputs.transpose(1, 2), labels)
+
+
+def by_hand_labels(outputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    loss = F.binary_cross_entropy(outputs.sigmoid(), labels.float())
+    return loss.item(), (outputs.sigmoid().round() == labels).float().mean().item()
+
+
+CASES: dict[str, tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Any]]] = {
+    "classification": (answers(5, 3), CORRECT, by_hand_classes),
+    "classification of pixels": (answers(5, 3, 2, 2), CORRECT[:, None, None].repeat(1, 2, 2), by_hand_classes),
+    "language_modelling": (answers(5, 4, 3), CORRECT[:, None].repeat(1, 4), by_hand_tokens),
+    "multi_label": (answers(5, 2), torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]]), by_hand_labels),
+    "regression": (answers(5, 2), answers(5, 2) + 0.5, lambda outputs, targets: F.mse_loss(outputs, targets).item()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_figures_are_means_over_everything_in_batches_of_any_size(name: str) -> None:
+    outputs, labels, by_hand = CASES[name]
+    batches = [(outputs[:2], labels[:2]), (outputs[2:], labels[2:])]
+    assert esper.Validation(name.split()[0], batches)(nn.Identity()) == pytest.approx(by_hand(outputs, labels))
+
+
+def test_labels_that_do_not_count_are_left_out() -> None:
+    outputs, labels = answers(2, 4, 3), torch.tensor([[0, 1, -100, -100], [2, 1, 0, -100]])
+    loss, accuracy = esper.Validation("language_modelling", [(outputs, labels)])(nn.Identity())
+    counted = labels != -100
+    assert (loss, accuracy) == pytest.approx(by_hand_classes(outputs[counted], labels[counted]))
+
+
+def test_inputs_may_be_keywords_and_outputs_an_object_with_logits() -> None:
+    class Model(nn.Module):
+        def forward(self, *, scores: Tensor, scale: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=scores * scale)
+
+    outputs = answers(5, 3)
+    batches = [({"scores": outputs, "scale": torch.tensor(2.0)}, CORRECT)]
+    assert esper.Validation("classification", batches)(Model()) == pytest.approx(by_hand_classes(outputs * 2, CORRECT))
+
+
+def test_the_model_is_evaluated_and_left_in_the_modes_it_was_in() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), nn.Dropout(0.9))
+    model[1].eval()
+    outputs = answers(5, 3)
+    found = esper.Validation("classification", [(outputs, CORRECT)])(model)
+    assert found == pytest.approx(by_hand_classes(outputs, CORRECT))
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("task", "batches", "words"),
+    [
+        ("clasification", [], "did you mean 'classification'"),
+        ("classification", iter([]), "can be gone through again"),
+        ("classification", 3, "can be gone through again"),
+        ("classification", [], "nothing to count"),
+        ("classification", [answers(5, 3)], "give pairs"),
+        ("classification", [(answers(5, 3), "labels")], "have to be tensors"),
+        ("classification", [(answers(5, 3), CORRECT[:4])], r"outputs \(5, 3\) and labels \(4,\)"),
+        ("classification", [(answers(5), CORRECT)], "do not fit"),
+        ("classification", [(answers(5, 3), CORRECT.float())], r"torch\.float32 do not fit"),
+        ("regression", [(answers(5, 1), answers(5))], "do not fit"),
+        ("multi_label", [(answers(5, 1), answers(5))], "do not fit"),
+    ],
+)
+def test_what_cannot_be_measured_is_a_sentence(task: str, batches: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        esper.Validation(task, batches)(nn.Identity())
+
+
+def test_a_grower_shares_its_passes() -> None:
+    """Two seeds are measured in passes that share what lies before them, as with a function of one's own."""
+    inputs, labels = data()
+    validate = esper.Validation("classification", [(inputs[:50], labels[:50]), (inputs[50:], labels[50:])])
+    model = esper.attach(host(), SLOTS, example_input=inputs[:2])
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=validate, horizon=6)
+    for _ in range(5):
+        model.train()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        decision = grower.step(train_loss=loss)
+    assert grower.passes.separate is None
+    assert len(decision.contributions) == len(SLOTS)
+    assert decision.metric == "accuracy"
+    assert model(inputs).shape[1] == CLASSES

@@ -1,0 +1,136 @@
+"""Make a release: build it, check it where nothing but the core is installed, date the changelog, tag.
+
+    python tools/release.py          # build and check what is here; changes nothing but dist/
+    python tools/release.py 0.3.0    # release that version: version, changelog and tag are committed after the check
+
+The check makes a new virtual environment, installs the wheel with what it depends on and no extra, and runs there, in
+an empty folder, what docs/start.md tells new users to type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+VERSION_FILE = ROOT / "src" / "esper" / "__init__.py"
+CHANGELOG = ROOT / "CHANGELOG.md"
+START = ROOT / "docs" / "start.md"
+UNRELEASED = "## Unreleased"
+_VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
+_NUMBER = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_IN_THE_WHEEL = ("esper/py.typed", "esper/__init__.py")
+
+
+def main() -> None:
+    """Exit with a sentence if anything is not as it has to be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("version", nargs="?", help="release this version; without it nothing is committed")
+    version: str | None = parser.parse_args().version
+    if version is not None:
+        require_releasable(version)
+        write_version(version)
+    try:
+        wheel = build()
+        check(wheel)
+    except BaseException:
+        if version is not None:
+            run("git", "checkout", "--", str(VERSION_FILE), str(CHANGELOG))
+        raise
+    if version is not None:
+        run("git", "commit", "--quiet", "--message", f"Release {version}", str(VERSION_FILE), str(CHANGELOG))
+        run("git", "tag", "--annotate", f"v{version}", "--message", f"Esper {version}")
+        sys.stdout.write(f"tagged v{version}; `git push --follow-tags` publishes it\n")
+
+
+def require_releasable(version: str) -> None:
+    """Exit unless it is a new version, nothing is uncommitted, and the changelog tells something."""
+    if not _NUMBER.fullmatch(version):
+        sys.exit(f"{version} is no version such as 0.3.0 or 0.3.0rc1")
+    if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, check=True, capture_output=True).stdout:
+        sys.exit("there are uncommitted changes: commit them first")
+    if subprocess.run(["git", "tag", "--list", f"v{version}"], cwd=ROOT, check=True, capture_output=True).stdout:
+        sys.exit(f"v{version} was released already: choose another version")
+    if UNRELEASED not in CHANGELOG.read_text():
+        sys.exit(f"{CHANGELOG.name} has no heading `{UNRELEASED}`: say what is new")
+
+
+def write_version(version: str) -> None:
+    """Into the package, and with today's date into the changelog."""
+    VERSION_FILE.write_text(_VERSION.sub(f'__version__ = "{version}"', VERSION_FILE.read_text(), count=1))
+    CHANGELOG.write_text(date_changelog(CHANGELOG.read_text(), version, dt.datetime.now(dt.UTC).date()))
+
+
+def date_changelog(text: str, version: str, day: dt.date) -> str:
+    """What was unreleased becomes that version's, below a new heading for what comes next."""
+    return text.replace(UNRELEASED, f"{UNRELEASED}\n\n## {version} - {day.isoformat()}", 1)
+
+
+def build() -> Path:
+    """Source distribution and wheel, in dist/; the path of the wheel."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        python = make_environment(Path(folder), "build")
+        run(python, "-m", "build", "--outdir", str(DIST), str(ROOT))
+    (wheel,) = DIST.glob("*.whl")
+    return wheel
+
+
+def check(wheel: Path) -> None:
+    """Exit unless the wheel is whole, and a new user's first steps work where only it is installed."""
+    inside = set(ZipFile(wheel).namelist())
+    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    if missing := sorted({*sources, *_IN_THE_WHEEL} - inside):
+        sys.exit(f"{wheel.name} lacks {', '.join(missing)}")
+    expected = read_version()
+    with tempfile.TemporaryDirectory() as folder:
+        python = make_environment(Path(folder) / "environment", str(wheel))
+        empty = Path(folder) / "empty"
+        empty.mkdir()
+        said = subprocess.run(
+            [python, "-m", "esper", "--version"], cwd=empty, check=True, capture_output=True, text=True
+        ).stdout
+        if said != f"esper {expected}\n":
+            sys.exit(f"the wheel says {said.strip()!r}, the sources {expected}")
+        script = empty / "start.py"
+        script.write_text("\n".join(PYTHON_BLOCK.findall(START.read_text())))
+        run(python, "-I", str(script), cwd=empty)
+        run(python, "-I", "-m", "esper", "doctor", cwd=empty)
+    sys.stdout.write(f"checked: {wheel.relative_to(ROOT)}\n")
+
+
+def read_version() -> str:
+    """The version that the sources say."""
+    found = _VERSION.search(VERSION_FILE.read_text())
+    if found is None:
+        sys.exit(f"{VERSION_FILE} does not say its version")
+    return found[1]
+
+
+def make_environment(folder: Path, *packages: str) -> str:
+    """The Python of a new virtual environment that has these packages."""
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    run(python, "-m", "pip", "install", "--quiet", *packages)
+    return python
+
+
+def run(*words: str, cwd: Path = ROOT) -> None:
+    """Run a command; exit with its code if it fails."""
+    code = subprocess.run(words, cwd=cwd, check=False).returncode
+    if code:
+        sys.exit(f"`{' '.join(words)}` ended with code {code}")
+
+
+if __name__ == "__main__":
+    main()
