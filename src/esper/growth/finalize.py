@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Folded, Reads
+from esper.growth.depth import deepen
 from esper.growth.fossils import TracedFossil, relay_input, trace
 from esper.growth.hooks import require_attached
 from esper.growth.positions import find_output_tensor
@@ -65,8 +66,9 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
             _keep_padded(host, names[name])
             foreign.append(names[name])
     if inserted:
+        deepen(host, {names[name]: name for name in inserted})
         _require_equal(model, host, kept, inserted)
-    refuse_saving(host, foreign)
+    refuse_saving(host, foreign, [names[name] for name in inserted])
     return host
 
 

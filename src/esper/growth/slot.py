@@ -16,6 +16,7 @@ from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
+from esper.growth.depth import Depth
 from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
 from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
@@ -111,6 +112,7 @@ class Slot(GrowthHook):
         ownership: Which optimizer gets the parameters of seeds.
         copies: Of the model, that grow as it does.
         compilations: Of the model.
+        depth: Of the model's host.
         blueprints: Names of those that may germinate here; None: all that serve the site.
 
     Raises:
@@ -128,6 +130,7 @@ class Slot(GrowthHook):
         ownership: Ownership,
         copies: Copies,
         compilations: Compilations,
+        depth: Depth,
         blueprints: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -137,6 +140,7 @@ class Slot(GrowthHook):
         self.ownership = ownership
         self.copies = copies
         self.compilations = compilations
+        self.depth = depth
         self.blueprints = _require_offers(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
@@ -260,6 +264,7 @@ class Slot(GrowthHook):
         seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
         self.occupant = seed
+        self.depth.follow(self.name, seed.blueprint.find_block())
         self.copies.follow_change(self)
         self.compilations.record_change()
         return seed
@@ -282,6 +287,7 @@ class Slot(GrowthHook):
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
             self.occupant = None
+            self.depth.follow(self.name, None)
             self.copies.follow_change(self)
             self.compilations.record_change()
 
