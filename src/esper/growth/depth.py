@@ -99,9 +99,11 @@ class Counts(NamedTuple):
         """The configuration of a model with these of the blocks that there were, by number, some more than once."""
         changes: dict[str, Any] = {self.name: len(blocks)}
         for name in KINDS:
-            kinds = getattr(self.configuration, name, None)
-            if isinstance(kinds, list | tuple) and len(cast("Sequence[Any]", kinds)) == self.depth:
-                changes[name] = type(kinds)(kinds[block] for block in blocks)
+            said = getattr(self.configuration, name, None)
+            kinds = cast("Sequence[Any]", said if isinstance(said, list | tuple) else ())
+            if len(kinds) == self.depth:
+                same = [kinds[block] for block in blocks]
+                changes[name] = tuple(same) if isinstance(said, tuple) else same
         deeper = copy.deepcopy(self.configuration)
         try:
             for name, value in changes.items():

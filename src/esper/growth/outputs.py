@@ -6,6 +6,8 @@ that changes what comes out: so of every branch only its last layer does, and gr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +39,11 @@ def find_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
         noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
         parameter += _NOISE * noise.to(parameter.dtype)
     called: list[nn.Module] = []
-    hooks = [module.register_forward_hook(lambda module, *_: called.append(module)) for module in copied.modules()]
+
+    def note(module: nn.Module, *_: Any) -> None:
+        called.append(module)
+
+    hooks = [module.register_forward_hook(note) for module in copied.modules()]
     returned = _run(copied, call)
     for hook in hooks:
         hook.remove()

@@ -1,4 +1,4 @@
-"""Refuse ``save_pretrained`` where ``from_pretrained`` would lose what grew, as it builds the class from a configuration.
+"""Refuse ``save_pretrained`` where ``from_pretrained`` would lose what grew, as it builds the class by a configuration.
 
 That is a method of Hugging Face's models, as is ``push_to_hub``. An attribute of the instance comes before a method.
 """

@@ -63,7 +63,7 @@ class LayerCall(NamedTuple):
         """The same call with ``features`` in place of the first argument."""
         if self.arguments:
             return LayerCall((features, *self.arguments[1:]), self.keywords)
-        return LayerCall((), {**self.keywords, **{name: features for name in list(self.keywords)[:1]}})
+        return LayerCall((), {**self.keywords, **dict.fromkeys(list(self.keywords)[:1], features)})
 
     @property
     def alone(self) -> bool:
