@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDED = {"lightning_trainer": "lightning", "hugging_face_trainer": "transformers"}
+NEEDED = {
+    "lightning_trainer": "lightning",
+    "hugging_face_trainer": "transformers",
+    "deeper_gpt": "transformers",
+}
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer"])
+@pytest.mark.parametrize(
+    "name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer", "deeper_gpt"]
+)
 def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     if name in NEEDED and importlib.util.find_spec(NEEDED[name]) is None:
         pytest.skip(f"needs {NEEDED[name]}")
@@ -49,6 +55,6 @@ def test_a_suite_of_ones_own_is_played(tmp_path: Path):
 
 
 def test_every_example_is_run():
-    shared = {"digits", "own_suite"}
+    shared = {"counting", "digits", "own_suite"}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import esper
 import tiny_transformers
-from esper.errors import ExportError, SlotError
+from esper.errors import SlotError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 
@@ -195,9 +195,26 @@ def test_blocks_that_depend_on_their_number_are_not_saved_as_others(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_block_that_counts_for_less_is_no_part_of_a_plain_model() -> None:
-    with pytest.raises(ExportError, match=r"counts with 0\.50.*a weight of 1 alone"):
-        grown("gpt2", alpha=0.5).finalize()
+@pytest.mark.parametrize("behind", [["0"], ["1"], ["0", "1"]], ids="+".join)
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_a_block_that_counts_for_less_runs_behind_its_own(name: str, behind: list[str], tmp_path: Path) -> None:
+    model = growing(name)
+    for slot in model.slots:
+        plant(model, slot, 0.5 if slot.rpartition(".")[2] in behind else 1.0)
+        model.slots[slot].fossilize()
+    with pytest.warns(UserWarning, match=r"counts with 0\.50: it runs behind its block"):
+        plain: Any = model.finalize()
+    blocks: Any = plain.get_submodule(HOSTS[name][1])
+    assert len(blocks) == 4 - len(behind)
+    for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert torch.equal(one(TOKENS).logits, model(TOKENS).logits)
+        assert torch.equal(generate(one), generate(model))
+        assert torch.equal(generate(one), generate(one, use_cache=False))
+        with pytest.raises(AssertionError, match="would lose what grew"):
+            one.save_pretrained(tmp_path)
+    assert b"esper.growth" not in pickle.dumps(plain)
+    plain.train()(TOKENS, labels=TOKENS).loss.backward()
+    assert all(parameter.grad is not None for parameter in plain.parameters())
 
 
 @pytest.mark.parametrize("blueprint", BLOCKS)

@@ -70,9 +70,10 @@ class Depth:
         self._replaced.clear()
 
     def _count(self) -> None:
+        grown = {module for block in self._blocks.values() for module in block.modules()}
         for parent, names in _group_by_parent(self._blocks).items():
             container = self._host.get_submodule(parent)
-            first = 1 + max((number for _, number in _list_layers(container)), default=-1)
+            first = 1 + max((number for module, number in _list_layers(container) if module not in grown), default=-1)
             for place, name in enumerate(names):
                 for module, _ in _list_layers(self._blocks[name]):
                     setattr(module, LAYER, first + place)

@@ -415,9 +415,14 @@ class GrowingModel(nn.Module):
         when they are put together anew. Only fossils that read the network's input need the whole, where they find it
         as in the example input: in the same place, or under the same keyword; in a part alone they raise KeyError.
 
+        A copy of a block (`block_copy`, `block_zero`) with a weight of 1 is the next module of the `nn.ModuleList` or
+        `nn.Sequential` that the block is in, and the configuration says so, as `esper.growth.depth` tells: the copy is
+        an ordinary deeper model. With another weight it runs behind its block, of which you are warned.
+
         Where a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError,
-        since ``from_pretrained`` would lose what grew. Whoever gives ``state_dict``, as their Trainer does for its
-        checkpoints, gets them with a warning: the finalized model itself takes them back.
+        where ``from_pretrained`` would lose what grew, so not in a model that only became deeper. Whoever gives
+        ``state_dict``, as their Trainer does for its checkpoints, gets them with a warning: the finalized model itself
+        takes them back.
 
         Args:
             unfinished: ``keep`` folds in the seeds that count (alpha above 0, not isolated), at their present alpha, so
@@ -429,8 +434,7 @@ class GrowingModel(nn.Module):
             ConfigError: ``unfinished`` is something else.
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
             ExportError: `torch.export` cannot trace the blueprint of a seed; or the copy of a block cannot follow it,
-                as it is called with more than features and is in no container, or in one that its owner does not run
-                module by module.
+                as it is in a container that its owner does not run module by module.
         """
         return finalize(self, Unfinished(unfinished))
 
