@@ -27,6 +27,6 @@ def network() -> nn.Module:
 def score(model: nn.Module, data: Tensor) -> tuple[float, float]:
     """Loss, and how often the next token is the likeliest."""
     model.eval()
-    logits, following = model(input_ids=data).logits[:, :-1], data[:, 1:]
+    logits, following = model(input_ids=data, use_cache=False).logits[:, :-1], data[:, 1:]
     loss = F.cross_entropy(logits.flatten(0, 1), following.flatten())
     return float(loss), float((logits.argmax(-1) == following).float().mean())

@@ -17,13 +17,15 @@ NEEDED = {
     "lightning_trainer": "lightning",
     "hugging_face_trainer": "transformers",
     "deeper_gpt": "transformers",
+    "deeper_gpt_compiled": "transformers",
 }
+DEEPER = ["deeper_gpt", "deeper_gpt_compiled"]
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer", "deeper_gpt"]
+    "name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer", *DEEPER]
 )
 def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     if name in NEEDED and importlib.util.find_spec(NEEDED[name]) is None:

@@ -97,8 +97,8 @@ def _keep_block(host: nn.Module, behind: str, slot: Slot, seed: Seed) -> nn.Modu
             "holds: with a weight of 1 it can be part of a plain model; save the growing model by esper.save"
         )
     warnings.warn(
-        f"{kind!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}: it runs behind its block, with a weight of "
-        "1 it would be the next one; save_pretrained is refused",
+        f"{kind!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}: it runs behind its block; with a weight "
+        "of 1 it would be the next one; save_pretrained is refused",
         stacklevel=4,
     )
     fossil = _find_unused_name(followed, PREFIX + kind)

@@ -159,6 +159,10 @@ class Slot(GrowthHook):
     def forward(
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
     ) -> Tensor:
+        if torch.compiler.is_compiling():
+            self.compilations.count_trace()
+        else:
+            self.compilations.uncompiled += 1
         call = LayerCall(arguments, keywords)
         passed = self._begin_graph(self._pass(module, call, output))
         if torch.compiler.is_compiling() or self.listener is None:  # in this order nothing is compiled anew for it
@@ -263,7 +267,7 @@ class Slot(GrowthHook):
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
-        self.occupant = seed
+        self._settle(seed)
         self.depth.follow(self.name, seed.blueprint.find_block())
         self.copies.follow_change(self)
         self.compilations.record_change()
@@ -286,7 +290,7 @@ class Slot(GrowthHook):
         """Remove the seed, if there is one, fossil or not: for rollbacks."""
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
-            self.occupant = None
+            self._settle(None)
             self.depth.follow(self.name, None)
             self.copies.follow_change(self)
             self.compilations.record_change()
@@ -315,11 +319,29 @@ class Slot(GrowthHook):
     @contextmanager
     def vacate(self) -> Generator[None]:
         """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer."""
-        occupant, self.occupant = self.occupant, None
+        occupant = self.occupant
+        self._settle(None)
         try:
             yield
         finally:
-            self.occupant = occupant
+            self._settle(occupant)
+
+    @contextmanager
+    def try_on(self, seed: Seed) -> Generator[None]:
+        """Within the block ``seed`` lives in this slot, which is free, and nobody is told: for a rehearsal."""
+        assert self.occupant is None
+        self._settle(seed.to(self.anchor.device, self.anchor.dtype).train(self.training))
+        self.depth.follow(self.name, seed.blueprint.find_block())
+        try:
+            yield
+        finally:
+            self._settle(None)
+            self.depth.follow(self.name, None)
+
+    def _settle(self, occupant: Occupant | None) -> None:
+        """Let ``occupant`` live here; what was compiled for the same before is good for it again."""
+        del self.occupant  # or a module that left would leave another trace than one that never came
+        self.occupant = occupant
 
     def _require_same_type(self, module: nn.Module, output: Tensor) -> None:
         """Refuse a host that was converted without its slots; other types are autocast's, or the host's own affair."""
