@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from esper.grower.network import GrowingNetwork
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account, Recording
-from esper.grower.rehearsal import list_structures, pass_in_evaluation, pass_in_training, refuse_step, rehearse
+from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.scores import Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
@@ -243,9 +242,10 @@ class Grower:
         grower.rehearse(lambda: loss_of(compiled, batch).backward(), lambda: validate(compiled))
         ```
 
-        All graphs that torch has made before, of whatever, are dropped. Nothing is compiled anew afterwards, as long as the model is called with inputs of the same shapes. Nothing
-        remains of the passes but graphs. `esper.grower.rehearsal` tells how many structures there are: three with one
-        blueprint in one slot, and each may need a graph to learn and one to evaluate.
+        All graphs that torch has made before, of whatever, are dropped. Nothing is compiled anew afterwards, as long as
+        the model is called with inputs of the same shapes. Nothing remains of the passes but graphs.
+        `esper.grower.rehearsal` tells how many structures there are: three with one blueprint in one slot, and each may
+        need a graph to learn and one to evaluate.
 
         Args:
             passes: Calls of what is compiled, as training and evaluation make them, backward passes included, but
@@ -261,12 +261,7 @@ class Grower:
                 "what learns apart makes passes of its own, which a rehearsal does not know: take isolation none and "
                 "evidence dependence where the model is compiled"
             )
-        usual = partial(pass_in_training, self.model), partial(pass_in_evaluation, self.model)
-        hook = self.optimizer.register_step_pre_hook(refuse_step)
-        try:
-            found = rehearse(self.model, list_structures(self.network, self.rules), passes or usual)
-        finally:
-            hook.remove()
+        found = rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
         self.passes.separate = "the network is compiled"
         return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure
     resident = np.where(network.table.owning, network.table.blueprint, NO_BLUEPRINT).astype(np.int64)
     for chosen, joins in extend(resident, network.table.blend.astype(np.int64), free):
         seeds = tuple(
-            (place, network.blueprints[chosen[0, place]], Blend(int(joins[0, place])))
+            (place, network.blueprints[int(chosen[0, place])], Blend(int(joins[0, place])))
             for place in free
             if chosen[0, place] != NO_BLUEPRINT
         )
@@ -82,37 +83,49 @@ def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure
         yield from (Structure(seeds, place) for place, _, _ in seeds)
 
 
-def rehearse(model: GrowingModel, structures: Iterator[Structure], passes: Sequence[Pass]) -> int:
+def rehearse(
+    model: GrowingModel, optimizer: torch.optim.Optimizer, structures: Iterator[Structure], passes: Sequence[Pass]
+) -> int:
     """Make the passes with all structures, twice; returns how many there are.
 
-    Nothing remains of it but graphs: neither gradients, nor values of buffers, nor random numbers drawn.
+    Nothing remains of it but graphs: neither gradients, nor values of buffers, nor random numbers drawn. Without
+    ``passes`` the model itself is called with its example input, to learn and to evaluate.
 
     Raises:
-        ConfigError: nothing is compiled, not all that is needed, or anew every time.
+        ConfigError: nothing is compiled, not all that is needed, or anew every time; or a pass steps the ``optimizer``.
     """
+    passes = passes or (partial(_learn, model), partial(_evaluate, model))
+    torch.compiler.reset()
+    hook = optimizer.register_step_pre_hook(_refuse_step)
+    try:
+        with keep_modes(model), side_pass(model, ()), _without_gradients(model):
+            return _make_graphs(model, structures, passes)
+    finally:
+        hook.remove()
+
+
+def _make_graphs(model: GrowingModel, structures: Iterator[Structure], passes: Sequence[Pass]) -> int:
     seen: list[Structure] = []
     counts = model.compilations
-    torch.compiler.reset()
-    with keep_modes(model), side_pass(model, ()), _without_gradients(model):
-        for structure in structures:
-            seen.append(structure)
-            traced, uncompiled = counts.traced, counts.uncompiled
-            _perform(model, structure, passes)
-            if counts.uncompiled == uncompiled and counts.traced > traced:
-                continue
-            if len(seen) == 1:
-                raise ConfigError(
-                    "the passes of a rehearsal call a model that is not compiled: compile it in place by "
-                    "model.compile(), or give passes that call what torch.compile(model) returned"
-                )
+    for structure in structures:
+        seen.append(structure)
+        traced, uncompiled = counts.traced, counts.uncompiled
+        _perform(model, structure, passes)
+        if counts.uncompiled == uncompiled and counts.traced > traced:
+            continue
+        if len(seen) == 1:
             raise ConfigError(
-                f"torch compiles no more graphs at structure {len(seen)} ({structure}): there are {counts.traced} by "
-                "now; raise its limit, as by torch.compile(..., recompile_limit=64), or offer fewer blueprints in "
-                "fewer slots"
+                "the passes of a rehearsal call a model that is not compiled: compile it in place by "
+                "model.compile(), or give passes that call what torch.compile(model) returned"
             )
-        before = counts.traced, counts.uncompiled
-        for structure in seen:
-            _perform(model, structure, passes)
+        raise ConfigError(
+            f"torch compiles no more graphs at structure {len(seen)} ({structure}): there are {counts.traced} by "
+            "now; raise its limit, as by torch.compile(..., recompile_limit=64), or offer fewer blueprints in "
+            "fewer slots"
+        )
+    before = counts.traced, counts.uncompiled
+    for structure in seen:
+        _perform(model, structure, passes)
     if (counts.traced, counts.uncompiled) != before:
         raise ConfigError(
             "the passes of a rehearsal are compiled anew each time, so that nothing is gained by it: let them call the "
@@ -121,7 +134,7 @@ def rehearse(model: GrowingModel, structures: Iterator[Structure], passes: Seque
     return len(seen)
 
 
-def refuse_step(*_: Any) -> None:
+def _refuse_step(*_: Any) -> None:
     """As a hook before an optimizer's step.
 
     Raises:
@@ -130,7 +143,7 @@ def refuse_step(*_: Any) -> None:
     raise ConfigError("a pass of a rehearsal makes a step of the optimizer: leave that to training")
 
 
-def pass_in_training(model: GrowingModel) -> None:
+def _learn(model: GrowingModel) -> None:
     """Forward and backward on the example input, in training mode."""
     model.train()
     output = find_output_tensor(call(model, _example_of(model)))
@@ -139,7 +152,7 @@ def pass_in_training(model: GrowingModel) -> None:
 
 
 @torch.no_grad()
-def pass_in_evaluation(model: GrowingModel) -> None:
+def _evaluate(model: GrowingModel) -> None:
     """Forward on the example input, in evaluation mode."""
     model.eval()
     call(model, _example_of(model))
