@@ -110,6 +110,26 @@ def test_it_generates_with_a_cache_as_without_while_it_grows(name: str, blueprin
     assert torch.equal(generate(model, num_beams=2), generate(model, num_beams=2, use_cache=False))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_it_generates_with_a_static_cache_and_behind_padding(name: str) -> None:
+    model = growing(name)
+    for slot in model.slots:
+        plant(model, slot, 0.4)
+    expected = generate(model)
+    assert torch.equal(generate(model, cache_implementation="static", disable_compile=True), expected)
+    padded = torch.cat([TOKENS.new_zeros(2, 3), TOKENS], dim=1)
+    mask = (torch.arange(10) >= 3).long().expand(2, 10)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(model.generate(padded, attention_mask=mask, **options)[:, 3:], expected)
+
+
+def test_it_begins_in_the_mode_of_its_host() -> None:
+    host = host_of("gpt2")
+    assert not growing("gpt2", host=host).training
+    assert not plant(growing("gpt2"), "transformer.h.0").training
+    assert growing("gpt2", host=host_of("gpt2").train()).training
+
+
 def test_pruning_gives_layers_of_the_cache_back() -> None:
     model = growing("gpt2")
     for slot in model.slots:
