@@ -7,6 +7,17 @@ from typing import Any
 import pytest
 from torch import nn
 
+_DECODER = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 24,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
 
 def bert(**settings: Any) -> nn.Module:
     """A classifier of one layer."""
@@ -20,6 +31,19 @@ def gpt2(**settings: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     layers = {"n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**layers, **settings}))
+
+
+def llama(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_DECODER, **settings}))
+
+
+def qwen2(**settings: Any) -> nn.Module:
+    """A language model of two layers, the second of which sees the last four tokens alone."""
+    transformers = pytest.importorskip("transformers")
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**_DECODER, **window, **settings}))
 
 
 def vit(**settings: Any) -> nn.Module:

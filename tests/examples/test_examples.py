@@ -15,12 +15,18 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDED = {"lightning_trainer": "lightning", "hugging_face_trainer": "transformers"}
+NEEDED = {
+    "lightning_trainer": "lightning",
+    "hugging_face_trainer": "transformers",
+    "deeper_gpt": "transformers",
+    "deeper_gpt_compiled": "transformers",
+}
+DEEPER = ["deeper_gpt", "deeper_gpt_compiled"]
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer"])
+@pytest.mark.parametrize("name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer", *DEEPER])
 def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     if name in NEEDED and importlib.util.find_spec(NEEDED[name]) is None:
         pytest.skip(f"needs {NEEDED[name]}")
@@ -71,6 +77,6 @@ def test_the_sweep_at_weights_and_biases_has_the_same_space(monkeypatch: pytest.
 
 
 def test_every_example_is_run():
-    shared = {"digits", "own_suite", "search_settings"}
+    shared = {"counting", "digits", "own_suite", "search_settings"}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -12,7 +12,7 @@ from esper.lifecycle.rules import Isolation
 
 GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOOK, ADAPT = GUIDE.with_name("look.md"), GUIDE.with_name("adapt.md")
+LOOK, ADAPT, LANGUAGE = (GUIDE.with_name(f"{name}.md") for name in ("look", "adapt", "language"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -65,3 +65,15 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.M
     assert seed.isolation is Isolation.NONE
     assert seed.alpha > 0, "the seed that learns apart has not been advanced"
     assert all(parameter.any() for parameter in seed.parameters()), "the seed that learns apart has not learned"
+
+
+@pytest.mark.slow
+def test_the_page_on_language_models_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    text = LANGUAGE.read_text()
+    names: dict[str, object] = {}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], str(LANGUAGE), "exec"), names)  # noqa: S102
+    assert (tmp_path / "deeper" / "config.json").exists()

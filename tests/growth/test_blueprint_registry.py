@@ -13,6 +13,7 @@ from growth.blueprint_cases import SITES, generator
 BUILT_IN = (
     "attention",
     "block_copy",
+    "block_zero",
     "bottleneck",
     "conv1x1",
     "conv3x3",
@@ -59,7 +60,7 @@ def test_for_site_lists_what_serves_a_layout(layout: Layout, expected: str):
 def test_an_unknown_name_raises_with_near_names():
     with pytest.raises(UnknownBlueprintError, match=r"'token_cnov'.*did you mean 'token_conv'"):
         get("token_cnov")
-    with pytest.raises(UnknownBlueprintError, match=r"'zzzz'; known are attention, block_copy, bottleneck"):
+    with pytest.raises(UnknownBlueprintError, match=r"'zzzz'; known are attention, block_copy, block_zero, bottleneck"):
         get("zzzz")
 
 

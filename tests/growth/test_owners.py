@@ -194,6 +194,8 @@ def test_sharded_parameters_are_refused(sharded: str, tmp_path: Path) -> None:
         assert any(isinstance(parameter, DTensor) for parameter in model.parameters())
         with pytest.raises(SlotError, match=r"is a DTensor: models that fully_shard \(FSDP2\).*cannot grow"):
             attach(model.host, ["0"], INPUTS) if sharded == "before attach" else require_attached(model)
+        with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):  # a reason why
+            copy.deepcopy(model.host[0] if sharded == "after" else model.host)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -41,6 +41,7 @@ from esper.grower.network import GrowingNetwork
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account, Recording
+from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.scores import Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
@@ -232,6 +233,37 @@ class Grower:
         self._actions: Ints = wait(1)
         self.network.table = self.network.advance(self._actions, self.rules).table
         self._examiner.listen_before(1)
+
+    def rehearse(self, *passes: Callable[[], object]) -> int:
+        """Compile the model for every structure that growth may give it, before training; returns how many there are.
+
+        ```python
+        compiled = torch.compile(model, recompile_limit=64)
+        grower.rehearse(lambda: loss_of(compiled, batch).backward(), lambda: validate(compiled))
+        ```
+
+        All graphs that torch has made before, of whatever, are dropped. Nothing is compiled anew afterwards, as long as
+        the model is called with inputs of the same shapes. Nothing remains of the passes but graphs.
+        `esper.grower.rehearsal` tells how many structures there are: three with one blueprint in one slot, and each may
+        need a graph to learn and one to evaluate.
+
+        Args:
+            passes: Calls of what is compiled, as training and evaluation make them, backward passes included, but
+                without a step of the optimizer. None: the model itself, compiled in place by ``model.compile()``, on
+                its example input, in training with a backward pass, and in evaluation.
+
+        Raises:
+            ConfigError: nothing is compiled; torch keeps fewer graphs than that takes; seeds learn apart, in passes of
+                their own; or a pass makes a step of the optimizer.
+        """
+        if self.learns_apart:
+            raise ConfigError(
+                "what learns apart makes passes of its own, which a rehearsal does not know: take isolation none and "
+                "evidence dependence where the model is compiled"
+            )
+        found = rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
+        self.passes.separate = "the network is compiled"
+        return found
 
     def step(
         self,

@@ -97,7 +97,11 @@ class GrowingNetwork:
 
     def affordable(self, blends: Sequence[Blend]) -> Bools:
         """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
-        return affordable_blueprints(self.budget, self.specs.costs, self.table, blends)
+        return self.affordable_beside(self.table, blends)
+
+    def affordable_beside(self, table: SeedTable, blends: Sequence[Blend]) -> Bools:
+        """As `affordable`, were ``table`` that of this network."""
+        return affordable_blueprints(self.budget, self.specs.costs, table, blends)
 
     @property
     def budget_left(self) -> Floats:

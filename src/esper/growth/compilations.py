@@ -24,6 +24,11 @@ class Compilations:
     def __init__(self) -> None:
         # No decorator: it loads torch's compiler, which making an optimizer does anyway and importing Esper need not.
         torch.compiler.assume_constant_result(Compilations.record_graph)
+        torch.compiler.assume_constant_result(Compilations.count_trace)
+        self.traced = 0
+        """How often a slot was made part of a graph."""
+        self.uncompiled = 0
+        """How often a slot ran without being part of one."""
         self._graphs: set[tuple[int, bool, bool]] = set()
         """By structure, counted from 0, training mode, and whether there were gradients; since they were dropped."""
         self._structure = 0
@@ -38,6 +43,10 @@ class Compilations:
     def compiled(self) -> bool:
         """Whether there is any."""
         return bool(self._graphs)
+
+    def count_trace(self) -> None:
+        """Called once for each graph that a slot is part of, while it is made."""
+        self.traced += 1
 
     def record_graph(self, training: bool) -> None:
         """Called once for each graph, while it is made."""

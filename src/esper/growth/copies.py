@@ -88,6 +88,7 @@ def _align(slot: Slot, other: Slot) -> None:
         other.remove()
         present = copy.deepcopy(seed).to(other.anchor.device, other.anchor.dtype).train(other.training)
         other.occupant = present
+        other.depth.follow(other.name, present.blueprint.find_block())
     with torch.no_grad():
         present.alpha.copy_(seed.alpha)
     present.fossilized, present.isolation, present.contribution = seed.fossilized, seed.isolation, seed.contribution

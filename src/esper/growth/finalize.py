@@ -18,7 +18,8 @@ from torch import fx, nn
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Folded, Reads
-from esper.growth.fossils import TracedFossil, relay_input, trace
+from esper.growth.depth import Depth, deepen
+from esper.growth.fossils import ALPHA, BLOCK, TracedFossil, mix_in_block, relay_input, trace
 from esper.growth.hooks import require_attached
 from esper.growth.positions import find_output_tensor
 from esper.growth.pretrained import refuse_saving
@@ -51,33 +52,61 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     grown = copy.deepcopy(model)
     grown.release()
     host, names = grown.host, {name: name for name in kept}
-    inserted, foreign = list[str](), list[str]()
+    inserted, foreign, called = list[str](), list[str](), dict[str, nn.Module]()
     for name in kept:
         slot, seed = grown.slots[name], grown.seeds[name]
         folded = seed.blueprint.fold(host, names[name], float(seed.alpha))
         if folded is Folded.INSERTED:
             inserted.append(name)
             names = {other: _move(path, names[name]) for other, path in names.items()}
-        if folded is Folded.NOT:
-            _require_traceable(slot, seed)
+        if folded is Folded.NOT and _must_call(slot, seed):
+            called[name] = _keep_block(host, names[name], slot, seed)
+            foreign.append(name)
+        elif folded is Folded.NOT:
             traced = trace(seed, slot.site, name)
             _fold(host, names[name], type(seed.blueprint).name, traced, grown.tap.place)
             _keep_padded(host, names[name])
-            foreign.append(names[name])
+            foreign.append(name)
+    if inserted:
+        deepen(host, {names[name]: name for name in inserted})
+    depth = Depth(host)
+    for name, block in called.items():
+        depth.follow(names[name], block)
     if inserted:
         _require_equal(model, host, kept, inserted)
-    refuse_saving(host, foreign)
+    refuse_saving(host, [names[name] for name in foreign], [names[name] for name in inserted])
     return host
 
 
-def _require_traceable(slot: Slot, seed: Seed) -> None:
+def _must_call(slot: Slot, seed: Seed) -> bool:
+    """Whether no graph can stand for the seed, as its block is called with more than features."""
     layer = slot.site.layer
-    if seed.reads is Reads.CALL and (layer is None or not layer.alone):
+    return seed.reads is Reads.CALL and (layer is None or not layer.alone)
+
+
+def _keep_block(host: nn.Module, behind: str, slot: Slot, seed: Seed) -> nn.Module:
+    """Let a copy of a block run behind the block itself, called as it is, and mix what both return; returns the copy.
+
+    Raises:
+        ExportError: the block would run it by itself, in another way.
+    """
+    followed, block, kind = host.get_submodule(behind), seed.blueprint.find_block(), seed.blueprint.name
+    if block is None or _runs_what_it_holds(followed):
         raise ExportError(
-            f"{seed.blueprint.name!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}, and its block is "
-            "called with more than features: it can be part of a plain model with a weight of 1 alone, and where the "
-            "block is in an nn.Sequential or nn.ModuleList; save the growing model by esper.save"
+            f"{kind!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f} in a module that runs whatever it "
+            "holds: with a weight of 1 it can be part of a plain model; save the growing model by esper.save"
         )
+    warnings.warn(
+        f"{kind!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}: it runs behind its block; with a weight "
+        "of 1 it would be the next one; save_pretrained is refused",
+        stacklevel=4,
+    )
+    fossil = _find_unused_name(followed, PREFIX + kind)
+    kept = nn.ModuleDict({BLOCK: block})
+    kept.register_buffer(ALPHA, seed.alpha)
+    followed.add_module(fossil, kept)
+    followed.register_forward_hook(mix_in_block(fossil), with_kwargs=True)
+    return block
 
 
 def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], inserted: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.func import functional_call
 
 from esper.errors import ExportError
 from esper.growth.blueprints.registry import LayerCall, Reads
@@ -141,6 +143,30 @@ def _attribute(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
 def is_assertion(node: fx.Node) -> bool:
     """Whether the node only asserts that a tensor is of the traced type and device."""
     return not node.users and "assert" in node.name
+
+
+BLOCK, ALPHA = "block", "alpha"
+"""What `mix_in_block` runs, and how much that counts, in the module that holds both."""
+
+
+def mix_in_block(fossil: str) -> functools.partial[Tensor]:
+    """A forward hook, with keywords, of a block that holds a copy of itself in its submodule ``fossil``.
+
+    What the block returned is ``h``; it returns ``(1 - alpha) * h + alpha * copy(h, ...)``, and the copy is called with
+    all other arguments that the block was called with.
+    """
+    graph = fx.Graph()
+    # A graph cannot unpack arguments: `functional_call` does, which is given to it, lest unpickling call it.
+    names = ("unpack", "module", "arguments", "keywords", "features")
+    unpack, module, arguments, keywords, features = map(graph.placeholder, names)
+    held = _attribute(graph, module, fossil)
+    behind = graph.call_function(operator.getitem, (arguments, slice(1, None)))
+    given = graph.call_function(operator.add, ((features,), behind))
+    block = graph.call_function(operator.getitem, (held, BLOCK))
+    returned = graph.call_method("__call__", (unpack, block, {}, given, keywords))
+    typed = [graph.call_method("to", (one, features)) for one in (returned, _attribute(graph, held, ALPHA))]
+    graph.output(graph.call_function(torch.lerp, (features, *typed)))
+    return functools.partial(fx.GraphModule(nn.Module(), graph, class_name="MixInBlock"), functional_call)
 
 
 INPUT = (

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from esper.arguments import callable_, check_arguments, instance, name_of, one_of, optional, truth, whole
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
+from esper.growth.blueprints.registry import get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
+from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
 from esper.growth.hooks import require_attachable, require_attached
@@ -154,7 +156,8 @@ class GrowingModel(nn.Module):
         super().__init__()
         require_attachable(host)
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
-        probed = probe(host, list(slots), example_input, causal=causal, apart=apart)
+        silenced = [name for name, offer in offers.items() if any(get(one).silences for one in offer or ())]
+        probed = probe(host, list(slots), example_input, causal=causal, apart=apart, silenced=silenced)
         self.host = host
         self.example = Example(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
@@ -163,12 +166,15 @@ class GrowingModel(nn.Module):
         self.ownership = Ownership()
         self.copies = Copies()
         self.compilations = Compilations()
-        shared = (self.tap, self.ownership, self.copies, self.compilations)
+        self.depth = Depth(host)
+        shared = (self.tap, self.ownership, self.copies, self.compilations, self.depth)
         made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
         self.slots = Slots(made)
+        self.training = host.training
+        self.slots.train(host.training)
         self.frozen = FrozenParts(host, frozen)
         """What of the host stays as it is."""
         for last in self.slots.values()[-1:]:
@@ -392,6 +398,7 @@ class GrowingModel(nn.Module):
         for one in (*self._hooks, *self._guards):
             one.remove()
         self._guards.clear()
+        self.depth.restore()
         self.copies.released = True
 
     @check_arguments(ConfigError, unfinished=one_of(Unfinished))
@@ -408,9 +415,14 @@ class GrowingModel(nn.Module):
         when they are put together anew. Only fossils that read the network's input need the whole, where they find it
         as in the example input: in the same place, or under the same keyword; in a part alone they raise KeyError.
 
+        A copy of a block (`block_copy`, `block_zero`) with a weight of 1 is the next module of the `nn.ModuleList` or
+        `nn.Sequential` that the block is in, and the configuration says so, as `esper.growth.depth` tells: the copy is
+        an ordinary deeper model. With another weight it runs behind its block, of which you are warned.
+
         Where a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError,
-        since ``from_pretrained`` would lose what grew. Whoever gives ``state_dict``, as their Trainer does for its
-        checkpoints, gets them with a warning: the finalized model itself takes them back.
+        where ``from_pretrained`` would lose what grew, so not in a model that only became deeper. Whoever gives
+        ``state_dict``, as their Trainer does for its checkpoints, gets them with a warning: the finalized model itself
+        takes them back.
 
         Args:
             unfinished: ``keep`` folds in the seeds that count (alpha above 0, not isolated), at their present alpha, so
@@ -422,8 +434,7 @@ class GrowingModel(nn.Module):
             ConfigError: ``unfinished`` is something else.
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
             ExportError: `torch.export` cannot trace the blueprint of a seed; or the copy of a block cannot follow it,
-                as it is called with more than features and is in no container, or in one that its owner does not run
-                module by module.
+                as it is in a container that its owner does not run module by module.
         """
         return finalize(self, Unfinished(unfinished))
 

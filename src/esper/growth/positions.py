@@ -66,6 +66,16 @@ def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Map
     return PositionHints(masks, caches) if masks or caches else NO_HINTS
 
 
+def drop_caches(
+    names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with None for each cache; ``names`` are those of positional arguments."""
+    caches = find_hints(names, arguments, keywords).caches
+    called = (*names, *[""] * (len(arguments) - len(names)))
+    kept = tuple(None if name in caches else value for name, value in zip(called, arguments, strict=False))
+    return kept, {name: None if name in caches else value for name, value in keywords.items()}
+
+
 class CallWitness:
     """Sees what the modules of a host are called with, until `release`."""
 

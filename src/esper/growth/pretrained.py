@@ -1,4 +1,4 @@
-"""Refuse ``save_pretrained`` where ``from_pretrained`` would lose what grew, as it builds the bare class again.
+"""Refuse ``save_pretrained`` where ``from_pretrained`` would lose what grew, as it builds the class by a configuration.
 
 That is a method of Hugging Face's models, as is ``push_to_hub``. An attribute of the instance comes before a method.
 """
@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.testing import assert_close
 
 from esper.errors import ExportError
+from esper.growth.rebuilding import is_built_alike
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -30,6 +31,11 @@ _GROWING = (
 _PLAIN = (
     "from_pretrained would lose what grew in this model, because it builds it without: keep the model itself by "
     "torch.save, or write it by esper.export, or save the growing model by esper.save before finalize()"
+)
+_DEEPER = (
+    "from_pretrained would build another model than this deeper one: its configuration does not tell how many blocks "
+    "there are, or blocks depend on their number in another way than it says; keep the model itself by torch.save, or "
+    "write it by esper.export, or save the growing model by esper.save before finalize()"
 )
 _CHECKPOINT = (
     "this checkpoint is for the finalized model alone, to be read by its load_state_dict: from_pretrained would lose "
@@ -79,16 +85,24 @@ def guard_saving(model: GrowingModel) -> list[SaveGuard]:
     return guards
 
 
-def refuse_saving(plain: nn.Module, grown: Iterable[str]) -> None:
-    """Let no part of ``plain`` be saved, by methods of Hugging Face's, that holds a submodule in which something grew.
+def refuse_saving(plain: nn.Module, grown: Iterable[str], inserted: Iterable[str] = ()) -> None:
+    """Let no part of ``plain`` be saved, by methods of Hugging Face's, that ``from_pretrained`` would build otherwise.
+
+    Those are the parts that hold a submodule in which something grew, and those with blocks that were ``inserted``, of
+    which the configuration does not say so, or that depend on their place in another way than the configuration does.
 
     It says so without Esper: what stands in the method's place is made of torch and Python alone, and copies and
     pickles with the module. Checkpoints for which the caller gives ``state_dict`` are written, with a warning.
     """
-    for part, method in _methods(plain, grown):
+    refused = [(part, method, _PLAIN) for part, method in _methods(plain, grown)]
+    parts = {part for part, _, _ in refused}
+    deeper = [(part, method) for part, method in _methods(plain, inserted) if part not in parts]
+    unlike = {part: not is_built_alike(part) for part in {part for part, _ in deeper}}
+    refused += [(part, method, _DEEPER) for part, method in deeper if unlike[part]]
+    for part, method, why in refused:
         # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.
         how = (assert_close, warnings.warn, threading.Thread, type(part), part)
-        vars(part)[method] = functools.partial(_refusal(method), *how)
+        vars(part)[method] = functools.partial(_refusal(method, why), *how)
 
 
 def _methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
@@ -103,7 +117,7 @@ def _methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str
     ]
 
 
-def _refusal(method: str) -> fx.GraphModule:
+def _refusal(method: str, why: str) -> fx.GraphModule:
     """An AssertionError, or a warning and the method, given how to do each, a class, a module and the arguments.
 
     It knows no function by itself: a graph that is unpickled runs once without values, and calls of what it was given
@@ -117,7 +131,7 @@ def _refusal(method: str) -> fx.GraphModule:
         return graph.call_method("__call__", (function, *values), named)
 
     lacking = graph.call_method("isdisjoint", (graph.call_method("keys", (keywords,)), (_OWN_STATE,)))
-    call(expect, lacking, False, msg=_PLAIN)
+    call(expect, lacking, False, msg=why)
     call(warn, _CHECKPOINT)
     save = graph.call_function(getattr, (kind, method))
     whole = graph.call_function(operator.add, ((part,), arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -14,6 +14,7 @@ from esper.arguments import Kind, instance
 from esper.errors import SlotError, did_you_mean
 from esper.flops import count_flops
 from esper.growth.blueprints.registry import LayerCall
+from esper.growth.outputs import find_outputs
 from esper.growth.positions import CallWitness, find_declared_reason, find_output_tensor, is_causal, pad_nested
 from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
@@ -53,7 +54,7 @@ class _Seen:
 
     output: Any
     keeps_shape: bool
-    alone: bool
+    call: LayerCall
 
 
 class _LayerWitness:
@@ -72,7 +73,7 @@ class _LayerWitness:
         first, keeps = call.first, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
             keeps = (first.shape, first.dtype) == (output.shape, output.dtype)
-        self.seen.setdefault(name, []).append(_Seen(_pad_if_nested(output), keeps, call.alone))
+        self.seen.setdefault(name, []).append(_Seen(_pad_if_nested(output), keeps, call))
 
     def release(self) -> None:
         """See no more calls."""
@@ -118,13 +119,15 @@ def probe(
     *,
     causal: bool | None = None,
     apart: bool | None = None,
+    silenced: Collection[str] = (),
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
     A rank-3 output is read as tokens ``[B, T, D]`` unless a convolution or a normalisation over channels made it, then
     as a sequence ``[B, C, L]``. Whether tokens are ``causal``, so that none may learn of later ones, shows in the
     host's outputs when the last token changes; say it where that cannot tell, as with a single token. Whether positions
-    stay ``apart``, so that none may learn of any other, shows in what modules are called with.
+    stay ``apart``, so that none may learn of any other, shows in what modules are called with. Of the modules
+    ``silenced`` it also finds the `Layer.outputs`.
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
@@ -150,9 +153,11 @@ def probe(
         _check(name, [one.output for one in layers.seen.get(name, [])], len(inputs))
     costs = None if counted is None else {name: flops // len(inputs) for name, flops in counted.parts.items()}
     sites: dict[str, Site] = {}
-    for name, found in layers.seen.items():
-        layer = Layer(modules[name], None if costs is None else costs[name], found[0].keeps_shape, found[0].alone)
-        sites[name] = _describe_site(layer, found[0].output, inputs, causal)
+    for name, (found, *_) in layers.seen.items():
+        ends = find_outputs(modules[name], found.call) if name in silenced and found.keeps_shape else ()
+        flops = None if costs is None else costs[name]
+        layer = Layer(modules[name], flops, found.keeps_shape, found.call.alone, ends)
+        sites[name] = _describe_site(layer, found.output, inputs, causal)
     if apart is not False:
         reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}

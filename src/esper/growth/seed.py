@@ -143,6 +143,8 @@ class Seed(BlendedBlueprint):
         if self.isolation is Isolation.STRAIGHT_THROUGH:
             apart = self.change(features.detach(), inputs)
             return features + (apart - apart.detach())
+        if self.blend is Blend.ADD:
+            return self.blueprint.add_to(features, inputs, self.alpha)
         return features + self.alpha * self.change(features, inputs)
 
     @contextmanager

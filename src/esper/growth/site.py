@@ -40,6 +40,9 @@ class Layer:
     """Whether it returns features of the shape and type of its first argument, as a block does."""
     alone: bool
     """Whether it has no other argument that says anything."""
+    outputs: tuple[str, ...] = ()
+    """Names of the parameters that end its branches: once they are zero it returns what it is given. Empty, if there
+    are none or no blueprint on offer asks."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
+from esper.growth.depth import Depth
 from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
 from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
@@ -116,6 +117,7 @@ class Slot(GrowthHook):
         ownership: Which optimizer gets the parameters of seeds.
         copies: Of the model, that grow as it does.
         compilations: Of the model.
+        depth: Of the model's host.
         blueprints: Names of those that may germinate here; None: all that serve the site.
 
     Raises:
@@ -133,6 +135,7 @@ class Slot(GrowthHook):
         ownership: Ownership,
         copies: Copies,
         compilations: Compilations,
+        depth: Depth,
         blueprints: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -142,6 +145,7 @@ class Slot(GrowthHook):
         self.ownership = ownership
         self.copies = copies
         self.compilations = compilations
+        self.depth = depth
         self.blueprints = _require_offers(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
@@ -160,6 +164,10 @@ class Slot(GrowthHook):
     def forward(
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
     ) -> Tensor:
+        if torch.compiler.is_compiling():
+            self.compilations.count_trace()
+        else:
+            self.compilations.uncompiled += 1
         call = LayerCall(arguments, keywords)
         passed = self._begin_graph(self._pass(module, call, output))
         if torch.compiler.is_compiling() or self.listener is None:  # in this order nothing is compiled anew for it
@@ -264,7 +272,8 @@ class Slot(GrowthHook):
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
         self.ownership.extend(self.name, list(seed.parameters()))
-        self.occupant = seed
+        self._settle(seed)
+        self.depth.follow(self.name, seed.blueprint.find_block())
         self.copies.follow_change(self)
         self.compilations.record_change()
         return seed
@@ -286,7 +295,8 @@ class Slot(GrowthHook):
         """Remove the seed, if there is one, fossil or not: for rollbacks."""
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
-            self.occupant = None
+            self._settle(None)
+            self.depth.follow(self.name, None)
             self.copies.follow_change(self)
             self.compilations.record_change()
 
@@ -314,11 +324,29 @@ class Slot(GrowthHook):
     @contextmanager
     def vacate(self) -> Generator[None]:
         """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer."""
-        occupant, self.occupant = self.occupant, None
+        occupant = self.occupant
+        self._settle(None)
         try:
             yield
         finally:
-            self.occupant = occupant
+            self._settle(occupant)
+
+    @contextmanager
+    def try_on(self, seed: Seed) -> Generator[None]:
+        """Within the block ``seed`` lives in this slot, which is free, and nobody is told: for a rehearsal."""
+        assert self.occupant is None
+        self._settle(seed.to(self.anchor.device, self.anchor.dtype).train(self.training))
+        self.depth.follow(self.name, seed.blueprint.find_block())
+        try:
+            yield
+        finally:
+            self._settle(None)
+            self.depth.follow(self.name, None)
+
+    def _settle(self, occupant: Occupant | None) -> None:
+        """Let ``occupant`` live here; what was compiled for the same before is good for it again."""
+        del self.occupant  # or a module that left would leave another trace than one that never came
+        self.occupant = occupant
 
     def _require_same_type(self, module: nn.Module, output: Tensor) -> None:
         """Refuse a host that was converted without its slots; other types are autocast's, or the host's own affair."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, Family, Folded, LayerCall, Reads, register
-from esper.growth.hook_tables import GrowthHook, find_hook_tables
+from esper.growth.depth import copy_block
 from esper.growth.site import Layout, Site
 
 
@@ -18,8 +17,8 @@ class BlockCopy(Blueprint):
     """``s(h) = block(h) - h`` with a copy of the block that returned ``h``: at alpha 1 a second such block after it.
 
     Stacking (Gong et al. 2019; Du et al. 2024, arXiv 2405.15319), under alpha: a network with it is the one without at
-    alpha 0, and the deeper one at alpha 1. The copy begins with the values that the block has by then; but for the
-    first argument it is called as the block is. What grew within the block is not copied.
+    alpha 0, and the deeper one at alpha 1, both to the bit. The copy begins with the values that the block has by then;
+    but for the first argument it is called as the block is. What grew within the block is not copied.
 
     Unlike other blueprints it is not zero at birth and has what the block has, such as dropout and running statistics.
     """
@@ -33,11 +32,22 @@ class BlockCopy(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         assert site.layer is not None
-        self.block = _copy_bare(site.layer.module).requires_grad_(True)
+        self.block = copy_block(site.layer.module).requires_grad_(True)
 
     def forward(self, features: Tensor, inputs: LayerCall, /) -> Tensor:
-        returned = cast("Tensor", self.block(features, *inputs.arguments[1:], **inputs.keywords))
-        return returned - features
+        return self._run(features, inputs) - features
+
+    def add_to(self, features: Tensor, inputs: LayerCall, alpha: Tensor) -> Tensor:
+        """``(1 - alpha) * h + alpha * block(h)``, which is exactly ``h`` or ``block(h)`` at either end."""
+        return torch.lerp(features, self._run(features, inputs).to(features.dtype), alpha.to(features.dtype))
+
+    def _run(self, features: Tensor, inputs: LayerCall) -> Tensor:
+        arguments, keywords = inputs.with_first(features)
+        returned: Tensor = self.block(*arguments, **keywords)
+        return returned
+
+    def find_block(self) -> nn.Module | None:
+        return self.block
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
         """Insert the block behind the other, in the container that it is in; at alpha 1 only."""
@@ -65,16 +75,25 @@ class BlockCopy(Blueprint):
         return super().serves(site) and layer is not None and layer.keeps_shape and layer.flops is not None
 
 
-def _copy_bare(block: nn.Module) -> nn.Module:
-    """A copy without the growth slots on it and within it."""
-    slots = [hook for module in block.modules() for hook in _list_growth_hooks(module)]
-    copied = copy.deepcopy(block, {id(slot): slot for slot in slots})
-    for module in copied.modules():
-        for table in find_hook_tables(module):
-            for key in [key for key, hook in table.items() if isinstance(hook, GrowthHook)]:
-                del table[key]
-    return copied
+@register
+class BlockZero(BlockCopy):
+    """`BlockCopy` whose last layer in every branch is zero at birth, so that it is the identity whatever its alpha.
 
+    As zero-initialised residual branches (Goyal et al. 2017, arXiv 1706.02677, section 5.1; LLaMA Pro, Wu et al. 2024,
+    arXiv 2401.02415). It serves blocks of the form ``h + f(h) + ...`` alone: where something follows the sum, such as
+    the normalisation of a post-norm block, no such block is the identity.
+    """
 
-def _list_growth_hooks(module: nn.Module) -> list[GrowthHook]:
-    return [hook for table in find_hook_tables(module) for hook in table.values() if isinstance(hook, GrowthHook)]
+    name: ClassVar[str] = "block_zero"
+    silences: ClassVar[bool] = True
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        assert site.layer is not None
+        with torch.no_grad():
+            for name in site.layer.outputs:
+                self.block.get_parameter(name).zero_()
+
+    @classmethod
+    def serves(cls, site: Site) -> bool:
+        return super().serves(site) and site.layer is not None and bool(site.layer.outputs)

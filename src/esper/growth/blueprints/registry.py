@@ -59,6 +59,12 @@ class LayerCall(NamedTuple):
         first = next(iter((*self.arguments, *self.keywords.values())), None)
         return first if isinstance(first, Tensor) else None
 
+    def with_first(self, features: Tensor) -> LayerCall:
+        """The same call with ``features`` in place of the first argument."""
+        if self.arguments:
+            return LayerCall((features, *self.arguments[1:]), self.keywords)
+        return LayerCall((), {**self.keywords, **dict.fromkeys(list(self.keywords)[:1], features)})
+
     @property
     def alone(self) -> bool:
         """Whether there is no other argument that says anything."""
@@ -113,6 +119,8 @@ class Blueprint(nn.Module, ABC):
     """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
     reads: ClassVar[Reads] = Reads.NOTHING
     """What ``forward`` is given as ``inputs``; those that read nothing there may be given anything."""
+    silences: ClassVar[bool] = False
+    """Whether it is to know the `Layer.outputs` of its layer, which cost a few calls of the layer to find."""
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()
@@ -123,6 +131,15 @@ class Blueprint(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: Tensor, inputs: Any, /) -> Tensor:
         """The contribution, shaped as ``features``. ``inputs`` is what the blueprint `reads`; most ignore it."""
+
+    def add_to(self, features: Tensor, inputs: Any, alpha: Tensor) -> Tensor:
+        """``h + alpha * s(h)``, shaped and typed as ``features``; ``alpha`` is a number."""
+        # Under autocast some blueprints compute in float32; the host is to see the type that it made.
+        return features + alpha * self(features, inputs).to(features.dtype)
+
+    def find_block(self) -> nn.Module | None:
+        """The block that it adds to those of the host, if it is one of their kind."""
+        return None
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
         """Make this, at that weight, part of a plain ``host`` behind its submodule ``name``, if it can be done better
