@@ -71,9 +71,5 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.M
 def test_the_page_on_language_models_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    text = LANGUAGE.read_text()
-    names: dict[str, object] = {}
-    for block in BLOCK.finditer(text):
-        line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block[1], str(LANGUAGE), "exec"), names)  # noqa: S102
+    run_blocks(LANGUAGE)
     assert (tmp_path / "deeper" / "config.json").exists()
