@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pydoc
+import re
 from pathlib import Path
 
 import pytest
@@ -29,14 +31,23 @@ def test_a_name_that_is_not_public_is_no_attribute() -> None:
             _ = importlib.import_module(module).atach
 
 
+def _is_record(found: object) -> bool:
+    """Whether its arguments are its fields, which the reference shows with what stands below each."""
+    return dataclasses.is_dataclass(found) or (isinstance(found, type) and issubclass(found, tuple))
+
+
 @pytest.mark.parametrize("name", [name for name in esper.__all__ if not name.startswith("_")])
 def test_help_names_every_argument(name: str) -> None:
     """`help(esper.attach)` says what each argument is, in a section of its own or beside a setting."""
     found = getattr(esper, name)
-    shown = pydoc.plain(pydoc.render_doc(found))
-    assert len(shown.splitlines()) > 5
+    said = inspect.getdoc(found) or ""
+    assert len(pydoc.plain(pydoc.render_doc(found)).splitlines()) > 5
+    fields = getattr(found, "model_fields", {})
     for argument in inspect.signature(found).parameters:
-        assert f"{argument}" in shown
+        if argument in fields:
+            assert fields[argument].description, argument
+        elif not _is_record(found):
+            assert re.search(rf"^\s*{argument}:", said, re.MULTILINE), argument
 
 
 @pytest.mark.parametrize("name", ["attach", "Grower", "Validation"])

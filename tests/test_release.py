@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -43,7 +44,9 @@ def test_what_new_users_type_is_there_to_be_checked() -> None:
 def test_a_wheel_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "esper.whl"
     with ZipFile(wheel, "w") as file:
-        for path in (release.ROOT / "src").rglob("*.py"):
+        for path in (release.ROOT / "src" / "esper").rglob("*"):
+            if path.name == "py.typed" or not path.is_file():
+                continue
             file.writestr(str(path.relative_to(release.ROOT / "src")), "")
     with pytest.raises(SystemExit, match=r"esper\.whl lacks esper/py\.typed$"):
         release.check(wheel)
@@ -53,3 +56,66 @@ def test_a_wheel_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_version_is_refused(version: str) -> None:
     with pytest.raises(SystemExit, match="is no version"):
         release.require_releasable(version)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a version and a changelog, whose build takes no time."""
+    (tmp_path / "version.py").write_text('__version__ = "0.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n- new\n\n## 0.1.0 - 2026-01-01\n")
+    for name, value in {
+        "ROOT": tmp_path,
+        "VERSION_FILE": tmp_path / "version.py",
+        "CHANGELOG": tmp_path / "CHANGELOG.md",
+        "build": lambda: tmp_path / "esper.whl",
+        "check": lambda _: None,
+    }.items():
+        monkeypatch.setattr(release, name, value)
+    for name, value in {"NAME": "somebody", "EMAIL": "somebody@example.org"}.items():
+        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+    release.run("git", "init", "--quiet")
+    release.run("git", "add", ".")
+    release.run("git", "commit", "--quiet", "--message", "before")
+    return tmp_path
+
+
+def make_release(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("sys.argv", ["release.py", version])
+    release.main()
+
+
+def test_a_release_is_committed_and_tagged_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_release(monkeypatch, "0.2.0")
+    assert release.ask_git("tag") == "v0.2.0"
+    assert "## 0.2.0 - " in (checkout / "CHANGELOG.md").read_text()
+    assert release.ask_git("status", "--porcelain") == ""
+    for version, why in {"0.2.0": "released already", "0.1.9": "older than", "0.3.0": "nothing below"}.items():
+        with pytest.raises(SystemExit, match=why):
+            make_release(monkeypatch, version)
+    assert release.ask_git("tag") == "v0.2.0"
+
+
+@pytest.mark.parametrize("failing", ["check", "hook"])
+def test_a_release_that_fails_leaves_everything_as_it_was(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    head = release.ask_git("rev-parse", "HEAD")
+    if failing == "check":
+        monkeypatch.setattr(release, "check", lambda _: sys.exit("no"))
+    else:
+        hook = checkout / ".git" / "hooks" / "pre-commit"
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text("#!/bin/sh\nexit 1\n")
+        hook.chmod(0o755)
+    with pytest.raises(SystemExit):
+        make_release(monkeypatch, "0.2.0")
+    assert (release.ask_git("tag"), release.ask_git("rev-parse", "HEAD")) == ("", head)
+    assert release.ask_git("status", "--porcelain") == ""
+
+
+def test_uncommitted_changes_are_never_lost(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkout / "version.py").write_text('__version__ = "0.2.0"  # mine\n')
+    with pytest.raises(SystemExit, match="uncommitted"):
+        make_release(monkeypatch, "0.2.0")
+    assert "mine" in (checkout / "version.py").read_text()

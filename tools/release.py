@@ -37,32 +37,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", nargs="?", help="release this version; without it nothing is committed")
     version: str | None = parser.parse_args().version
-    if version is not None:
-        require_releasable(version)
-        write_version(version)
+    if version is None:
+        check(build())
+        return
+    require_releasable(version)
+    head = ask_git("rev-parse", "HEAD")
     try:
-        wheel = build()
-        check(wheel)
-    except BaseException:
-        if version is not None:
-            run("git", "checkout", "--", str(VERSION_FILE), str(CHANGELOG))
-        raise
-    if version is not None:
+        write_version(version)
+        check(build())
         run("git", "commit", "--quiet", "--message", f"Release {version}", str(VERSION_FILE), str(CHANGELOG))
         run("git", "tag", "--annotate", f"v{version}", "--message", f"Esper {version}")
-        sys.stdout.write(f"tagged v{version}; `git push --follow-tags` publishes it\n")
+    except BaseException:
+        run("git", "reset", "--quiet", "--hard", head)  # nothing was uncommitted
+        raise
+    sys.stdout.write(f"tagged v{version}; `git push --follow-tags` publishes it\n")
 
 
 def require_releasable(version: str) -> None:
     """Exit unless it is a new version, nothing is uncommitted, and the changelog tells something."""
     if not _NUMBER.fullmatch(version):
         sys.exit(f"{version} is no version such as 0.3.0 or 0.3.0rc1")
-    if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, check=True, capture_output=True).stdout:
+    if _read_number(version) < _read_number(read_version()):
+        sys.exit(f"{version} is older than the present {read_version()}: choose another version")
+    if ask_git("status", "--porcelain"):
         sys.exit("there are uncommitted changes: commit them first")
-    if subprocess.run(["git", "tag", "--list", f"v{version}"], cwd=ROOT, check=True, capture_output=True).stdout:
+    if ask_git("tag", "--list", f"v{version}"):
         sys.exit(f"v{version} was released already: choose another version")
-    if UNRELEASED not in CHANGELOG.read_text():
-        sys.exit(f"{CHANGELOG.name} has no heading `{UNRELEASED}`: say what is new")
+    if not CHANGELOG.read_text().partition(UNRELEASED)[2].partition("\n## ")[0].strip():
+        sys.exit(f"{CHANGELOG.name} has nothing below `{UNRELEASED}`: say what is new")
 
 
 def write_version(version: str) -> None:
@@ -89,7 +91,8 @@ def build() -> Path:
 def check(wheel: Path) -> None:
     """Exit unless the wheel is whole, and a new user's first steps work where only it is installed."""
     inside = set(ZipFile(wheel).namelist())
-    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    files = (path.relative_to(ROOT / "src") for path in (ROOT / "src" / "esper").rglob("*") if path.is_file())
+    sources = {str(path) for path in files if "__pycache__" not in path.parts}
     if missing := sorted({*sources, *_IN_THE_WHEEL} - inside):
         sys.exit(f"{wheel.name} lacks {', '.join(missing)}")
     expected = read_version()
@@ -98,7 +101,7 @@ def check(wheel: Path) -> None:
         empty = Path(folder) / "empty"
         empty.mkdir()
         said = subprocess.run(
-            [python, "-m", "esper", "--version"], cwd=empty, check=True, capture_output=True, text=True
+            [python, "-I", "-m", "esper", "--version"], cwd=empty, check=True, capture_output=True, text=True
         ).stdout
         if said != f"esper {expected}\n":
             sys.exit(f"the wheel says {said.strip()!r}, the sources {expected}")
@@ -125,9 +128,19 @@ def make_environment(folder: Path, *packages: str) -> str:
     return python
 
 
-def run(*words: str, cwd: Path = ROOT) -> None:
-    """Run a command; exit with its code if it fails."""
-    code = subprocess.run(words, cwd=cwd, check=False).returncode
+def ask_git(*words: str) -> str:
+    """What git says."""
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _read_number(version: str) -> tuple[int, ...]:
+    """Without what comes before a release."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def run(*words: str, cwd: Path | None = None) -> None:
+    """Run a command, in the repository if nowhere else; exit with its code if it fails."""
+    code = subprocess.run(words, cwd=cwd or ROOT, check=False).returncode
     if code:
         sys.exit(f"`{' '.join(words)}` ended with code {code}")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.errors import ConfigError
@@ -49,6 +50,23 @@ def test_figures_are_means_over_everything_in_batches_of_any_size(name: str) -> 
     outputs, labels, by_hand = CASES[name]
     batches = [(outputs[:2], labels[:2]), (outputs[2:], labels[2:])]
     assert esper.Validation(name.split()[0], batches)(nn.Identity()) == pytest.approx(by_hand(outputs, labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_half_precision_is_summed_in_full(name: str, dtype: torch.dtype) -> None:
+    outputs, labels, _ = CASES[name]
+    many = [(part.repeat(4000, *[1] * (part.dim() - 1))) for part in (outputs.to(dtype), labels)]
+    validate = esper.Validation(name.partition(" ")[0], [(many[0], many[1])])
+    full = esper.Validation(name.partition(" ")[0], [(many[0].float(), many[1])])
+    assert validate(nn.Identity()) == pytest.approx(full(nn.Identity()), rel=1e-5)
+
+
+def test_random_numbers_go_on_as_if_nothing_had_been_measured() -> None:
+    loader = DataLoader(TensorDataset(answers(5, 3), CORRECT), batch_size=2)
+    before = torch.get_rng_state()
+    esper.Validation("classification", loader)(nn.Identity())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_labels_that_do_not_count_are_left_out() -> None:

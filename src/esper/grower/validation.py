@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from esper.arguments import describe
 from esper.errors import ConfigError, did_you_mean
-from esper.growth.side_pass import keep_modes
+from esper.growth.side_pass import keep_generators, keep_modes
 
 IGNORED = -100
 """The label of what does not count, as torch has it."""
@@ -29,25 +29,35 @@ class Tally(NamedTuple):
 def _tally_classes(outputs: Tensor, labels: Tensor, classes: int) -> Tally:
     """Class scores with ``classes`` as their dimension of classes, and a label for each of the others."""
     scores = outputs.movedim(classes, -1) if outputs.ndim > 1 else outputs
-    if scores.shape[:-1] != labels.shape or labels.is_floating_point():
+    if scores.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype is torch.bool:
         raise ValueError
-    loss = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1), reduction="sum")
+    labels, number = labels.long(), scores.shape[-1]
     counted = labels != IGNORED
+    if (counted & ((labels < 0) | (labels >= number))).any():
+        raise ConfigError(f"labels are beyond the {number} classes of the model's outputs: give 0 to {number - 1}")
+    loss = F.cross_entropy(_widen(scores.reshape(-1, number)), labels.reshape(-1), reduction="sum")
     return Tally(loss, ((scores.argmax(-1) == labels) & counted).sum(), counted.sum())
 
 
 def _tally_labels(outputs: Tensor, labels: Tensor) -> Tally:
     """A score for each label of each example, and 1 or 0 for whether it holds."""
-    if outputs.shape != labels.shape:
+    if outputs.shape != labels.shape or ((labels != 0) & (labels != 1)).any():
         raise ValueError
-    loss = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="sum")
+    scores = _widen(outputs)
+    loss = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="sum")
     return Tally(loss, ((outputs > 0) == (labels > 0.5)).sum(), torch.tensor(labels.numel()))
 
 
 def _tally_values(outputs: Tensor, targets: Tensor) -> Tally:
     if outputs.shape != targets.shape:
         raise ValueError
-    return Tally(F.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum"), None, torch.tensor(targets.numel()))
+    values = _widen(outputs)
+    return Tally(F.mse_loss(values, targets.to(values.dtype), reduction="sum"), None, torch.tensor(targets.numel()))
+
+
+def _widen(values: Tensor) -> Tensor:
+    """In a precision that can hold a sum over a batch, which half precision cannot."""
+    return values if values.dtype is torch.float64 else values.float()
 
 
 _TALLIES: dict[str, Callable[[Tensor, Tensor], Tally]] = {
@@ -67,8 +77,9 @@ class Validation:
     loss, accuracy = validate(model)
     ```
 
-    The model is run in evaluation mode without gradients, and left in the modes it was in. Figures are means over all
-    that was counted, whatever the sizes of batches. Where the model returns an object with ``logits``, as those of
+    The model is run in evaluation mode without gradients, and left in the modes it was in; torch's random numbers are
+    left as they were, too, though a `DataLoader` draws some. Figures are means over all that was counted, whatever the
+    sizes of batches, in float32 at least. Where the model returns an object with ``logits``, as those of
     Hugging Face do, these are its outputs.
 
     Args:
@@ -96,7 +107,7 @@ class Validation:
     """
 
     def __init__(self, task: str, batches: Iterable[Any]) -> None:
-        if task not in _TALLIES:
+        if not isinstance(task, str) or task not in _TALLIES:  # pyright: ignore[reportUnnecessaryIsInstance]
             hint = did_you_mean(str(task), _TALLIES) or f"; choose from {', '.join(_TALLIES)}"
             raise ConfigError(f"no task is called {task!r}{hint}")
         if isinstance(batches, Iterator) or not isinstance(cast("object", batches), Iterable):
@@ -109,7 +120,7 @@ class Validation:
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
         """The mean loss; with the accuracy, a fraction, where the task has one."""
         device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
-        with keep_modes(model), torch.no_grad():
+        with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
             tallies = [self._measure(model, batch, device) for batch in self.batches]
         counted = sum(int(one.counted) for one in tallies)

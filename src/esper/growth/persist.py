@@ -44,6 +44,10 @@ def save(model: GrowingModel, folder: Path | str) -> None:
 
     Optimizers are saved as usual, by their ``state_dict``.
 
+    Args:
+        model: Attached, with whatever has grown in it.
+        folder: Where `load` finds it again.
+
     Raises:
         CheckpointError: the model cannot be saved; what was there before is untouched.
         SlotError: a slot is not called any more; as above.

@@ -22,13 +22,13 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     """
     listeners = [(module, module.listener) for module in network.modules() if isinstance(module, Slot)]
     buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
-    states = [(generator, generator.get_state()) for generator in global_generators(network)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for slot, _ in listeners:
         slot.listener = None
     try:
         with ExitStack() as weights:
+            weights.enter_context(keep_generators(network))
             for seed in seeds:
                 weights.enter_context(seed.weigh(1.0))
             yield
@@ -37,6 +37,15 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
             setattr(module, name, buffer)
         for slot, listener in listeners:
             slot.listener = listener
+
+
+@contextmanager
+def keep_generators(network: nn.Module) -> Generator[None]:
+    """Afterwards torch's random numbers go on as if nothing had drawn any within the block."""
+    states = [(generator, generator.get_state()) for generator in global_generators(network)]
+    try:
+        yield
+    finally:
         for generator, state in states:
             generator.set_state(state)
 

@@ -196,7 +196,10 @@ class RewardSettings(Settings):
     def _mode_exists(cls, name: str) -> str:
         if name not in MODES:
             hint = did_you_mean(name, MODES, most=1, mark=",")
-            raise ValueError(f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)})")
+            raise ValueError(
+                f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)}; one of your own: name the file that "
+                "registers it, as ESPER_SUITES=FILE.py)"
+            )
         return name
 
     @model_validator(mode="after")
