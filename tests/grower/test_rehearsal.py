@@ -17,6 +17,7 @@ from esper.grower.rehearsal import list_structures
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Rules
+from grower.training_loop import Loop
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 
@@ -204,3 +205,8 @@ def test_a_language_model_grows_deeper_without_another_graph(twin: bool) -> None
     assert (backend.graphs, model.compilations.uncompiled) == before
     assert all(parameter.grad is not None for parameter in model.seeds["transformer.h.0"].parameters())
     assert model.finalize().config.n_layer == 2
+
+
+def test_what_is_no_pass_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a pass is a number, 3: give functions|a pass is an int, 3: give functions"):
+        Loop("none").grower.rehearse(3)  # pyright: ignore[reportArgumentType]

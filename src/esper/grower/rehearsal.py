@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from esper.arguments import describe
 from esper.arrays import Ints
 from esper.errors import ConfigError
 from esper.grower.network import GrowingNetwork
@@ -92,8 +93,14 @@ def rehearse(
     ``passes`` the model itself is called with its example input, to learn and to evaluate.
 
     Raises:
-        ConfigError: nothing is compiled, not all that is needed, or anew every time; or a pass steps the ``optimizer``.
+        ConfigError: nothing is compiled, not all that is needed, or anew every time; or a pass steps the ``optimizer``
+            or cannot be called.
     """
+    for one in passes:
+        if not callable(one):
+            raise ConfigError(
+                f"a pass is {describe(one)}: give functions, such as lambda: loss_of(compiled).backward()"
+            )
     passes = passes or (partial(_learn, model), partial(_evaluate, model))
     torch.compiler.reset()
     hook = optimizer.register_step_pre_hook(_refuse_step)
