@@ -1,7 +1,7 @@
 """Ways of adapting a trained network to 200 examples of new data, side by side: `esper.adapt` and its rivals.
 
     python benchmarks/adapt_arms.py FOLDER --tune        # rates, on a seed of their own: half an hour of one core
-    python benchmarks/adapt_arms.py FOLDER               # an hour and a half of one core; may be stopped
+    python benchmarks/adapt_arms.py FOLDER               # ten seeds, an hour of one core each; may be stopped
     python benchmarks/adapt_arms.py FOLDER --table       # what is known so far
 
 Hosts, shifts and data are those of adapt_gap.py, with other seeds. Every arm takes the same steps of Adam, with the one
