@@ -1,6 +1,7 @@
 """Does a controller carry over? Rules and policies on suites that nothing was trained or tuned for.
 
-    python benchmarks/carry_over.py [--suites recurrent rings/transfer ...] [--generated 2000000 40] [--runs RUN ...]
+    python benchmarks/carry_over.py [--suites recurrent rings/transfer ...] [--generated 2000000 40]
+        [--objective loss] [--runs RUN ...]
 
 Suites are named as in `esper evaluate`, ``NAME/transfer`` for families of a suite that no controller trains on;
 ``--generated FIRST COUNT`` adds generated ones, which are told of together. All controllers play the same instances.
@@ -10,7 +11,9 @@ standard error.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +32,7 @@ from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
 from esper.experiments.workers import LocalWorkers
 from esper.lifecycle.rules import Rules
 from esper.tasks.registry import GENERATED, get_suite
-from esper.tasks.suite import Split, Suite
+from esper.tasks.suite import Objective, Split, Suite
 from esper.tasks.suite_files import allow_files
 from esper.telemetry.run_directory import RunDirectory
 
@@ -68,6 +71,7 @@ class Outcome:
 def main(
     suites: tuple[str, ...] = UNSEEN,
     generated: tuple[int, int] = (2_000_000, 0),
+    objective: Objective | None = None,
     instances: int = 64,
     each: int = 8,
     seed: int = 0,
@@ -78,14 +82,17 @@ def main(
     Args:
         suites: Suites that are told of by themselves.
         generated: The first generated suite's number, and how many.
+        objective: Take only generated suites that are about this.
         instances: Of each suite.
         each: Instances of each generated suite.
         seed: Draws them.
         runs: Further policies, by the directories of their runs.
     """
     first, count = generated
+    about = "" if objective is None else f" about {objective}"
+    numbers = islice((number for number in itertools.count(first) if _is_about(number, objective)), count)
     games = [_game(name, instances, seed, runs) for name in suites]
-    games += [Game(f"{GENERATED}:{number}", "train", each, seed, runs) for number in range(first, first + count)]
+    games += [Game(f"{GENERATED}:{number}", "train", each, seed, runs) for number in numbers]
     with LocalWorkers(WORKERS) as workers:
         outcomes = workers.map(play, games)
     console = Console(width=110)
@@ -95,7 +102,11 @@ def main(
         drawn = outcomes[len(suites) :]
         scores = {name: np.array([one.scores[name].mean() for one in drawn]) for name in drawn[0].scores}
         added = {name: float(np.mean([one.added[name] for one in drawn])) for name in scores}
-        console.print(_table(f"{count} generated suites from {first}, {each} instances of each", scores, added))
+        console.print(_table(f"{count} generated suites{about} from {first}, {each} instances of each", scores, added))
+
+
+def _is_about(number: int, objective: Objective | None) -> bool:
+    return objective in (None, get_suite(f"{GENERATED}:{number}").objective)
 
 
 def _game(name: str, instances: int, seed: int, runs: tuple[Path, ...]) -> Game:

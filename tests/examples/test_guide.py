@@ -1,18 +1,25 @@
-"""Every block of code in the guide runs, one after the other, as a reader would type them."""
+"""Every block of code of the pages runs, one after the other, as a reader would type them, given what they speak of."""
 
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from esper.lifecycle.rules import Isolation
 
-GUIDE = Path(__file__).parents[2] / "docs" / "grow-your-model.md"
+README = Path(__file__).parents[2] / "README.md"
+GUIDE = README.with_name("docs") / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOOK, ADAPT, LANGUAGE = (GUIDE.with_name(f"{name}.md") for name in ("look", "adapt", "language"))
+LOOK, ADAPT, LANGUAGE, INTEROP, RELIABILITY = (
+    GUIDE.with_name(f"{name}.md") for name in ("look", "adapt", "language", "interop", "reliability")
+)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -30,12 +37,13 @@ def test_the_page_on_looking_shows_what_it_says(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "map.svg").exists()
 
 
-def run_blocks(page: Path) -> dict[str, Any]:
-    """What the page's blocks of code leave behind, each run with what those before it left."""
+def run_blocks(page: Path, *given: dict[str, Any]) -> dict[str, Any]:
+    """What the page's blocks of code leave behind, each run with what those before it left, and with what is given."""
     text = page.read_text()
     names: dict[str, Any] = {"__name__": "guide"}
-    for block in BLOCK.finditer(text):
+    for block, more in zip_longest(BLOCK.finditer(text), given, fillvalue=dict[str, Any]()):
         line = text[: block.start(1)].count("\n")
+        names.update(more)
         exec(compile("\n" * line + block[1], str(page), "exec"), names)  # noqa: S102
     return names
 
@@ -73,3 +81,113 @@ def test_the_page_on_language_models_runs_from_top_to_bottom(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     run_blocks(LANGUAGE)
     assert (tmp_path / "deeper" / "config.json").exists()
+
+
+def draw_images() -> tuple[Tensor, Tensor]:
+    """64 images of two classes, one of which is brighter on the left."""
+    labels = torch.arange(64) % 2
+    images = torch.randn(64, 3, 8, 8)
+    images[..., :4] += labels[:, None, None, None]
+    return images, labels
+
+
+def train_one_epoch(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    images, labels = draw_images()
+    model.train()
+    loss = F.cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@torch.no_grad()
+def validate(model: nn.Module) -> tuple[float, float]:
+    images, labels = draw_images()
+    outputs = model.eval()(images)
+    return F.cross_entropy(outputs, labels).item(), (outputs.argmax(1) == labels).float().mean().item()
+
+
+class Convolutions(nn.Module):
+    """What the README's first lines grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1, self.layer2 = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.layer2(F.relu(self.layer1(images))).mean((2, 3))
+        for block in self.blocks:
+            hidden = F.relu(block(hidden))
+        return self.head(hidden)
+
+
+class Attention(nn.Module):
+    """What its next lines adapt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("query", "key", "value")})
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = (self.layer[name](tokens) for name in ("query", "key", "value"))
+        return self.head(F.scaled_dot_product_attention(query, key, value).mean(1))
+
+
+def draw_sentences(sign: int) -> list[tuple[Tensor, Tensor]]:
+    labels = torch.arange(64) % 2
+    tokens = torch.randn(64, 4, 8) + sign * labels[:, None, None]
+    return list(zip(tokens.split(16), labels.split(16), strict=True))
+
+
+@pytest.mark.slow
+def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    new = draw_sentences(-1)
+    growing = {
+        "torch": torch,
+        "net": Convolutions(),
+        "x": draw_images()[0][:2],
+        "train_one_epoch": train_one_epoch,
+        "validate": validate,
+    }
+    adapting = {
+        "net": Attention(),
+        "x": new[0][0],
+        "new_batches": new,
+        "old_batches": draw_sentences(1),
+        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+    }
+    names = run_blocks(README, growing, adapting)
+    assert (tmp_path / "runs" / "mine").is_dir()
+    assert type(names["plain"]) is Attention
+    assert names["observation"]["globals"].shape[0] == 16
+
+
+@pytest.mark.slow
+def test_the_page_on_other_libraries_runs_from_top_to_bottom() -> None:
+    for library in ("sb3_contrib", "torchrl"):
+        pytest.importorskip(library)
+
+    def network(seen: Tensor, slots: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(mask.shape) + seen.mean() + slots.mean(), mask.bool()
+
+    names = run_blocks(INTEROP, {}, {}, {}, {"torch": torch, "network": network})
+    assert len(names["played"].records) == 64
+    assert names["course"].batch_size == (16, 30)
+
+
+@pytest.mark.slow
+def test_the_governor_of_the_page_on_reliability_watches_over_a_loop() -> None:
+    model = Convolutions()
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+        return train_one_epoch(model, optimizer), validate(model)[1]
+
+    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "train_one_epoch": train}
+    names = run_blocks(RELIABILITY, given)
+    assert names["epoch"] == 99

@@ -15,6 +15,7 @@ from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
+from esper.tasks.suite import Suite
 from esper.tasks.token_suite import TokenSuite
 from open_rules import open_rules
 
@@ -44,10 +45,11 @@ def episodes(
     chosen: Sequence[Instance],
     rules: Rules = QUICK,
     conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
+    suite: Suite = SUITE,
     **reward: Any,
 ) -> Episodes:
     """Episodes that are paid as ``reward`` says, by `RewardSettings`."""
-    return Episodes(SUITE, chosen, rules, conduct, rewards=[RewardSettings(**reward)] * len(chosen))
+    return Episodes(suite, chosen, rules, conduct, rewards=[RewardSettings(**reward)] * len(chosen))
 
 
 def play(running: Episodes, controller: Controller | None = None, steps: int | None = None) -> list[StepResult]:

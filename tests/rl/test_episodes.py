@@ -105,6 +105,39 @@ def test_before_the_end_the_potential_is_of_the_whole_network() -> None:
     np.testing.assert_allclose(running.potential, expected, atol=1e-6)
 
 
+class ByLoss(ShortSuite):
+    """The same problems, where only the loss counts."""
+
+    objective = "loss"
+
+
+def test_where_growth_is_about_the_loss_it_takes_accuracys_place_everywhere() -> None:
+    rules = QUICK.model_copy(update={"harm_tolerance": 100.0})
+    by_accuracy, by_loss = episodes(instances(4), rules), episodes(instances(4), rules, suite=ByLoss())
+    grow = Schedule([Planting(0, 0, MLP), Planting(1, 2, MLP)], SUITE.steps, keep_after=2)
+    usual, other = play(by_accuracy, grow), play(by_loss, grow)
+    chance = np.log(SUITE.classes)
+    for one, two in zip(usual, other, strict=True):
+        np.testing.assert_array_equal(one.evaluation.loss, two.evaluation.loss)
+        np.testing.assert_allclose(two.evaluation.accuracy, 1 - one.evaluation.loss / chance)
+        np.testing.assert_allclose(two.training.accuracy, two.evaluation.accuracy)
+        np.testing.assert_allclose(two.evaluation.accuracy_contribution, one.evaluation.loss_contribution / chance)
+        np.testing.assert_allclose(two.reward_inputs.after.score["accuracy"], one.reward_inputs.after.score["loss"])
+    table = by_loss.population.table
+    assert (table.stage == Stage.FOSSILIZED).any(), "the test means to score networks that grew"
+    scored = by_loss.final_score()
+    for row, instance in enumerate(by_loss.instances):
+        data = SUITE.data(instance, "test", int(instance.drift_step is not None))
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(committed(by_loss, row)(data.inputs), data.labels)
+        assert scored.accuracy[row] == pytest.approx(1 - float(loss) / chance, abs=1e-5)
+    known = np.isfinite(by_loss.history.accuracy_contribution)
+    evidence = by_loss.population.evidence.contribution
+    np.testing.assert_allclose(evidence[known], by_loss.history.accuracy_contribution[known], rtol=1e-5)
+    fresh = episodes(instances(2), suite=ByLoss())
+    np.testing.assert_array_equal(fresh.history.accuracies, 0.0)
+
+
 def test_episodes_end_at_the_horizon() -> None:
     running = episodes(instances(2))
     results = play(running, Never())

@@ -352,6 +352,42 @@ def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (1.0, r"'mine' must give its terms by name, each an array \[1\], but it gives float"),
+        ({}, "but it gives none"),
+        ({"late": 1.0}, "but 'late' is float"),
+        ({"late": np.zeros((2, 1))}, r"but 'late' is \[2, 1\]"),
+    ],
+)
+def test_a_reward_that_gives_no_terms_is_told_what_it_gave(
+    given: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
+    register_reward("mine")(lambda inputs, settings: given)
+    (settings,) = SPEC.validate_python("mine")
+    with pytest.raises(ConfigError, match=words):
+        rewards_of(settings, [Tick((EMPTY, EMPTY))])
+
+
+def test_the_same_definition_may_be_run_again_and_another_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
+
+    def define(name: str) -> Any:
+        def pay(inputs: RewardInputs, settings: RewardSettings) -> dict[str, np.ndarray]:
+            return {name: np.zeros(len(inputs.finished))}
+
+        return register_reward("mine")(pay)
+
+    define("first")
+    define("second")
+    (settings,) = SPEC.validate_python("mine")
+    assert rewards_of(settings, [Tick((EMPTY, EMPTY))]) == [0.0]
+    with pytest.raises(ConfigError, match="'mine' is taken by .*define.<locals>.pay: choose another"):
+        register_reward("mine")(lambda inputs, settings: {})
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"name": "outcome"}, "'outcome' is taken by pay_outcome"),

@@ -46,6 +46,7 @@ def test_hardly_anything_is_the_same_in_all() -> None:
     assert {len(suite.blueprints) for suite in suites} >= set(range(3, 8))
     assert {suite.optimizer.name for suite in suites} == {"adamw", "sgd"}
     assert {suite.optimizer.clip_norm for suite in suites} == {None, 1.0}
+    assert 5 < sum(suite.objective == "loss" for suite in suites) < 20
     assert 0 < sum(suite.parameter_cap is not None for suite in suites) < 30
     rng = np.random.default_rng(0)
     instances = [one for suite in suites for one in suite.sample(9, "train", rng)]

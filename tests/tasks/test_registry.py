@@ -141,8 +141,12 @@ def test_a_name_that_is_unknown_says_how_files_are_named(file: Path) -> None:
         ),
         (SHORT.replace("(TokenSuite)", "(Suite)").replace("import TokenSuite", "import Suite"), "short", "cannot be"),
         (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not say its batch_"),
+        (SHORT + "    objective = 'f1'\n", "short", "has the objective 'f1': accuracy or loss"),
     ],
-    ids=["fails", "exits", "cannot be made", "another suite", "another name", "a taken name", "abstract", "incomplete"],
+    ids=[
+        *("fails", "exits", "cannot be made", "another suite", "another name", "a taken name", "abstract"),
+        *("incomplete", "another objective"),
+    ],
 )
 def test_what_is_wrong_with_a_file_is_said(
     file: Path, code: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch

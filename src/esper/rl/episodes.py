@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.training.deferred import Deferred
 from esper.training.evaluation import (
+    CommittedEvaluation,
     Evaluation,
     evaluate,
     evaluate_committed,
@@ -106,6 +107,7 @@ class FinalScore:
     score: Floats
     """``accuracy - rent * log1p(added / host)`` of the committed network."""
     accuracy: Floats
+    """On suites about the loss, the share of a guess's loss that is gone."""
     added_parameters: Ints
 
 
@@ -154,9 +156,8 @@ class Episodes:
         self.governor = PopulationGovernor(self.population, conduct.governor, suite.classes)
         self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
-        chance = float(np.log(suite.classes)), 1 / suite.classes
         shape = self.size, len(suite.sites), len(suite.blueprints)
-        self.history = History(*shape, *chance)
+        self.history = History(*shape, suite.chance_loss, suite.chance_score)
         wanted = conduct.promise
         self.promises = None if wanted is None else PromiseRecord(*shape, wanted)
         """What blueprints promise, where it is measured."""
@@ -222,6 +223,9 @@ class Episodes:
         batches = self._stream.take(first, self.suite.batches_per_step)
         under_way = start_training(self.population, batches, resting=~running)
         training, evaluation, intervention, rollbacks = self._measure(under_way, running)
+        if self.suite.objective == "loss":
+            evaluation = evaluation.score_losses(self.suite.chance_loss)
+            training = replace(training, accuracy=evaluation.accuracy)  # as a grower does that knows no accuracy
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
 
@@ -230,7 +234,7 @@ class Episodes:
         ending = running & self._reached_end(intervention)
         self.finished = self.finished | ending
         self._look(running)
-        commitment = evaluate_committed(self.population, self.validation) if ending.any() else None
+        commitment = self._score_committed(self.validation) if ending.any() else None
 
         # Everything that a reward depends on is known now.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
@@ -312,10 +316,14 @@ class Episodes:
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._find_phase(row)) for row, instance in enumerate(self.instances)]
-        accuracy = evaluate_committed(self.population, stack_data(data, self.device)).accuracy
+        accuracy = self._score_committed(stack_data(data, self.device)).accuracy
         added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
         rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
         return FinalScore(accuracy - rent, accuracy, added)
+
+    def _score_committed(self, data: Batch) -> CommittedEvaluation:
+        committed = evaluate_committed(self.population, data)
+        return committed if self.suite.objective == "accuracy" else committed.score_losses(self.suite.chance_loss)
 
     def _find_phase(self, row: int) -> int:
         return int(self.step_index[row] >= self._problems.drift_step[row])

@@ -127,7 +127,7 @@ class RewardTracker:
         population, table = self._population, self._population.table
         costs, hosts = population.specs.costs, population.host_parameters
         counted = np.where(finished[:, None], table.stage == Stage.FOSSILIZED, table.blended)
-        chance = np.log(self._suite.classes)
+        chance = self._suite.chance_loss
         accuracy, loss = evaluation.accuracy, evaluation.loss
         if commitment is not None:
             accuracy = np.where(finished, commitment.accuracy, accuracy)
@@ -403,11 +403,11 @@ def register_reward(
     pays each network by that network alone. ``families`` are those of scores that it can pay in, ``weights`` the fields
     of `RewardSettings` that it reads; others are refused beside it.
 
+    Running the same definition once more, as in a notebook, replaces it.
+
     Raises:
         ConfigError: another mode has that name, or there is no such family or weight.
     """
-    if name in MODES:
-        raise ConfigError(f"reward mode {name!r} is taken by {MODES[name].compute.__qualname__}: choose another name")
     for kind, given, known in (("family", families, get_args(Family)), ("weight", weights, WEIGHTS)):
         if unknown := [one for one in given if one not in known]:
             raise ConfigError(
@@ -415,6 +415,9 @@ def register_reward(
             )
 
     def registered(pay: _Pay) -> _Pay:
+        holder = MODES[name].compute if name in MODES else pay
+        if (holder.__module__, holder.__qualname__) != (pay.__module__, pay.__qualname__):
+            raise ConfigError(f"reward mode {name!r} is taken by {holder.__qualname__}: choose another name")
         MODES[name] = RewardMode(pay, tuple(families), tuple(weights))
         return pay
 
@@ -451,12 +454,30 @@ def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools
     """What the rewards are the sum of, ``[E]`` each: every environment is paid by settings of its own.
 
     ``paid_by`` is as from `group_by_settings`.
+
+    Raises:
+        ConfigError: a mode that somebody registered gives something else than terms.
     """
     paid: RewardTerms = {}
     for settings, theirs in paid_by.items():
-        for name, term in MODES[settings.mode].compute(inputs, settings).items():
+        terms = MODES[settings.mode].compute(inputs, settings)
+        _require_terms(settings.mode, terms, inputs.finished.shape)
+        for name, term in terms.items():
             paid[name] = np.where(theirs, term, paid.get(name, 0.0))
     return paid
+
+
+def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
+    wanted = f"reward mode {mode!r} must give its terms by name, each an array {list(shape)}"
+    given = type(terms).__name__
+    if not isinstance(terms, Mapping):
+        raise ConfigError(f"{wanted}, but it gives {given}")
+    if not terms:
+        raise ConfigError(f"{wanted}, but it gives none")
+    for name, term in cast("Mapping[str, object]", terms).items():
+        found = str(list(np.shape(cast("Any", term)))) if isinstance(term, np.ndarray) else type(term).__name__
+        if found != str(list(shape)):
+            raise ConfigError(f"{wanted}, but {name!r} is {found}")
 
 
 def total_reward(terms: RewardTerms) -> Floats:

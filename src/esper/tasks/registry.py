@@ -9,10 +9,10 @@ from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from esper.errors import TaskError, did_you_mean
-from esper.tasks.suite import Suite
+from esper.tasks.suite import Objective, Suite
 from esper.tasks.suite_files import FILES, allowed_files, split_name
 
 _LONGEST_NUMBER = 9
@@ -113,6 +113,10 @@ def _make(kind: str | type[Suite]) -> Suite:
     lacking = [one for one in Suite.__annotations__ if one not in dir(suite)]
     if lacking:
         raise TaskError(f"suite {found.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains")
+    if suite.objective not in get_args(Objective):
+        raise TaskError(
+            f"suite {found.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
+        )
     return suite
 
 

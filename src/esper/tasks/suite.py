@@ -37,6 +37,9 @@ class Source:
 
 COMPUTED = Source("computed from its recipe")
 
+Objective = Literal["accuracy", "loss"]
+"""What growth is about on a suite: accuracy, or the loss alone, as where there is no accuracy."""
+
 
 class OptimizerSettings(Settings):
     """One optimizer for all hosts of a suite; the learning rate belongs to the instance."""
@@ -90,6 +93,9 @@ class Suite(ABC):
     """Where the data come from."""
     parameter_cap: int | None = None
     """The most parameters that growth may add to a host, where `EpisodeConfig.budget` allows more; None: no cap."""
+    objective: Objective = "accuracy"
+    """By ``loss``, whatever else is called accuracy is the share of a guess's loss that is gone: scores,
+    contributions, what gates tolerate and what controllers see."""
 
     @abstractmethod
     def variants(self, family: str) -> tuple[str, ...]:
@@ -140,6 +146,16 @@ class Suite(ABC):
         counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
         assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
         return counted.whole
+
+    @property
+    def chance_loss(self) -> float:
+        """The loss of guessing, in nats."""
+        return math.log(self.classes)
+
+    @property
+    def chance_score(self) -> float:
+        """The score of guessing."""
+        return 1 / self.classes if self.objective == "accuracy" else 0.0
 
     def check(self, instance: Instance) -> None:
         """Raise TaskError if the instance belongs to another suite."""

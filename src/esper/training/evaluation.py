@@ -45,6 +45,14 @@ class Evaluation:
             loss_contribution=np.where(self.fresh, self.loss_contribution, loss_contribution),
         )
 
+    def score_losses(self, chance_loss: float) -> Evaluation:
+        """This evaluation where growth is about the loss: what is gone of ``chance_loss`` takes accuracy's place."""
+        return replace(
+            self,
+            accuracy=1 - self.loss / chance_loss,
+            accuracy_contribution=self.loss_contribution / chance_loss,
+        )
+
 
 def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
     """As `start_evaluation`, whose result it waits for."""
@@ -119,6 +127,10 @@ class CommittedEvaluation:
     accuracy: Floats
     loss: Floats
     """In nats."""
+
+    def score_losses(self, chance_loss: float) -> CommittedEvaluation:
+        """As `Evaluation.score_losses`."""
+        return replace(self, accuracy=1 - self.loss / chance_loss)
 
 
 @torch.inference_mode()

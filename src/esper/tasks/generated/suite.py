@@ -36,7 +36,9 @@ _FREE = 0.15
 """Share of the instances on which growth costs nothing."""
 _CAPPED = 0.25
 """Share of the suites in which only so much may grow."""
-_FIXED, _FRESH, _RECIPE = range(3)
+_BY_LOSS = 0.2
+"""Share of the suites that are about the loss alone."""
+_FIXED, _FRESH, _RECIPE, _OBJECTIVE = range(4)
 """Keys of random streams."""
 
 
@@ -71,6 +73,7 @@ class GeneratedSuite(Suite):
         )
         if rng.random() < _CAPPED:
             self.parameter_cap = int(rng.uniform(0.2, 2.0) * sum(one.numel() for one in self.template().parameters()))
+        self.objective = "loss" if child_generator(number, _OBJECTIVE).random() < _BY_LOSS else "accuracy"
         self._learning_rates = (0.002, 0.02) if adaptive else (0.01, 0.1)
         self._train_sizes = tuple(rng.choice([96, 192, 384, 768, 1536], 2, replace=False).tolist())
 
