@@ -76,10 +76,11 @@ def test_labels_that_do_not_count_are_left_out() -> None:
     assert (loss, accuracy) == pytest.approx(by_hand_classes(outputs[counted], labels[counted]))
 
 
-def test_inputs_may_be_keywords_and_outputs_an_object_with_logits() -> None:
+@pytest.mark.parametrize("kind", [SimpleNamespace, dict])
+def test_inputs_may_be_keywords_and_outputs_have_logits(kind: Callable[..., Any]) -> None:
     class Model(nn.Module):
-        def forward(self, *, scores: Tensor, scale: Tensor) -> SimpleNamespace:
-            return SimpleNamespace(logits=scores * scale)
+        def forward(self, *, scores: Tensor, scale: Tensor) -> Any:
+            return kind(logits=scores * scale)
 
     outputs = answers(5, 3)
     batches = [({"scores": outputs, "scale": torch.tensor(2.0)}, CORRECT)]

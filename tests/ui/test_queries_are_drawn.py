@@ -31,7 +31,7 @@ from esper.ui.figures.growing import GROWING_EXHIBITS
 from esper.ui.figures.grown import grown_figures
 from esper.ui.figures.learning import LEARNING, LEARNING_EXHIBITS, health_figure
 from esper.ui.figures.snapshots import MOMENTS
-from esper.ui.formats import difference
+from esper.ui.formats import difference, measure, signed_percent
 from esper.ui.progress import moving_average
 from esper.ui.report.subject import report_on
 from grower.training_loop import Loop
@@ -142,7 +142,10 @@ def test_pages_show_what_their_queries_return(
 
 Calls = dict[str, list[tuple[Any, ...]]]
 """What matplotlib was told to draw, by method."""
-METHODS = ("plot", "text", "scatter", "hlines", "barh", "stackplot", "axhline", "axvline")
+METHODS = (
+    *("plot", "text", "scatter", "hlines", "barh", "stackplot", "axhline", "axvline"),
+    *("set_title", "set_xlabel", "add_patch"),
+)
 
 
 def plotted(calls: Calls, method: str = "plot") -> Counter[Curve]:
@@ -220,6 +223,15 @@ def snapshots(calls: Calls, found: list[Record]) -> None:
         [*(one["blueprint"] for one in living), *earned, *pruned]
     )
     assert living
+    moments = {one["decision"]: one for one in found}.values()
+    assert [args[0] for args in calls["set_title"]] == [f"decision {one['decision']}" for one in moments]
+    assert [args[0] for args in calls["set_xlabel"]] == [
+        f"{one['measure']} {measure(one['value'])}\n{signed_percent(one['added'])} parameters" for one in moments
+    ]
+    boxes = [patch for (patch,) in calls["add_patch"] if patch.get_fill()]
+    filled = Counter(round(box.get_width() / 0.7, 3) for box in boxes if box.get_x() > 0.2)
+    assert filled == Counter(round(max(one["alpha"], 0.05), 3) for one in living)
+    assert len(boxes) == len(living) + len(found), "and a box for each of the host's layers"
 
 
 def gauges(calls: Calls, found: list[Record]) -> None:

@@ -79,8 +79,8 @@ class Validation:
 
     The model is run in evaluation mode without gradients, and left in the modes it was in; torch's random numbers are
     left as they were, too, though a `DataLoader` draws some. Figures are means over all that was counted, whatever the
-    sizes of batches, in float32 at least. Where the model returns an object with ``logits``, as those of
-    Hugging Face do, these are its outputs.
+    sizes of batches, in float32 at least. Where the model returns a dictionary or an object with ``logits``, as those
+    of Hugging Face do, these are its outputs.
 
     Args:
         task: What the model does.
@@ -142,7 +142,7 @@ class Validation:
                 found = model(*inputs)
             case _:
                 found = model(inputs)
-        outputs = getattr(found, "logits", found)
+        outputs = _logits_of(found)
         if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
             raise ConfigError(
                 f"{self.task} compares {describe(outputs)} of the model with {describe(labels)}: both have to be "
@@ -155,6 +155,13 @@ class Validation:
                 f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not fit each "
                 f"other in {self.task}: help(esper.Validation) says what does"
             ) from None
+
+
+def _logits_of(found: Any) -> Any:
+    """Those of a dictionary or an object that has any; otherwise what was found."""
+    if isinstance(found, Mapping):
+        return cast("Mapping[str, Any]", found).get("logits", found)
+    return getattr(found, "logits", found)
 
 
 def _move(value: Any, device: torch.device) -> Any:
