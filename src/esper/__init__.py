@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         export,
         load,
         save,
+        warmup_stable_decay,
     )
 
 __version__ = "0.2.0"
@@ -49,6 +50,7 @@ __all__ = [
     "export",
     "load",
     "save",
+    "warmup_stable_decay",
 ]
 
 

@@ -3,6 +3,7 @@
 from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
 from esper.grower.constraints import Score
+from esper.grower.schedule import warmup_stable_decay
 from esper.grower.validation import Validation
 from esper.growth.attach import attach
 from esper.growth.export import export
@@ -22,4 +23,5 @@ __all__ = [
     "export",
     "load",
     "save",
+    "warmup_stable_decay",
 ]

@@ -1,0 +1,68 @@
+"""Learning rates by the share of a budget: their shape, and that they reach what grows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+import esper
+from esper.control.rules.schedule import Planting, Schedule
+from esper.errors import ConfigError
+from grower.training_loop import HELD, data, growing, validate
+
+
+@pytest.mark.parametrize(
+    ("share", "factor"),
+    [(0, 0), (0.05, 0.5), (0.1, 1), (0.5, 1), (0.6, 1), (0.7, 0.5), (0.84, 1 - math.sqrt(0.6)), (1, 0), (1.5, 0)],
+)
+def test_it_rises_stays_and_falls(share: float, factor: float) -> None:
+    assert esper.warmup_stable_decay(share, warmup=0.1, decay=0.4) == pytest.approx(factor)
+
+
+def test_phases_may_be_missing() -> None:
+    assert esper.warmup_stable_decay(0.0, warmup=0, decay=0) == 1
+    assert esper.warmup_stable_decay(1.0, warmup=0, decay=0) == 1
+    assert esper.warmup_stable_decay(1.0, warmup=1, decay=0) == 1
+
+
+@pytest.mark.parametrize(("warmup", "decay"), [(-0.1, 0.5), (0.6, 0.6), (float("nan"), 0), (0, 1.1)])
+def test_phases_that_overlap_are_refused(warmup: float, decay: float) -> None:
+    with pytest.raises(ConfigError, match="must be shares"):
+        esper.warmup_stable_decay(0.5, warmup=warmup, decay=decay)
+
+
+@pytest.mark.parametrize("share", [-0.1, float("nan")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="what is spent of the budget"):
+        esper.warmup_stable_decay(share)
+
+
+def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> None:
+    model, (inputs, labels) = growing(), data()
+    host, *slots = model.parameter_groups(lr=0.1)
+    optimizer = torch.optim.SGD([host, *({**group, "lr": 0.02} for group in slots)])
+    plan = Schedule([Planting(0, 0, 0)], horizon=40, keep_after=1000)
+    grower = esper.Grower(
+        model, optimizer, plan, evaluate=validate, rules=HELD, classes=3, training_flops=3e6, horizon=40
+    )
+    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share, decay=0.5))
+    seen: list[float] = []
+    while not grower.finished:
+        model.train()
+        loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        share = grower.spending.share
+        factor = esper.warmup_stable_decay(share, decay=0.5)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1 * factor, *[0.02 * factor] * 2])
+        seen.append(float(grower.network.specs.learning_rates[0]))
+        assert seen[-1] == pytest.approx(0.1 * factor)
+        grower.step(train_loss=loss)
+    assert model.seeds
+    assert min(seen) < 0.05 < max(seen)
