@@ -25,7 +25,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
-from adapt_gap import BATCH, CASES, EPOCHS, RAMP, Case, Data, accuracy, list_problems, train_host
+from adapt_gap import BATCH, EPOCHS, RAMP, Case, Data, accuracy, train_host
+from adapt_gap import CASES as ALL_CASES
 from adapt_rivals import (
     REPLAYED,
     Adapted,
@@ -60,6 +61,8 @@ TOLERANCE = 0.01
 SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
 FIXED = {"resnet": ("layer2", "conv3x3"), "vit": ("block1", "block_copy"), "conv1d": ("layer3", "conv3x3")}
 """The best single places of all shifts together, by adapt_gap.py, whose seeds are not these."""
+CASES = [case for case in ALL_CASES if case.host in FIXED]
+"""Rivals are told apart by the accuracy of one answer per example, so no language model is among them."""
 BIG = {"resnet": "conv3x3", "vit": "mlp", "conv1d": "conv3x3"}
 """The kind that fills all its places in the arm `everywhere`."""
 VALIDATION = 50
@@ -234,7 +237,7 @@ def measure(
     path = folder / f"{case.host}-{seed}.jsonl"
     known = {record["shift"] for record in read(path)}
     host, learned = None, None
-    for problem in islice(list_problems(case, seed), 0, None, every):
+    for problem in islice(case.problems(seed), 0, None, every):
         if problem.shift in known:
             continue
         if host is None or learned is not problem.source:

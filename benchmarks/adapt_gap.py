@@ -1,11 +1,12 @@
 """Does it matter where a trained network is adapted? The oracle gap: best place per shift less best place overall.
 
-    python benchmarks/adapt_gap.py FOLDER                # a bit more than an hour of one core; may be stopped
+    python benchmarks/adapt_gap.py FOLDER                # some hours of one core; may be stopped
     python benchmarks/adapt_gap.py FOLDER --table        # what is known so far
 
-A host is trained, and frozen. Then the data shift: their inputs, their sub-classes or their labels. One seed of one
-kind is planted in one place and learns from 200 examples of the new data; so is every other place, one at a time.
-Places are chosen by all seeds but one and judged by that one, so that the luck of the best of many is not counted.
+A host is trained, and frozen. Then the data shift: inputs, sub-classes (of a language model: kinds of text) or labels.
+One seed of one kind is planted in one place and learns from 200 examples of the new data; so is every other place, one
+at a time. Places are chosen by all seeds but one and judged by that one, so that the luck of the best of many is not
+counted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import tyro
+from adapt_texts import ALPHABET, LENGTH, WINDOWS, Windows, cut, documentation, list_shifts
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,6 +46,8 @@ SOURCE_EPOCHS = 30
 SOURCE_SHARE = 0.5
 """Of the data, that the host is trained on."""
 CLASSES = 10
+MOST = 1000
+"""Examples in one pass."""
 FEATURE_SHIFTS = 4
 
 Shift = Callable[[Tensor], Tensor]
@@ -50,15 +55,16 @@ Shift = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A host, the data that it learns, and where it may be adapted."""
+    """A host, what it learns and is to learn, and where it may be adapted."""
 
     host: str
-    load: Callable[[], tuple[np.ndarray, np.ndarray]]
     shape: tuple[int, ...]
+    """Of one input."""
+    classes: int
+    problems: Callable[[int], Iterator[Problem]]
+    """Twelve shifts of three kinds, with another split of the data for each seed."""
     places: dict[str, list[str]]
     """Submodules, by the blueprint that is planted there."""
-    inputs: dict[str, Shift]
-    """The shifts of inputs ``[N, *shape]``."""
 
 
 def blur(images: Tensor) -> Tensor:
@@ -81,43 +87,6 @@ SIGNAL_SHIFTS: dict[str, Shift] = {
     "inversion": lambda signals: -signals,
     "reversal": lambda signals: signals.flip(2),
 }
-RESNET_CONVOLUTIONS = [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("conv1", "conv2")]
-VIT_LINEARS = [f"block{n}.{part}" for n in (1, 2) for part in ("attention.inner", "attention.outer", "mlp.0", "mlp.2")]
-CASES = (
-    Case(
-        "resnet",
-        digits,
-        (1, 8, 8),
-        {
-            "lora_4": ["stem.0", *RESNET_CONVOLUTIONS, "layer2.skip", "layer3.skip", "head"],
-            "conv3x3": ["stem", "layer1", "layer2", "layer3"],
-            "block_copy": ["layer1"],
-        },
-        IMAGE_SHIFTS,
-    ),
-    Case(
-        "vit",
-        digits,
-        (1, 8, 8),
-        {
-            "lora_4": ["patches", *VIT_LINEARS, "head"],
-            "mlp": ["block1", "block2", "head"],
-            "block_copy": ["block1", "block2"],
-        },
-        IMAGE_SHIFTS,
-    ),
-    Case(
-        "conv1d",
-        mnist1d,
-        (1, 40),
-        {
-            "lora_4": ["layer1.0", "layer2.0", "layer3.0", "head"],
-            "conv3x3": ["layer1", "layer2", "layer3"],
-            "block_copy": ["layer3"],
-        },
-        SIGNAL_SHIFTS,
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -144,16 +113,18 @@ class Problem:
     """More of what the host has learned, which nothing is trained on."""
 
 
-def list_problems(case: Case, seed: int) -> Iterator[Problem]:
-    """Twelve shifts of three kinds, with another split of the data for each seed."""
-    inputs, labels = (torch.from_numpy(np.array(part)) for part in case.load())
-    inputs = inputs.float().view(-1, *case.shape)
+def shift_classes(
+    load: Callable[[], tuple[np.ndarray, np.ndarray]], shape: tuple[int, ...], shifts: dict[str, Shift], seed: int
+) -> Iterator[Problem]:
+    """Of examples of ten classes: these shifts of inputs ``[N, *shape]``, other sub-classes, other labels."""
+    inputs, labels = (torch.from_numpy(np.array(part)) for part in load())
+    inputs = inputs.float().view(-1, *shape)
     whole = Data((inputs - inputs.mean()) / inputs.std(), labels)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator)
     count = int(SOURCE_SHARE * len(labels))
     source, rest = whole.pick(order[:count]), whole.pick(order[count:])
-    for name, shift in case.inputs.items():
+    for name, shift in shifts.items():
         moved = Data(shift(rest.inputs), rest.labels)
         yield Problem(name, "input", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), rest)
     permuted = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(1))
@@ -179,6 +150,68 @@ def list_problems(case: Case, seed: int) -> Iterator[Problem]:
         yield Problem(f"sub-classes {number}", "feature", known, target, test, held)
 
 
+def shift_texts(seed: int) -> Iterator[Problem]:
+    """Of a language model."""
+    order = torch.randperm(WINDOWS, generator=torch.Generator().manual_seed(seed))
+    inputs, labels = (part[order] for part in cut(documentation(), WINDOWS))
+    count = int(SOURCE_SHARE * WINDOWS)
+    source, rest = Data(inputs[:count], labels[:count]), Data(inputs[count:], labels[count:])
+    for name, kind, moved in list_shifts(Windows(rest.inputs, rest.labels)):
+        chosen = torch.randperm(len(moved.inputs), generator=torch.Generator().manual_seed(seed))
+        new = Data(moved.inputs, moved.labels).pick(chosen)
+        yield Problem(name, kind, source, new.pick(slice(TARGET)), new.pick(slice(TARGET, None)), rest)
+
+
+RESNET_CONVOLUTIONS = [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("conv1", "conv2")]
+VIT_LINEARS = [f"block{n}.{part}" for n in (1, 2) for part in ("attention.inner", "attention.outer", "mlp.0", "mlp.2")]
+CASES = (
+    Case(
+        "resnet",
+        (1, 8, 8),
+        CLASSES,
+        partial(shift_classes, digits, (1, 8, 8), IMAGE_SHIFTS),
+        {
+            "lora_4": ["stem.0", *RESNET_CONVOLUTIONS, "layer2.skip", "layer3.skip", "head"],
+            "conv3x3": ["stem", "layer1", "layer2", "layer3"],
+            "block_copy": ["layer1"],
+        },
+    ),
+    Case(
+        "vit",
+        (1, 8, 8),
+        CLASSES,
+        partial(shift_classes, digits, (1, 8, 8), IMAGE_SHIFTS),
+        {
+            "lora_4": ["patches", *VIT_LINEARS, "head"],
+            "mlp": ["block1", "block2", "head"],
+            "block_copy": ["block1", "block2"],
+        },
+    ),
+    Case(
+        "conv1d",
+        (1, 40),
+        CLASSES,
+        partial(shift_classes, mnist1d, (1, 40), SIGNAL_SHIFTS),
+        {
+            "lora_4": ["layer1.0", "layer2.0", "layer3.0", "head"],
+            "conv3x3": ["layer1", "layer2", "layer3"],
+            "block_copy": ["layer3"],
+        },
+    ),
+    Case(
+        "gpt",
+        (LENGTH,),
+        len(ALPHABET),
+        shift_texts,
+        {
+            "lora_4": [*VIT_LINEARS, "head"],
+            "mlp": ["block1", "block2"],
+            "block_copy": ["block1", "block2"],
+        },
+    ),
+)
+
+
 def train(network: nn.Module, data: Data, epochs: int, batch: int, step: Callable[[Tensor], None], seed: int) -> None:
     """Minibatches in random order; ``step`` is given each loss."""
     generator = torch.Generator().manual_seed(seed)
@@ -186,18 +219,25 @@ def train(network: nn.Module, data: Data, epochs: int, batch: int, step: Callabl
     for _ in range(epochs):
         for rows in torch.randperm(len(data.labels), generator=generator).split(batch):
             if len(rows) > 1:
-                step(F.cross_entropy(network(data.inputs[rows]), data.labels[rows]))
+                outputs = network(data.inputs[rows])
+                step(F.cross_entropy(outputs.flatten(0, -2), data.labels[rows].flatten()))
 
 
 @torch.no_grad()
 def accuracy(network: nn.Module, data: Data) -> float:
     network.eval()
-    return float((network(data.inputs).argmax(1) == data.labels).float().mean())
+    right = [network(part).argmax(-1) == labels for part, labels in split(data)]
+    return float(torch.cat(right).float().mean())
+
+
+def split(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
+    """In parts that fit into memory."""
+    return zip(data.inputs.split(MOST), data.labels.split(MOST), strict=True)
 
 
 def train_host(case: Case, problem: Problem, seed: int) -> nn.Module:
     kind = HOSTS[case.host]
-    host = kind.build(case.shape, CLASSES, torch.Generator().manual_seed(seed))
+    host = kind.build(case.shape, case.classes, torch.Generator().manual_seed(seed))
     recipe = kind.recipe
     optimizer = torch.optim.AdamW(host.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
     train(host, problem.source, SOURCE_EPOCHS, recipe.batch_size, _stepper(optimizer), seed)
@@ -239,7 +279,7 @@ def measure(folder: Path, case: Case, seed: int) -> None:
     path = folder / f"{case.host}-{seed}.jsonl"
     known = {json.loads(line)["shift"] for line in path.read_text().splitlines()} if path.exists() else set[str]()
     host, learned = None, None
-    for problem in list_problems(case, seed):
+    for problem in case.problems(seed):
         if problem.shift in known:
             continue
         if host is None or learned is not problem.source:
@@ -349,7 +389,7 @@ def _mean(found: list[dict[str, float]]) -> dict[str, float]:
 def main(
     folder: tyro.conf.Positional[Path],
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="Of hosts, data and adaptations.")] = (0, 1, 2, 3, 4),
-    hosts: tuple[str, ...] = ("conv1d", "resnet", "vit"),
+    hosts: tuple[str, ...] = tuple(case.host for case in CASES),
     table: bool = False,
 ) -> None:
     """Measure what is not known yet, and print the table."""
