@@ -2,6 +2,7 @@
 
 from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
+from esper.grower.branch import branch
 from esper.grower.constraints import Score
 from esper.grower.schedule import warmup_stable_decay
 from esper.grower.validation import Validation
@@ -20,6 +21,7 @@ __all__ = [
     "Validation",
     "adapt",
     "attach",
+    "branch",
     "export",
     "load",
     "save",

@@ -220,3 +220,15 @@ def test_a_mirror_lives_no_longer_for_being_known() -> None:
     gc.collect()
     assert known() is None
     assert grow_twice(growing) == []
+
+
+def test_a_copy_of_a_model_that_was_compiled_in_place_runs_itself() -> None:
+    growing, inputs = model(), numbers(7)
+    growing.compile(backend="eager")
+    growing(inputs)
+    copied = copy.deepcopy(growing)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert not copied(inputs).any()
+    assert growing(inputs).any()

@@ -20,6 +20,7 @@ from esper.lifecycle.stages import Stage
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
+from esper.training.evaluation import CommittedEvaluation, Evaluation
 from esper.training.parameters import ParameterLayout
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
@@ -136,6 +137,17 @@ def test_where_growth_is_about_the_loss_it_takes_accuracys_place_everywhere() ->
     np.testing.assert_allclose(evidence[known], by_loss.history.accuracy_contribution[known], rtol=1e-5)
     fresh = episodes(instances(2), suite=ByLoss())
     np.testing.assert_array_equal(fresh.history.accuracies, 0.0)
+
+
+def test_a_loss_beyond_all_bounds_is_as_bad_as_twice_a_guess() -> None:
+    known, losses = np.array([[True]]), np.array([0.5, 1.0, 7.0, np.inf, np.nan])
+    seen = Evaluation(
+        losses, np.zeros(5), np.zeros((5, 1)), np.array([[0.5], [-9.0], [9.0], [np.inf], [np.nan]]), known
+    )
+    scored = seen.score_losses(2.0)
+    np.testing.assert_array_equal(scored.accuracy, [0.75, 0.5, -1, -1, -1])
+    np.testing.assert_array_equal(scored.accuracy_contribution[:, 0], [0.25, -2, 2, 2, np.nan])
+    np.testing.assert_array_equal(CommittedEvaluation(np.zeros(5), losses).score_losses(2.0).accuracy, scored.accuracy)
 
 
 def test_episodes_end_at_the_horizon() -> None:

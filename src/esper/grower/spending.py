@@ -26,15 +26,19 @@ class Spending:
         model: Attached; from now on it is counted.
         flops: As many may be spent; None: any number.
         seconds: Likewise, since now.
+        counted_in: What else the FLOPs belong to.
 
     Raises:
         ConfigError: there is a limit to FLOPs, and torch cannot count those of the host.
     """
 
-    def __init__(self, model: GrowingModel, flops: float | None, seconds: float | None) -> None:
+    def __init__(
+        self, model: GrowingModel, flops: float | None, seconds: float | None, counted_in: Spending | None = None
+    ) -> None:
         self._model, self._most_flops, self._most_seconds = model, flops, seconds
         self._flops, self._earlier = 0.0, 0.0
         self._began = time.monotonic()
+        self._counted_in = counted_in
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
         if flops is not None:
             self._require_known()
@@ -69,6 +73,8 @@ class Spending:
     def add(self, flops: float) -> None:
         """What something else took."""
         self._flops += flops
+        if self._counted_in is not None:
+            self._counted_in.add(flops)
 
     def _count(self, inputs: Tensor) -> None:
         """A forward pass begins; what is compiled is not seen."""
@@ -79,7 +85,7 @@ class Spending:
         host_learns = not model.frozen.holds_all(model.host)
         passes = 1 + learns * (bool(model.seeds or host_learns) + host_learns)
         seed_passes = TRAINING_PASSES if learns else 1
-        self._flops += examples * ((model.host_flops or 0) * passes + seeds * seed_passes)
+        self.add(examples * ((model.host_flops or 0) * passes + seeds * seed_passes))
 
     def _require_known(self) -> None:
         why = "passes of a compiled model are not seen" if self._model.compilations.compiled else self._unknown

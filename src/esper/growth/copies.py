@@ -51,6 +51,10 @@ class Copies:
         for slot in slots:
             self.align(slot)
 
+    def dismiss(self, other: Copies) -> None:
+        """The copy to which ``other`` belongs goes its own way."""
+        self._unasked.discard(other)
+
     def align(self, slot: Slot) -> None:
         """Let the same live in the mirrors as in ``slot`` of the model."""
         for mirror in self._mirrors:

@@ -206,7 +206,8 @@ class GrowingModel(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         require_attached(self)
-        return make_empty, (type(self).__bases__[0], type(self.host)), self.__dict__
+        # A module's own state lacks what `compile` has made of it, which would run this model in place of its copies.
+        return make_empty, (type(self).__bases__[0], type(self.host)), self.__getstate__()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """What the host returns, with what grew in it."""

@@ -94,7 +94,7 @@ class Suite(ABC):
     parameter_cap: int | None = None
     """The most parameters that growth may add to a host, where `EpisodeConfig.budget` allows more; None: no cap."""
     objective: Objective = "accuracy"
-    """By ``loss``, whatever else is called accuracy is the share of a guess's loss that is gone: scores,
+    """By ``loss``, whatever else is called accuracy is the share of a guess's loss that is gone, from -1 to 1: scores,
     contributions, what gates tolerate and what controllers see."""
 
     @abstractmethod

@@ -21,6 +21,15 @@ EVALUATION_CHUNK = 512
 """Examples per network in one forward pass; bounds memory, changes no result."""
 
 
+WORST_SCORE = -1.0
+"""Of a loss: accuracies are bounded as well, so that one network that diverged does not outweigh all others."""
+
+
+def score_losses(losses: Floats, chance_loss: float) -> Floats:
+    """The share of ``chance_loss`` that is gone, at least `WORST_SCORE`."""
+    return np.fmax(1 - losses / chance_loss, WORST_SCORE)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What controllers may know of their networks. Losses in nats, accuracies in [0, 1]."""
@@ -46,11 +55,16 @@ class Evaluation:
         )
 
     def score_losses(self, chance_loss: float) -> Evaluation:
-        """This evaluation where growth is about the loss: what is gone of ``chance_loss`` takes accuracy's place."""
+        """This evaluation where growth is about the loss: what is gone of ``chance_loss`` takes accuracy's place.
+
+        A loss beyond twice that of guessing, and one that is no number, counts as twice that; contributions are at most
+        as large as that range.
+        """
+        most = 1 - WORST_SCORE
         return replace(
             self,
-            accuracy=1 - self.loss / chance_loss,
-            accuracy_contribution=self.loss_contribution / chance_loss,
+            accuracy=score_losses(self.loss, chance_loss),
+            accuracy_contribution=np.clip(self.loss_contribution / chance_loss, -most, most),
         )
 
 
@@ -130,7 +144,7 @@ class CommittedEvaluation:
 
     def score_losses(self, chance_loss: float) -> CommittedEvaluation:
         """As `Evaluation.score_losses`."""
-        return replace(self, accuracy=1 - self.loss / chance_loss)
+        return replace(self, accuracy=score_losses(self.loss, chance_loss))
 
 
 @torch.inference_mode()
