@@ -40,11 +40,11 @@ from esper.tasks.practice.registry import DataAccess, get_task
 from esper.tasks.practice.text import LENGTH
 from esper.ui.output import say
 
-WIDTH, HEADS, BATCH, WEIGHT_DECAY = 48, 4, 32, 0.1
+WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
 BUDGET = 1e12
 """Training FLOPs of every run."""
-DEPTHS, RATES = (1, 2, 3, 4, 6, 8), (1.5e-3, 3e-3, 6e-3)
-TIMES, PLACES, KINDS = (0.1, 0.25, 0.5, 0.75), ("first", "last", "all"), ("block_copy", "block_zero", "random")
+DEPTHS, RATES = (1, 2, 4), (6e-3, 12e-3)
+TIMES, PLACES, KINDS = (0.1, 0.3, 0.6), ("first", "last", "all"), ("block_copy", "block_zero", "random")
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 Step = Literal["fixed", "sweep", "final", "table"]
 
@@ -157,7 +157,7 @@ def measure(model: nn.Module, part: Examples) -> float:
     return losses / count
 
 
-def main(folder: Path, step: Step, workers: int = 2) -> None:
+def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], workers: int = 2) -> None:
     """Run a step of the trial, or what is missing of it; `table` prints what is known."""
     store, console = Store(folder / "deepening.jsonl"), Console(width=110)
     if step != "table":
@@ -210,8 +210,8 @@ def plan_sweep(store: Store) -> list[Plan]:
 
 
 def plan_final(store: Store) -> list[Plan]:
-    """The best of the fixed depths, and the three best that grew: so many may be lucky."""
-    finalists = [*store.best(grown=False), *store.best(grown=True, count=3)]
+    """The best of the fixed depths, and the best that grew, which may have been lucky."""
+    finalists = [*store.best(grown=False), *store.best(grown=True)]
     return [Plan(**{**asdict(plan), "seed": seed}) for plan in finalists for seed in FINAL_SEEDS]
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
-from esper import Grower
+from esper import Grower, warmup_stable_decay
 from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.grower.measuring import Evaluate
@@ -31,6 +32,8 @@ FALSE_ALARM = 7
 """Decision at which the second one is."""
 SAVED_AFTER = 6
 SEED = 7
+BUDGET = 1e6
+"""FLOPs, of which twelve decisions take more."""
 EAGER = LookRule(LookSettings(promise=PromiseSettings(every=2, first=1, examples=16), threshold=-1.0), 20)
 """Plants what promises most, however little that is."""
 RUN = "run"
@@ -64,6 +67,10 @@ def main(folder: Path, rank: int, how: str) -> None:
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
         run=None if how == "shadow" else folder / RUN,
         verbose=True,
+        training_flops=BUDGET if how == "budget" else None,
+    )
+    schedule = LambdaLR(
+        optimizer, (lambda _: warmup_stable_decay(grower.spending.share)) if how == "budget" else _steady
     )
     carrier.carry("grower", grower)
     if saved is not None:
@@ -71,19 +78,22 @@ def main(folder: Path, rank: int, how: str) -> None:
     mine = slice(rank * 48, (rank + 1) * 48)
     told: list[str] = []
     gradients: list[float] = []
+    rates: list[float] = []
     forks: list[dict[str, Any]] = []
     for number in range(grower.decisions, EARLY if how == "early" else DECISIONS):
         blown_up = number == (FALSE_ALARM if rank else BLOWN_UP)
         gradient, decision = train(network, grower, mine, blown_up=blown_up)
         gradients.append(gradient)
         told.append(decision)
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
         forks.append(copy_forks(grower))
         if grower.decisions == SAVED_AFTER and rank == 0 and not resume:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "checkpoint.pt")
     ending = str(grower.finish())
     held = {name: tensor for name, tensor in model.state_dict().items() if name != "growth"}
     state = {"model": held, "told": told, "gradients": gradients, "grower": packed(grower.state_dict())}
-    state |= {"forks": forks, "ending": ending}
+    state |= {"forks": forks, "ending": ending, "rates": rates}
     torch.save(state, folder / f"rank-{rank}-{how}.pt")
     distributed.destroy_process_group()
 
@@ -107,6 +117,10 @@ def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:
         slot: {name: copy.deepcopy(value) for name, value in fork.items() if not isinstance(value, str)}
         for slot, fork in grower.apart.state_dict()["forks"].items()
     }
+
+
+def _steady(step: int) -> float:
+    return 1.0
 
 
 def _only_first(rank: int) -> Evaluate:

@@ -65,6 +65,17 @@ def test_what_the_first_hears_is_planted_by_all(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_what_goes_by_the_budget_is_alike_in_all(tmp_path: Path):
+    """Though only the first measures, and so spends more than the others."""
+    first, second = run(tmp_path, "budget")
+    assert first["rates"] == second["rates"]
+    assert 0 in first["rates"]
+    assert max(first["rates"]) == 1e-2
+    assert first["told"] == second["told"]
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
 def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
     first, second = run(tmp_path, "early")
     assert first["ending"] == second["ending"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -29,16 +30,34 @@ def test_phases_may_be_missing() -> None:
     assert esper.warmup_stable_decay(1.0, warmup=1, decay=0) == 1
 
 
-@pytest.mark.parametrize(("warmup", "decay"), [(-0.1, 0.5), (0.6, 0.6), (float("nan"), 0), (0, 1.1)])
-def test_phases_that_overlap_are_refused(warmup: float, decay: float) -> None:
-    with pytest.raises(ConfigError, match="must be shares"):
-        esper.warmup_stable_decay(0.5, warmup=warmup, decay=decay)
+def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
+    factors = [esper.warmup_stable_decay(share) for share in (0.01, 0.02, 0.8, 0.85, 1.0)]
+    assert factors == pytest.approx([0.5, 1, 1, 0.5, 0])
+    assert factors[-1] == 0, "exactly"
 
 
-@pytest.mark.parametrize("share", [-0.1, float("nan")])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match="what is spent of the budget"):
-        esper.warmup_stable_decay(share)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"warmup": 0.6, "decay": 0.6}, "at most 1 together"),
+        ({"decay": 1.1}, "at most 1 together"),
+        ({"warmup": -0.1}, "warmup is -0.1: give a share from 0 on"),
+        ({"share": math.nan}, "share is nan: give a share"),
+        ({"share": "0.5"}, "share is .*: give a share"),
+        ({"share": None}, "share is None: give a share"),
+    ],
+)
+def test_what_is_no_share_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        esper.warmup_stable_decay(**{"share": 0.5, **options})
+
+
+def test_there_is_no_share_without_a_budget() -> None:
+    model = growing()
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
+    grower = esper.Grower(model, optimizer, "none", evaluate=validate, classes=3)
+    with pytest.raises(ConfigError, match="say training_flops or seconds"):
+        LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
 
 
 def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> None:

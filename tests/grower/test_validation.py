@@ -135,3 +135,26 @@ def test_a_grower_shares_its_passes() -> None:
     assert len(decision.contributions) == len(SLOTS)
     assert decision.metric == "accuracy"
     assert model(inputs).shape[1] == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "labels", "words"),
+    [
+        ("regression", torch.ones(3, dtype=torch.complex64), torch.ones(3), "dense tensors of real numbers"),
+        ("classification", torch.ones(3, 2), torch.ones(3, dtype=torch.complex64), "dense tensors of real numbers"),
+        ("multi_label", torch.ones(3, 2), torch.ones(3, 2).to_sparse(), "dense tensors of real numbers"),
+        ("classification", torch.tensor(1.0), torch.tensor(1), "an axis for the examples"),
+        ("classification", torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), "take multi_label for yes or no"),
+    ],
+)
+def test_figures_that_would_be_silently_wrong_are_refused(
+    task: str, outputs: Tensor, labels: Tensor, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        esper.Validation(task, [(outputs, labels)])(nn.Identity())
+
+
+@pytest.mark.parametrize("model", [None, lambda inputs: inputs])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is no model: give a torch\.nn\.Module"):
+        esper.Validation("classification", [(answers(5, 3), CORRECT)])(model)

@@ -358,6 +358,8 @@ def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.Monkey
         ({}, "but it gives none"),
         ({"late": 1.0}, "but 'late' is float"),
         ({"late": np.zeros((2, 1))}, r"but 'late' is \[2, 1\]"),
+        ({"late": np.zeros(1, complex)}, "of real numbers, but 'late' is of complex128"),
+        ({"rollback": np.zeros(1)}, "'rollback' is the governor's penalty, choose another name"),
     ],
 )
 def test_a_reward_that_gives_no_terms_is_told_what_it_gave(
@@ -373,16 +375,16 @@ def test_a_reward_that_gives_no_terms_is_told_what_it_gave(
 def test_the_same_definition_may_be_run_again_and_another_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
 
-    def define(name: str) -> Any:
+    def define(worth: float) -> Any:
         def pay(inputs: RewardInputs, settings: RewardSettings) -> dict[str, np.ndarray]:
-            return {name: np.zeros(len(inputs.finished))}
+            return {"worth": np.full(len(inputs.finished), worth)}
 
         return register_reward("mine")(pay)
 
-    define("first")
-    define("second")
+    define(1.0)
+    define(2.0)
     (settings,) = SPEC.validate_python("mine")
-    assert rewards_of(settings, [Tick((EMPTY, EMPTY))]) == [0.0]
+    assert rewards_of(settings, [Tick((EMPTY, EMPTY))]) == [2.0]
     with pytest.raises(ConfigError, match="'mine' is taken by .*define.<locals>.pay: choose another"):
         register_reward("mine")(lambda inputs, settings: {})
 
@@ -393,9 +395,23 @@ def test_the_same_definition_may_be_run_again_and_another_may_not(monkeypatch: p
         ({"name": "outcome"}, "'outcome' is taken by pay_outcome"),
         ({"name": "mine", "families": ["error"]}, "no family 'error'; choose from accuracy, loss"),
         ({"name": "mine", "weights": ["shocks"]}, "no weight 'shocks'; choose from progress"),
+        ({"name": lambda inputs, settings: {}}, r"needs a name, as in @register_reward\('mine'\), not a function"),
+        ({"name": ""}, "needs a name"),
+        ({"name": "mine", "families": []}, r"give families and weights as lists, such as \['accuracy'\]"),
+        ({"name": "mine", "families": "loss"}, "give families and weights as lists"),
+        ({"name": "mine", "weights": None}, "give families and weights as lists"),
     ],
 )
 def test_a_reward_that_makes_no_sense_is_not_registered(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         register_reward(**options)(lambda inputs, settings: {})
     assert "mine" not in MODES
+
+
+def test_only_functions_pay_and_two_without_a_name_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
+    with pytest.raises(ConfigError, match="'mine' is paid by an int, 3: decorate a function"):
+        register_reward("mine")(3)  # pyright: ignore[reportArgumentType]
+    register_reward("mine")(lambda inputs, settings: {})
+    with pytest.raises(ConfigError, match="'mine' is taken by"):
+        register_reward("mine")(lambda inputs, settings: {})

@@ -227,7 +227,7 @@ class Search:
             return True
         own = self._count_flops(structure)
         last = own if self.best is None else max(own, self._count_flops(self.best.structure))
-        return self._spending.share + self._price * (own + last) <= 1
+        return self._spending.compute_share() + self._price * (own + last) <= 1
 
     def _count_flops(self, structure: Structure) -> float:
         """Of a trial, for each example. A frozen host is differentiated by its features alone."""
@@ -270,7 +270,7 @@ class Search:
                 self.untried += 1
 
     def _try(self, structure: Structure) -> None:
-        began = self._spending.share
+        began = self._spending.compute_share()
         try:
             trial = self._cross_validate(structure)
         except DivergedError:
@@ -278,7 +278,7 @@ class Search:
             unknown = dict.fromkeys(structure, 0.0)
             trial = Trial(structure, figures, Retention(0.0, 0.0), unknown, self._count_parameters(structure))
         flops = self._count_flops(structure)
-        self._price = max(self._price, (self._spending.share - began) / flops if flops else 0.0)
+        self._price = max(self._price, (self._spending.compute_share() - began) / flops if flops else 0.0)
         self.trials.append(trial)
         if self._verbose:
             sys.stdout.write(f"{trial}: score {trial.found.score:.4g}, loss {trial.found.loss:.4g}\n")

@@ -90,6 +90,8 @@ def _play(
         raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
     own = get_suite(suite)
     say(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
+    if own.objective == "loss":
+        say(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
     with computing.open(math.ceil(instances / COHORT)) as workers:
         found = evaluate_by_name(controller, own, split, instances, seed, workers)
     console.print(standings_table(found, f"{found.instances} {SPLIT_TITLES[split]} of suite {own.name}"))

@@ -34,6 +34,7 @@ from esper.telemetry.events import (
     RolledBack,
     StepTaken,
 )
+from esper.telemetry.metric import LOSS_GONE
 
 _DECIMALS = 5
 """Kept of measured figures; far below their noise."""
@@ -249,4 +250,5 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
         "features": name_features(settings.policy, settings.promise),
+        **(LOSS_GONE.metadata() if suite.objective == "loss" and not settings.mix else {}),
     }

@@ -12,7 +12,7 @@ import numpy as np
 from esper.experiments.analysis import Interval, mean_interval
 from esper.rl.episodes import Episodes
 from esper.training.forward import select_committed
-from esper.training.shapley import ACCURACY, Attribution, attribute_networks
+from esper.training.shapley import ACCURACY, LOSS, Attribution, attribute_networks
 
 _ORDERS = 0
 """Seed of the orders that are drawn where a network has kept too many seeds for all coalitions."""
@@ -67,8 +67,10 @@ def _earnings(episodes: Episodes, found: Attribution, row: int) -> SeedShapley:
     instance = episodes.instances[row]
     blueprints: list[int] = episodes.population.table.blueprint[row].tolist()
     slots: list[int] = np.flatnonzero(found.players[row]).tolist()
-    values, errors = found.values[ACCURACY, row], found.errors[ACCURACY, row]
-    interactions = found.interactions[ACCURACY, row]
+    suite = episodes.suite
+    about, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
+    values, errors = found.values[about, row] / unit, found.errors[about, row] / unit
+    interactions = found.interactions[about, row] / unit
     seeds = [
         SeedValue(slot, episodes.suite.blueprints[blueprints[slot]], float(values[slot]), float(errors[slot]))
         for slot in slots

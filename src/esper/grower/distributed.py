@@ -39,6 +39,11 @@ class Processes:
         self._averaged: WeakSet[nn.Module] = WeakSet()
 
     @property
+    def several(self) -> bool:
+        """Whether there are more than this one."""
+        return self._group is not None
+
+    @property
     def first(self) -> bool:
         """Whether this is the one that decides."""
         return self._group is None or distributed.get_rank() == FIRST

@@ -205,6 +205,7 @@ class Grower:
         self.recording: Recording | OwnRun | None = self._own
         """Where decisions are kept, if anywhere."""
         self._in_own_run(OwnRun.open)
+        self._agree_on_spending()
 
     def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
         """Look after whatever learns from now on."""
@@ -340,6 +341,7 @@ class Grower:
         account = Account(decision, *said, value_before, result.verdicts, before, result.table, about)
         self._print(str(account))
         self._record(lambda recording: recording.keep(account))
+        self._agree_on_spending()
         return decision
 
     def close(self) -> None:
@@ -397,7 +399,7 @@ class Grower:
         That is the ``metric`` where one is named, and the validation loss otherwise: so did policies see it where they
         were trained. Stop then. The controller is not asked again, unless validation improves after all.
         """
-        over = self.spending.limited and self._processes.agree(lambda: self.spending.share >= 1)
+        over = self.spending.limited and self._processes.agree(lambda: self.spending.compute_share() >= 1)
         return over or bool(self.conduct.find_stalled(self._examiner.history.plateau_age, self.network.table)[0])
 
     @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
@@ -548,6 +550,11 @@ class Grower:
         store_contributions(self.model, self._examiner.history.accuracy_contribution)
         self._examiner.listen_before(1 + self.decisions)
         self._in_own_run(lambda own: own.resume(self.decisions, state.get("run")))
+
+    def _agree_on_spending(self) -> None:
+        """Processes measure apart and have clocks of their own: what goes by the budget must be alike in all."""
+        if self._processes.several:
+            self.spending.agree_on(self._processes.agree(self.spending.compute_share))
 
     def _attend(self) -> None:
         """Look after the gradients of all seeds there are: first see them, then average them."""

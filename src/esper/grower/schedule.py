@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+from esper.arguments import amount, check_arguments
 from esper.errors import ConfigError
 
+_SHARE = amount("give a share from 0 on")
 
+
+@check_arguments(ConfigError, share=_SHARE, warmup=_SHARE, decay=_SHARE)
 def warmup_stable_decay(share: float, *, warmup: float = 0.02, decay: float = 0.2) -> float:
     """The factor of learning rates where ``share`` of a budget is spent: it rises, stays, and falls to 0 at the end.
 
@@ -16,24 +20,25 @@ def warmup_stable_decay(share: float, *, warmup: float = 0.02, decay: float = 0.
     ```
 
     Any scheduler survives growth, since slots have groups of parameters from the start; each group has a learning rate
-    of its own, which is multiplied. Call ``scheduler.step()`` after the optimizer's. Policies see the learning rate.
+    of its own, which is multiplied. Call ``scheduler.step()`` after the optimizer's: the first step, of which nothing
+    was spent before, has a rate of 0. Policies see the learning rate. In several processes the share, and so the rate,
+    changes at each decision only.
 
     The fall is ``1 - sqrt(x)`` in the share x of the decay that is over (Hägele et al. 2024, arXiv 2405.18392).
 
     Args:
-        share: Of the budget, from 0 to 1; beyond it the factor is 0.
+        share: Of the budget, from 0 to 1; beyond it the factor is as at 1.
         warmup: Share in which the factor rises evenly from 0 to 1.
         decay: Share, at the end, in which it falls.
 
     Raises:
-        ConfigError: the phases are none, or overlap.
+        ConfigError: an argument is no share, or the phases overlap.
     """
-    if not (0 <= warmup <= 1 and 0 <= decay <= 1 and warmup + decay <= 1):
-        raise ConfigError(f"warmup {warmup} and decay {decay} must be shares, from 0 to 1, that are at most 1 together")
-    if not share >= 0:
-        raise ConfigError(f"share is {share}: give what is spent of the budget, from 0 on")
+    if warmup + decay > 1:
+        raise ConfigError(f"warmup {warmup} and decay {decay} must be at most 1 together")
+    if share >= 1:
+        return float(decay == 0)
     if share < warmup:
         return share / warmup
-    if share <= 1 - decay:
-        return 1.0
-    return max(1 - math.sqrt((share - (1 - decay)) / decay), 0.0) if decay else 0.0
+    over = share - (1 - decay)
+    return 1.0 if over <= 0 else 1 - math.sqrt(min(over / decay, 1.0))

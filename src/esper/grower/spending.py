@@ -39,6 +39,7 @@ class Spending:
         self._flops, self._earlier = 0.0, 0.0
         self._began = time.monotonic()
         self._counted_in = counted_in
+        self._agreed: float | None = None
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
         if flops is not None:
             self._require_known()
@@ -66,7 +67,21 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """Of the budget that is spent, 1 at its end; 0 without one."""
+        """Of the budget that is spent, 1 at its end; in several processes, as the first one knew it at the last step.
+
+        Raises:
+            ConfigError: there is no budget; or FLOPs cannot be counted, as where the model is compiled.
+        """
+        if not self.limited:
+            raise ConfigError("there is no budget of which a share could be spent: say training_flops or seconds")
+        return self.compute_share() if self._agreed is None else self._agreed
+
+    def agree_on(self, share: float) -> None:
+        """Let this be the share until it is told anew, whatever this process spends meanwhile."""
+        self._agreed = share
+
+    def compute_share(self) -> float:
+        """What this process knows of it by now; 0 without a budget."""
         by_flops = 0.0 if self._most_flops is None else self.flops / self._most_flops
         return max(by_flops, 0.0 if self._most_seconds is None else self.seconds / self._most_seconds)
 
@@ -113,4 +128,5 @@ def limit_progress(progress: float, spending: Spending, planned: int | None) -> 
     """
     if not spending.limited:
         return progress
-    return min(spending.share if planned is None else max(progress, spending.share), 1.0)
+    share = spending.compute_share()
+    return min(share if planned is None else max(progress, share), 1.0)

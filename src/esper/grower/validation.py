@@ -32,6 +32,11 @@ def _tally_classes(outputs: Tensor, labels: Tensor, classes: int) -> Tally:
     if scores.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype is torch.bool:
         raise ValueError
     labels, number = labels.long(), scores.shape[-1]
+    if number < 2:
+        raise ConfigError(
+            "the model gives one score, and no class can be chosen by that: give one per class, or take multi_label "
+            "for yes or no"
+        )
     counted = labels != IGNORED
     if (counted & ((labels < 0) | (labels >= number))).any():
         raise ConfigError(f"labels are beyond the {number} classes of the model's outputs: give 0 to {number - 1}")
@@ -119,6 +124,8 @@ class Validation:
 
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
         """The mean loss; with the accuracy, a fraction, where the task has one."""
+        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"{describe(model)} is no model: give a torch.nn.Module")
         device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
         with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
@@ -147,6 +154,12 @@ class Validation:
             raise ConfigError(
                 f"{self.task} compares {describe(outputs)} of the model with {describe(labels)}: both have to be "
                 "tensors; write a function of your own for other outputs"
+            )
+        odd = [one for one in (outputs, labels) if one.is_complex() or one.layout is not torch.strided or not one.ndim]
+        if odd:
+            raise ConfigError(
+                f"{self.task} compares dense tensors of real numbers with an axis for the examples, and none like "
+                f"{describe(odd[0])}"
             )
         try:
             return _TALLIES[self.task](outputs, labels)

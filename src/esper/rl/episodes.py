@@ -22,6 +22,7 @@ from esper.random_streams import Stream, numpy_generator
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import (
     OUTCOME,
+    ROLLBACK,
     RewardInputs,
     RewardSettings,
     RewardTerms,
@@ -224,7 +225,6 @@ class Episodes:
         under_way = start_training(self.population, batches, resting=~running)
         training, evaluation, intervention, rollbacks = self._measure(under_way, running)
         if self.suite.objective == "loss":
-            evaluation = evaluation.score_losses(self.suite.chance_loss)
             training = replace(training, accuracy=evaluation.accuracy)  # as a grower does that knows no accuracy
         remember(self.population, training, evaluation)
         self.history.record(actions, self.population.table, training, evaluation)
@@ -240,7 +240,7 @@ class Episodes:
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
         self.potential = np.where(running, compute_objective(inputs.after, OUTCOME), self.potential)
         penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
-        terms = {**compute_rewards(inputs, self._paid_by), "rollback": penalty}
+        terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
             reward=np.where(running, total_reward(terms), 0.0),
             terms=terms,
@@ -265,12 +265,17 @@ class Episodes:
         evaluation = self.history.complete(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
-            return training, evaluation, intervention, []
+            return training, self._score(evaluation), intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
         newer = self.history.complete(again, self.population.evidence)
-        restored = replace_where(intervention.rows, evaluation, newer)
-        return training, restored, intervention, _list_incidents(intervention, evaluation, restored)
+        before, after = map(self._score, (evaluation, replace_where(intervention.rows, evaluation, newer)))
+        return training, after, intervention, _list_incidents(intervention, before, after)
+
+    def _score(self, evaluation: Evaluation) -> Evaluation:
+        """By what the suite is about; the governor goes by the accuracy all the same."""
+        by_accuracy = self.suite.objective == "accuracy"
+        return evaluation if by_accuracy else evaluation.score_losses(self.suite.chance_loss)
 
     def _look(self, running: Bools) -> None:
         """Measure what blueprints promise in free slots, by the newest training examples, where it is time to."""

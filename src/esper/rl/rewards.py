@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from esper.arguments import describe
 from esper.arrays import Bools, Floats, Int8s, Ints, replace_where
 from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.actions import Head, Op
@@ -35,6 +37,12 @@ RentBasis = Literal["parameters", "flops"]
 """What rent is paid on."""
 RewardTerms = dict[str, Floats]
 """What a reward is the sum of, by name; ``[E]`` each."""
+
+
+ROLLBACK = "rollback"
+"""The term by which the governor's rollbacks are paid."""
+_REAL = "biuf"
+"""Kinds of numpy's types."""
 
 
 # What happened
@@ -399,15 +407,19 @@ def register_reward(
         return {"objective": np.where(inputs.finished, inputs.after.score["accuracy"], 0.0)}
     ```
 
-    The function gives the terms of which a step's reward is the sum, by name, ``[E]`` each, in units of the score. It
-    pays each network by that network alone. ``families`` are those of scores that it can pay in, ``weights`` the fields
-    of `RewardSettings` that it reads; others are refused beside it.
-
-    Running the same definition once more, as in a notebook, replaces it.
+    The function gives the terms of which a step's reward is the sum, by name, ``[E]`` each, in units of the
+    score; ``rollback`` is the governor's. It pays each network by that network alone. ``families`` are those of scores
+    that it can pay in, ``weights`` the fields of `RewardSettings` that it reads; others are refused beside it. Running
+    the same definition once more, as in a notebook, replaces it.
 
     Raises:
-        ConfigError: another mode has that name, or there is no such family or weight.
+        ConfigError: the name is none, what pays is no function, another mode has that name, there is no such family or
+            weight, or no family at all.
     """
+    if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe(name)}")
+    if not (isinstance(families, list | tuple) and isinstance(weights, list | tuple) and families):
+        raise ConfigError(f"reward mode {name!r}: give families and weights as lists, such as ['accuracy']")
     for kind, given, known in (("family", families, get_args(Family)), ("weight", weights, WEIGHTS)):
         if unknown := [one for one in given if one not in known]:
             raise ConfigError(
@@ -415,13 +427,25 @@ def register_reward(
             )
 
     def registered(pay: _Pay) -> _Pay:
+        if not isinstance(cast("object", pay), FunctionType):
+            raise ConfigError(f"reward mode {name!r} is paid by {describe(pay)}: decorate a function")
         holder = MODES[name].compute if name in MODES else pay
-        if (holder.__module__, holder.__qualname__) != (pay.__module__, pay.__qualname__):
-            raise ConfigError(f"reward mode {name!r} is taken by {holder.__qualname__}: choose another name")
+        if _name(holder) != _name(pay) or (pay.__name__ == LAMBDA and holder is not pay):
+            raise ConfigError(f"reward mode {name!r} is taken by {_name(holder)[1]}: choose another name")
         MODES[name] = RewardMode(pay, tuple(families), tuple(weights))
         return pay
 
     return registered
+
+
+LAMBDA = "<lambda>"
+"""What functions without a name are called, which so cannot be told apart."""
+
+
+def _name(function: Callable[..., Any]) -> tuple[str, str]:
+    """The same for a definition that is run again."""
+    assert isinstance(function, FunctionType)
+    return function.__module__, function.__qualname__
 
 
 # Who is paid by which mode
@@ -475,9 +499,14 @@ def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
     if not terms:
         raise ConfigError(f"{wanted}, but it gives none")
     for name, term in cast("Mapping[str, object]", terms).items():
+        if name == ROLLBACK:
+            raise ConfigError(f"reward mode {mode!r}: {ROLLBACK!r} is the governor's penalty, choose another name")
         found = str(list(np.shape(cast("Any", term)))) if isinstance(term, np.ndarray) else type(term).__name__
         if found != str(list(shape)):
             raise ConfigError(f"{wanted}, but {name!r} is {found}")
+        values = cast("NDArray[Any]", term)
+        if values.dtype.kind not in _REAL:
+            raise ConfigError(f"{wanted}, of real numbers, but {name!r} is of {values.dtype}")
 
 
 def total_reward(terms: RewardTerms) -> Floats:

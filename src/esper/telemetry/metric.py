@@ -18,7 +18,7 @@ METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE ke
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure on validation data, under the name that its owner gave it. Populations are about accuracy."""
+    """A figure on validation data, under the name that its owner gave it. Populations are about accuracy, mostly."""
 
     metric: str = ACCURACY
     """Its name."""
@@ -59,6 +59,10 @@ class Metric:
         if self.metric in (LOSS, ACCURACY):
             return ""
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
+
+LOSS_GONE = Metric("loss_gone")
+"""What populations on a suite about the loss are about: the share of a guess's loss that is gone."""
 
 
 def contributions(metadata: Mapping[str, Any]) -> str:
