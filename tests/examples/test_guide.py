@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.lifecycle.rules import Isolation
+from esper.telemetry.events import StepTaken
+from esper.telemetry.reader import RunReader
 
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.with_name("docs") / "grow-your-model.md"
@@ -33,8 +36,14 @@ def test_the_page_on_looking_shows_what_it_says(tmp_path: Path, monkeypatch: pyt
     title, first, _, last = BLOCK_OF_TEXT.findall(text)[-1].splitlines()
     assert lines[0] == title
     assert lines[1].split()[:2] == first.split()[:2]
-    assert last.split()[:2] in [line.split()[:2] for line in lines]
+    (same,) = (line for line in lines if line.split()[:2] == last.split()[:2])
+    for found, said in ((lines[1], first), (same, last)):
+        assert figures(found) == pytest.approx(figures(said), rel=0.1, abs=0.01)
     assert (tmp_path / "map.svg").exists()
+
+
+def figures(line: str) -> list[float]:
+    return [float(one.replace(",", "")) for one in re.findall(r"-?[\d,]*\.?\d+", line)]
 
 
 def run_blocks(page: Path, *given: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +75,6 @@ def test_the_page_on_adapting_runs_from_top_to_bottom(tmp_path: Path, monkeypatc
 def test_the_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     names = run_blocks(GUIDE)
-    assert names["resumed"] is not None
     assert type(names["classifier"]).__name__ == "BertForSequenceClassification"
     assert "eval_loss" in names["trainer"].evaluate()
     seed = names["apart"].seeds["0"]
@@ -163,7 +171,10 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
     }
     names = run_blocks(README, growing, adapting)
-    assert (tmp_path / "runs" / "mine").is_dir()
+    with RunReader.open(tmp_path / "runs" / "mine" / "run.db") as reader:
+        operations = [step.op for step in reader.events(StepTaken)]
+    assert len(operations) == 100
+    assert "germinate" in operations
     assert type(names["plain"]) is Attention
     assert names["observation"]["globals"].shape[0] == 16
 
@@ -185,9 +196,18 @@ def test_the_page_on_other_libraries_runs_from_top_to_bottom() -> None:
 def test_the_governor_of_the_page_on_reliability_watches_over_a_loop() -> None:
     model = Convolutions()
 
+    epochs = count()
+
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-        return train_one_epoch(model, optimizer), validate(model)[1]
+        loss = train_one_epoch(model, optimizer)
+        if next(epochs) == 50:
+            with torch.no_grad():
+                model.head.weight.fill_(torch.nan)
+            loss = math.nan
+        return loss, validate(model)[1]
 
     given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "train_one_epoch": train}
     names = run_blocks(RELIABILITY, given)
     assert names["epoch"] == 99
+    assert names["governor"].rollbacks == 1
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
 from esper.control.controller import Controller
 from esper.errors import RunError
@@ -85,6 +87,25 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
         # The host alone gets a whole number of examples right.
         right = count * (whole[row] - sum(seed.value for seed in one.seeds))
         assert right == pytest.approx(round(right), abs=1e-4)
+
+
+def test_where_growth_is_about_the_loss_they_earn_shares_of_it(
+    episodes: Episodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = episodes.suite
+    last = [suite.data(one, "validation", int(one.drift_step is not None)) for one in episodes.instances]
+    whole = evaluate_committed(episodes.population, stack_data(last, episodes.device)).loss
+    monkeypatch.setattr(type(suite), "objective", "loss", raising=False)
+    for row, (instance, one) in enumerate(zip(episodes.instances, attribute_kept_seeds(episodes), strict=True)):
+        model = suite.host(instance)
+        alone = whole[row] + np.log(suite.classes) * sum(seed.value for seed in one.seeds)
+        values = episodes.population.host.values.detach()[row]
+        named = episodes.population.host.layout.unflatten(values.unsqueeze(0))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(named[name][0][tuple(slice(extent) for extent in parameter.shape)])
+            loss = F.cross_entropy(model.eval()(last[row].inputs), last[row].labels)
+        assert alone == pytest.approx(float(loss), abs=1e-4), "that of the host by itself"
 
 
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:

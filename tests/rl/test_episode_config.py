@@ -71,6 +71,16 @@ def test_data_that_are_not_numbers_end_the_episode_in_its_last_good_state() -> N
     assert running.population.host.values.isfinite().all()
 
 
+def test_rollbacks_on_a_suite_about_the_loss_tell_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpoiltSuite, "objective", "loss")
+    results = play(spoilt())
+    incidents = [one for result in results for one in result.incidents]
+    assert len(incidents) == 4
+    for one in incidents:
+        assert one.accuracy_before == -1, "a loss that is no number is as bad as can be"
+        assert one.accuracy_after == pytest.approx(1 - one.loss_after / np.log(SUITE.classes))
+
+
 def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
     running = spoilt(EpisodeConfig(governor=None))
     results = play(running)

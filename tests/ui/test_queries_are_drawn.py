@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
 from esper.cli import main
 from esper.experiments.iteration import record
+from esper.lifecycle.stages import Stage
 from esper.rl.diagnostics import Anomaly
 from esper.telemetry.reader import RunReader
 from esper.telemetry.store import RunStore
@@ -29,6 +31,7 @@ from esper.ui.figures.drawing import draw_svg
 from esper.ui.figures.exhibit import Figure, Query, Rows, run_queries
 from esper.ui.figures.growing import GROWING_EXHIBITS
 from esper.ui.figures.grown import grown_figures
+from esper.ui.figures.lanes import STAGE_STYLES
 from esper.ui.figures.learning import LEARNING, LEARNING_EXHIBITS, health_figure
 from esper.ui.figures.snapshots import MOMENTS
 from esper.ui.formats import difference, measure, signed_percent
@@ -215,22 +218,34 @@ def stage_lanes(calls: Calls, found: list[Record]) -> None:
 
 
 def snapshots(calls: Calls, found: list[Record]) -> None:
-    assert len({one["decision"] for one in found}) <= MOMENTS
-    living = [one for one in found if one["blueprint"] is not None]
-    earned = [difference(one["contribution"]) for one in living if one["contribution"] is not None]
-    pruned = [f"\N{MULTIPLICATION SIGN} {one['pruned']}" for one in found if not one["blueprint"] and one["pruned"]]
-    assert Counter(args[2] for args in calls["text"]) == Counter(
-        [*(one["blueprint"] for one in living), *earned, *pruned]
-    )
-    assert living
-    moments = {one["decision"]: one for one in found}.values()
-    assert [args[0] for args in calls["set_title"]] == [f"decision {one['decision']}" for one in moments]
+    moments = list({one["decision"]: one for one in found}.values())
+    slots = list(dict.fromkeys(one["slot_name"] for one in found))
+    assert len(moments) <= MOMENTS
+    assert [(args[0], args[-1]) for args in calls["set_title"]] == [
+        (f"decision {one['decision']}", column) for column, one in enumerate(moments)
+    ], "from left to right"
     assert [args[0] for args in calls["set_xlabel"]] == [
         f"{one['measure']} {measure(one['value'])}\n{signed_percent(one['added'])} parameters" for one in moments
     ]
+    living = [one for one in found if one["blueprint"] is not None]
+    pruned = [one for one in found if one["blueprint"] is None and one["pruned"]]
+    assert living
+    assert pruned
+    assert Counter((round(args[1]), args[2]) for args in calls["text"]) == Counter(
+        (slots.index(one["slot_name"]), text)
+        for group, texts in (
+            (living, lambda one: [one["blueprint"]]),
+            ([one for one in living if one["contribution"] is not None], lambda one: [difference(one["contribution"])]),
+            (pruned, lambda one: [f"\N{MULTIPLICATION SIGN} {one['pruned']}"]),
+        )
+        for one in group
+        for text in texts(one)
+    ), "each in the row of its slot"
     boxes = [patch for (patch,) in calls["add_patch"] if patch.get_fill()]
-    filled = Counter(round(box.get_width() / 0.7, 3) for box in boxes if box.get_x() > 0.2)
-    assert filled == Counter(round(max(one["alpha"], 0.05), 3) for one in living)
+    filled = [box for box in boxes if box.get_x() > 0.2]
+    assert Counter((round(box.get_width() / 0.7, 3), to_hex(box.get_facecolor())) for box in filled) == Counter(
+        (round(max(one["alpha"], 0.05), 3), to_hex(STAGE_STYLES[Stage[one["stage"].upper()]].colour)) for one in living
+    )
     assert len(boxes) == len(living) + len(found), "and a box for each of the host's layers"
 
 
@@ -262,7 +277,10 @@ REGISTRY = {
     **{one.name: (one, "run") for one in (*LEARNING_EXHIBITS, *GROWING_EXHIBITS) if isinstance(one, Figure)},
     "health": (health_figure(0.03), "run"),
     **{
-        ("grown contributions" if one.name == "contributions" else one.name): (one, "alone")
+        ("grown contributions" if one.name == "contributions" else one.name): (
+            one,
+            "own" if one.name == "snapshots" else "alone",
+        )
         for one in grown_figures({})
     },
 }
@@ -280,7 +298,9 @@ def test_figures_draw_what_their_queries_return(
         real = getattr(Axes, method)
 
         def spied(self: Any, *args: Any, **options: Any) -> Any:
-            calls[method].append((*args, *([options["left"]] if isinstance(options.get("left"), float) else [])))
+            left = [options["left"]] if isinstance(options.get("left"), float) else []
+            column = [self.get_subplotspec().colspan.start] if method == "set_title" else []
+            calls[method].append((*args, *left, *column))
             return real(self, *args, **options)
 
         monkeypatch.setattr(Axes, method, spied)

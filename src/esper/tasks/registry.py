@@ -140,7 +140,9 @@ def _run_file(path: str) -> None:
         TaskError: it cannot be read, or fails.
     """
     if not Path(path).is_file():
-        raise TaskError(f"no suites can be read from {path}: there is no such file; {FILES} or the command names it")
+        raise TaskError(
+            f"nothing can be registered from {path}: there is no such file; {FILES} or the command names it"
+        )
     name, before = f"esper_suites_{len(_registered_by)}_{Path(path).stem}", dict(_suites)
     spec = spec_from_file_location(name, path)
     assert spec is not None  # a path that ends in .py has one
@@ -154,5 +156,5 @@ def _run_file(path: str) -> None:
         del sys.modules[name]
         _suites.clear()
         _suites.update(before)
-        raise TaskError(f"{path} cannot be run for its suites: {type(error).__name__}: {error}") from error
+        raise TaskError(f"{path} cannot be run for what it registers: {type(error).__name__}: {error}") from error
     _registered_by[path] = set(_suites) - set(before)

@@ -23,7 +23,7 @@ def open_policy(name: str, others: Sequence[str] = ()) -> RunDirectory:
     """
     if name == ESPER:
         return RunDirectory(Path(__file__).parent / ESPER)
-    known = (*others, ESPER)
+    known = tuple(dict.fromkeys((*others, ESPER)))
     if not Path(name).exists():
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, known)}: give one of {', '.join(known)}, "
