@@ -1,6 +1,6 @@
 """Does it matter where a trained network is adapted? The oracle gap: best place per shift less best place overall.
 
-    python benchmarks/adapt_gap.py FOLDER                # some hours of one core; may be stopped
+    python benchmarks/adapt_gap.py FOLDER                # three hours of one core; may be stopped
     python benchmarks/adapt_gap.py FOLDER --table        # what is known so far
 
 A host is trained, and frozen. Then the data shift: inputs, sub-classes (of a language model: kinds of text) or labels.

@@ -43,8 +43,8 @@ from esper.ui.output import say
 WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
 BUDGET = 1e12
 """Training FLOPs of every run."""
-DEPTHS, RATES = (1, 2, 4), (6e-3, 12e-3)
-TIMES, PLACES, KINDS = (0.1, 0.3, 0.6), ("first", "last", "all"), ("block_copy", "block_zero", "random")
+DEPTHS, RATES = (1, 2, 4, 8), (6e-3, 12e-3)
+TIMES, PLACES, KINDS = (0.1, 0.3, 0.6), ("all",), ("block_copy", "block_zero", "random")
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 Step = Literal["fixed", "sweep", "final", "table"]
 
@@ -212,7 +212,7 @@ def plan_sweep(store: Store) -> list[Plan]:
 def plan_final(store: Store) -> list[Plan]:
     """The best of the fixed depths, and the best that grew, which may have been lucky."""
     finalists = [*store.best(grown=False), *store.best(grown=True)]
-    return [Plan(**{**asdict(plan), "seed": seed}) for plan in finalists for seed in FINAL_SEEDS]
+    return [Plan(**{**asdict(plan), "seed": seed}) for seed in FINAL_SEEDS for plan in finalists]
 
 
 PLANS = {"fixed": plan_fixed, "sweep": plan_sweep, "final": plan_final}
