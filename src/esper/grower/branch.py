@@ -57,6 +57,8 @@ def branch(
     The branch begins with the learning rates that the optimizer has by now; a scheduler that is made of its optimizer
     takes those that the optimizer had when its own first scheduler was made. Slots of the branch may grow by hand, and
     a grower of its own may be made of it. The branch of a compiled model is not compiled.
+    In several processes make it in all of them, wrap its model as you did the other one, and let all make the same
+    passes: its share is each one's own.
 
     Args:
         model: That grows, as `esper.attach` returned it.

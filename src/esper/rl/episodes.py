@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ from esper.training.population import Actions, Fossils, NetworkSpec, Population,
 from esper.training.promise import PromiseMeter
 
 CPU = torch.device("cpu")
+Measured = TypeVar("Measured", Evaluation, CommittedEvaluation)
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ class Episodes:
         ending = running & self._reached_end(intervention)
         self.finished = self.finished | ending
         self._look(running)
-        commitment = self._score_committed(self.validation) if ending.any() else None
+        commitment = self._score(evaluate_committed(self.population, self.validation)) if ending.any() else None
 
         # Everything that a reward depends on is known now.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
@@ -272,10 +274,10 @@ class Episodes:
         before, after = map(self._score, (evaluation, replace_where(intervention.rows, evaluation, newer)))
         return training, after, intervention, _list_incidents(intervention, before, after)
 
-    def _score(self, evaluation: Evaluation) -> Evaluation:
+    def _score(self, measured: Measured) -> Measured:
         """By what the suite is about; the governor goes by the accuracy all the same."""
         by_accuracy = self.suite.objective == "accuracy"
-        return evaluation if by_accuracy else evaluation.score_losses(self.suite.chance_loss)
+        return measured if by_accuracy else measured.score_losses(self.suite.chance_loss)
 
     def _look(self, running: Bools) -> None:
         """Measure what blueprints promise in free slots, by the newest training examples, where it is time to."""
@@ -321,14 +323,10 @@ class Episodes:
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
         data = [self.suite.data(instance, "test", self._find_phase(row)) for row, instance in enumerate(self.instances)]
-        accuracy = self._score_committed(stack_data(data, self.device)).accuracy
+        accuracy = self._score(evaluate_committed(self.population, stack_data(data, self.device))).accuracy
         added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
         rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
         return FinalScore(accuracy - rent, accuracy, added)
-
-    def _score_committed(self, data: Batch) -> CommittedEvaluation:
-        committed = evaluate_committed(self.population, data)
-        return committed if self.suite.objective == "accuracy" else committed.score_losses(self.suite.chance_loss)
 
     def _find_phase(self, row: int) -> int:
         return int(self.step_index[row] >= self._problems.drift_step[row])
