@@ -136,7 +136,7 @@ def test_a_cache_is_refused_while_attention_lives_and_its_absence_is_not() -> No
     plant(model, GPT2.slots[0], "attention")
     generated(model.host, use_cache=False)
     model(input_ids=text(), labels=text(), use_cache=True)
-    with pytest.raises(SlotError, match="'attention' in slot 'transformer.h.0' mixes .* cache, 'past_key_values'"):
+    with pytest.raises(SlotError, match="'attention' in slot 'transformer.h.0' mixes .* cache, '"):
         generated(model.host)
 
 
@@ -232,7 +232,7 @@ class Wrapped(nn.Module):
     [
         (BERT, BERT.unpadded(), {}, "takes 'attention_mask'"),
         (BERT, text(), {}, "padding index 0"),
-        (GPT2, text(), {}, "given a cache, 'past_key_values'"),
+        (GPT2, text(), {}, "given a cache, "),
         (GPT2, text(), {"use_cache": False}, ""),
     ],
 )
