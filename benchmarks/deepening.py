@@ -1,14 +1,15 @@
-"""Is a language model that grows deeper better than the best fixed depth at equal FLOPs? The cheap trial first.
+"""Is a language model that grows deeper better than the best fixed depth at equal FLOPs?
 
     python benchmarks/deepening.py FOLDER fixed      # depths x learning rates
     python benchmarks/deepening.py FOLDER sweep      # times x places x kinds of growth, at the best learning rate
     python benchmarks/deepening.py FOLDER final      # the best of both again, with seeds that chose nothing
+    python benchmarks/deepening.py FOLDER rules      # growth by rules, with the same seeds
     python benchmarks/deepening.py FOLDER table
 
-A causal transformer on the characters of Python's documentation. Every run has the same budget of training FLOPs,
-counted by the rule of `grower.spending`, and the same schedule by its share: warm-up, stable, decay. Growth is by hand:
-at a share of the budget, behind blocks of the network. Validation loss, in nats per character, is what chooses, the
-test loss of the finalists what is reported. Runs that are done are kept, one JSON line each; `--workers` share them.
+Every run has the same budget of training FLOPs, counted by `esper.Spending`, and the same schedule by its share:
+warm-up, stable, decay. Growth in the sweep is by hand: at a share of the budget, behind blocks of the network. What
+rules take to decide is counted. Validation loss, in nats per character, is what chooses, the test loss of the finalists
+what is reported. Runs that are done are kept, one JSON line each; `--workers` share them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -28,25 +28,28 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from tiny_gpt import HEADS, WIDTH, Gpt, attach, endless, learn, make_optimizer, measure, text
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
-from esper.grower.spending import Spending
-from esper.tasks.practice.examples import Examples, Splits
 from esper.tasks.practice.hosts import TransformerBlock
-from esper.tasks.practice.registry import DataAccess, get_task
-from esper.tasks.practice.text import LENGTH
 from esper.ui.output import say
 
-WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
 BUDGET = 1e12
 """Training FLOPs of every run."""
-DEPTHS, RATES = (1, 2, 4, 8), (6e-3, 12e-3)
-TIMES, PLACES, KINDS = (0.1, 0.3, 0.6), ("all",), ("block_copy", "block_zero", "random")
+DEPTHS, RATES = (1, 2, 4, 8, 16), (6e-3, 12e-3, 24e-3)
+TIMES, PLACES, KINDS = (0.1, 0.3, 0.6, 0.8), ("first", "last", "all"), ("block_copy", "block_zero", "random")
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
-Step = Literal["fixed", "sweep", "final", "table"]
+CHECKS = 50
+"""How often `plateau` and `look` ask themselves whether to grow."""
+LEAST_GAIN, PATIENCE = 0.005, 2
+"""A plateau: in so many checks in a row, the mean training loss is less than this share below its best."""
+RACES, LAG = (0.1, 0.2, 0.3, 0.4, 0.5), 0.01
+"""Shares of the budget at which candidates race until one grows, and the share that each then trains for."""
+HELD = 128
+"""Validation sequences that rules measure on."""
+Step = Literal["fixed", "sweep", "final", "rules", "table"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Plan:
     """Behind the first block, the last, or each."""
     kind: str = ""
     """A blueprint, or ``random``: a block with fresh values."""
+    rule: str = ""
+    """That decides instead."""
 
 
 @dataclass(frozen=True)
@@ -77,84 +82,140 @@ class Result:
     flops: float
 
 
-class Gpt(nn.Module):
-    """Indices int64 ``[B, T]`` to logits ``[B, T, classes]``."""
+class Training:
+    """One network that never grows, or by hand: when and where the plan says."""
 
-    def __init__(self, depth: int, classes: int) -> None:
-        super().__init__()
-        self.characters, self.positions = nn.Embedding(classes, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(TransformerBlock(WIDTH, HEADS, causal=True) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, classes)
+    def __init__(self, plan: Plan) -> None:
+        torch.manual_seed(plan.seed)
+        self.plan = plan
+        self.minibatches = endless(text().train, np.random.default_rng(plan.seed))
+        self.model = attach(Gpt(plan.depth, text().classes))
+        self.optimizer = make_optimizer(self.model, plan.rate)
+        self.spending = esper.Spending(self.model, BUDGET)
 
-    def forward(self, indices: Tensor) -> Tensor:
-        hidden = self.characters(indices) + self.positions.weight[: indices.shape[1]]
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(self.norm(hidden))
+    def decide(self) -> None:
+        """Before each step."""
+        if self.plan.time is not None and not self.model.seeds and self.spending.share >= self.plan.time:
+            grow(self.model, self.plan.place, self.plan.kind)
+
+    def hear(self, loss: Tensor) -> None:
+        """After each step, its loss."""
+
+    def finish(self) -> None:
+        """After all."""
+
+    def evaluate(self, model: nn.Module) -> float:
+        """What rules know of validation data."""
+        return measure(model, [next(text().validation.in_order(HELD))])
 
 
-@cache
-def text() -> Splits:
-    """Python's documentation, split by position."""
-    return get_task("charlm").load(DataAccess())
+class PlateauTraining(Training):
+    """Copies behind each block once the training loss stands still."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.losses, self.checks, self.best, self.waited = list[float](), 0, math.inf, 0
+
+    def hear(self, loss: Tensor) -> None:
+        self.losses.append(loss.item())
+        if self.model.seeds or self.spending.share * CHECKS < self.checks + 1:
+            return
+        mean = float(np.mean(self.losses))
+        self.waited = 0 if mean < self.best * (1 - LEAST_GAIN) else self.waited + 1
+        self.best, self.losses, self.checks = min(self.best, mean), [], self.checks + 1
+        if self.waited >= PATIENCE:
+            grow(self.model, "all", "block_copy")
+
+
+class LookTraining(Training):
+    """As the rule that looks decides, the default of `esper.Grower`."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.grower = esper.Grower(
+            self.model,
+            self.optimizer,
+            evaluate=self.evaluate,
+            classes=text().classes,
+            horizon=CHECKS,
+            seed=plan.seed,
+            training_flops=BUDGET,
+        )
+        self.spending = self.grower.spending
+
+    def hear(self, loss: Tensor) -> None:
+        if self.spending.share * CHECKS >= self.grower.decisions + 1:
+            self.grower.step(train_loss=loss)
+
+    def finish(self) -> None:
+        self.grower.finish()
+
+
+class RaceTraining(Training):
+    """Candidates, of which one is not to grow, race again and again until another one wins."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.ahead, slots = list(RACES), list(self.model.slots)
+        kinds = ("block_copy", "block_zero")
+        self.candidates = [{}, *(dict.fromkeys(slots, kind) for kind in kinds), {slots[-1]: "block_copy"}]
+
+    def decide(self) -> None:
+        if self.model.seeds or not self.ahead or self.spending.share < self.ahead[0]:
+            return
+        del self.ahead[0]
+        given = list[tuple[Tensor, Tensor]]()
+
+        def learn_alike(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+            if step == len(given):
+                given.append(next(self.minibatches))
+            learn(model, optimizer, given[step])
+
+        esper.race(
+            self.model,
+            self.optimizer,
+            self.candidates,
+            learn_alike,
+            self.evaluate,
+            training_flops=LAG * BUDGET,
+            counted_in=self.spending,
+        )
+
+
+RULES = {"": Training, "plateau": PlateauTraining, "look": LookTraining, "race": RaceTraining}
 
 
 def train(plan: Plan) -> Result:
     """Spend the budget on one network."""
     torch.set_num_threads(1)
-    torch.manual_seed(plan.seed)
-    splits, rng = text(), np.random.default_rng(plan.seed)
-    slots = {f"blocks.{index}": ["block_copy", "block_zero"] for index in range(plan.depth)}
-    model = esper.attach(Gpt(plan.depth, splits.classes), slots, torch.zeros(2, LENGTH, dtype=torch.int64))
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=plan.rate), betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
-    model.link(optimizer)
-    spending = Spending(model, BUDGET, None)
-    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(spending.share))
+    one = RULES[plan.rule](plan)
+    scheduler = LambdaLR(one.optimizer, lambda _: esper.warmup_stable_decay(one.spending.share))
     steps = 0
-    for inputs, targets in endless(splits.train, rng):
-        if plan.time is not None and not model.seeds and spending.share >= plan.time:
-            grow(model, plan)
-        if spending.share >= 1:
-            break
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        steps += 1
-    flops, blocks = spending.flops, plan.depth + len(model.seeds)
-    return Result(plan, measure(model, splits.validation), measure(model, splits.test), blocks, steps, flops)
-
-
-def endless(part: Examples, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Minibatches, epoch after epoch."""
     while True:
-        yield from part.epoch(BATCH, rng)
+        one.decide()
+        if one.spending.share >= 1:
+            break
+        one.model.train()
+        loss = learn(one.model, one.optimizer, next(one.minibatches))
+        scheduler.step()
+        one.hear(loss)
+        steps += 1
+    one.finish()
+    flops, blocks = one.spending.flops, plan.depth + len(one.model.seeds)
+    validation, test = (measure(one.model, part.in_order(256)) for part in (text().validation, text().test))
+    return Result(plan, validation, test, blocks, steps, flops)
 
 
-def grow(model: esper.GrowingModel, plan: Plan) -> None:
-    """Place blocks behind those that the plan says, at once and at full weight."""
+def grow(model: esper.GrowingModel, place: str, kind: str) -> None:
+    """Place blocks at once and at full weight."""
     every = list(model.slots.values())
-    chosen = {"first": every[:1], "last": every[-1:], "all": every}[plan.place]
-    for slot in chosen:
-        seed = slot.germinate("block_copy" if plan.kind == "random" else plan.kind, alpha=1.0)
-        if plan.kind == "random":
+    for slot in {"first": every[:1], "last": every[-1:], "all": every}[place]:
+        seed = slot.germinate("block_copy" if kind == "random" else kind, alpha=1.0)
+        if kind == "random":
             fresh = TransformerBlock(WIDTH, HEADS, causal=True)
             with torch.no_grad():
-                for old, new in zip(seed.blueprint.block.parameters(), fresh.parameters(), strict=True):
+                for old, new in zip(seed.parameters(), fresh.parameters(), strict=True):
                     old.copy_(new)
-
-
-@torch.no_grad()
-def measure(model: nn.Module, part: Examples) -> float:
-    """Mean loss per character."""
-    model.eval()
-    losses, count = 0.0, 0
-    for inputs, targets in part.in_order(256):
-        losses += float(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum"))
-        count += targets.numel()
-    return losses / count
 
 
 def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], workers: int = 2) -> None:
@@ -188,12 +249,13 @@ class Store:
 
     def best(self, *, grown: bool, count: int = 1) -> list[Plan]:
         """Those with the least validation loss of the seed that chooses."""
-        known = [one for one in self.results if one.plan.seed == CHOOSING and (one.plan.time is not None) == grown]
+        known = [one for one in self.results if one.plan.seed == CHOOSING and not one.plan.rule]
+        known = [one for one in known if (one.plan.time is not None) == grown]
         return [one.plan for one in sorted(known, key=lambda one: one.validation)[:count]]
 
     def rate_of(self, depth: int) -> float:
         """The best one of a fixed depth."""
-        known = [one for one in self.results if one.plan.depth == depth and one.plan.time is None]
+        known = [one for one in self.results if one.plan.depth == depth and not (one.plan.time or one.plan.rule)]
         return min(known, key=lambda one: one.validation).plan.rate
 
 
@@ -215,12 +277,20 @@ def plan_final(store: Store) -> list[Plan]:
     return [Plan(**{**asdict(plan), "seed": seed}) for seed in FINAL_SEEDS for plan in finalists]
 
 
-PLANS = {"fixed": plan_fixed, "sweep": plan_sweep, "final": plan_final}
+def plan_rules(store: Store) -> list[Plan]:
+    """From where the sweep began."""
+    (best,) = store.best(grown=True)
+    rules = [rule for rule in RULES if rule]
+    return [Plan(best.depth, best.rate, seed, rule=rule) for seed in (CHOOSING, *FINAL_SEEDS) for rule in rules]
+
+
+PLANS = {"fixed": plan_fixed, "sweep": plan_sweep, "final": plan_final, "rules": plan_rules}
 
 
 def describe(result: Result) -> str:
     plan = result.plan
     grown = "" if plan.time is None else f" {plan.kind} {plan.place} at {plan.time:.0%}"
+    grown = f" by {plan.rule}" if plan.rule else grown
     return f"depth {plan.depth}{grown}, rate {plan.rate:g}, seed {plan.seed}: validation {result.validation:.4f}"
 
 
@@ -239,7 +309,7 @@ def show(store: Store, console: Console) -> None:
             Plan(**{**asdict(one.plan), "seed": CHOOSING}) for one in store.results if one.plan.seed != CHOOSING
         )
     }
-    fixed = next((found for plan, found in finals.items() if plan.time is None), None)
+    fixed = next((found for plan, found in finals.items() if plan.time is None and not plan.rule), None)
     for found in finals.values():
         less = np.array([one.test / other.test - 1 for one, other in zip(found, fixed or found, strict=True)])
         error = less.std(ddof=1) / math.sqrt(len(less))

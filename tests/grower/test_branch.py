@@ -125,7 +125,7 @@ def test_that_of_a_compiled_model_is_counted() -> None:
 
 def test_spending_is_handed_on() -> None:
     model = growing()
-    whole, part = Spending(growing(), None, None), Spending(model, None, None)
-    counted = Spending(model, None, None, whole)
+    whole, part = Spending(growing()), Spending(model)
+    counted = Spending(model, counted_in=whole)
     counted.add(5.0)
     assert (whole.flops, counted.flops, part.flops) == (5.0, 5.0, 0.0)

@@ -36,7 +36,7 @@ def attached(**options: Any) -> GrowingModel:
 
 def spent(model: GrowingModel) -> tuple[Spending, int]:
     """A count, and what a seed takes that is planted."""
-    spending = Spending(model, None, None)
+    spending = Spending(model)
     seed = model.slots["1"].germinate("mlp", alpha=1.0)
     return spending, seed.flops_at(model.slots["1"].site)
 
@@ -59,7 +59,7 @@ def test_a_pass_that_trains_takes_three_times_as_much() -> None:
 
 def test_a_frozen_host_is_differentiated_by_its_features_alone_and_not_without_seeds() -> None:
     model = attached(freeze_host=True)
-    spending = Spending(model, None, None)
+    spending = Spending(model)
     model(inputs())
     assert spending.flops == EXAMPLES * HOST
     again, seed = spent(model)
@@ -69,7 +69,7 @@ def test_a_frozen_host_is_differentiated_by_its_features_alone_and_not_without_s
 
 def test_passes_of_copies_are_their_own() -> None:
     model = attached()
-    spending = Spending(model, None, None)
+    spending = Spending(model)
     copy.deepcopy(model)(inputs())
     assert spending.flops == 0
 
@@ -77,7 +77,7 @@ def test_passes_of_copies_are_their_own() -> None:
 def test_longer_inputs_take_more() -> None:
     tokens = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU())
     model = esper.attach(tokens, {"1": ["norm"]}, torch.randn(2, 5, 4)).eval()
-    spending = Spending(model, None, None)
+    spending = Spending(model)
     model(torch.randn(3, 10, 4))
     assert spending.flops == 3 * 10 * 2 * 4 * WIDTH
 

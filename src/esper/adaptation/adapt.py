@@ -139,7 +139,7 @@ def adapt(
     with repeatable(seed):
         batches, kept = list(target), [] if source is None else list(source)
     _require_batches(batches, kept if source is not None else None, folds, tolerance)
-    spending = Spending(model, training_flops, seconds)
+    spending = Spending(model, training_flops, seconds=seconds)
     try:
         allowed = TOLERANCE if tolerance is None else tolerance
         trainer = Trainer(model, Recipe(loss, score, optimizer, epochs, kept, allowed, seed))

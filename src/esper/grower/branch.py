@@ -75,4 +75,4 @@ def branch(
     own, its = copy.deepcopy((model, optimizer))
     model.copies.dismiss(own.copies)
     own.link(its)
-    return Branch(own, its, Spending(own, training_flops, None, counted_in))
+    return Branch(own, its, Spending(own, training_flops, counted_in=counted_in))

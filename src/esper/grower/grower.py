@@ -185,7 +185,7 @@ class Grower:
             seed=self._processes.agree(lambda: seed),
         )
         """What it was told."""
-        self.spending = Spending(model, training_flops, seconds)
+        self.spending = Spending(model, training_flops, seconds=seconds)
         """What was spent, on training and on all that is measured."""
         self.passes = Passes(model)
         """How seeds are measured: in shared passes, or why not."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.arguments import check_arguments, describe, optional, positive
 from esper.errors import ConfigError
-from esper.growth.model import GrowingModel
+from esper.growth.model import GROWING, GrowingModel
 from esper.state import from_plain, to_plain
 from esper.training.budget import TRAINING_PASSES
 
@@ -22,26 +23,46 @@ class Spending:
     the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A frozen host without seeds is
     not differentiated. Passes that go through a part of the host alone count as whole ones.
 
+    A grower has one, `Grower.spending`; for growth by hand make it yourself:
+
+    ```python
+    spending = esper.Spending(model, training_flops=1e12)
+    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(spending.share))
+    ```
+
     Args:
-        model: Attached; from now on it is counted.
-        flops: As many may be spent; None: any number.
+        model: Attached; from now on it is counted, here and by no earlier one.
+        training_flops: As many may be spent; None: any number.
         seconds: Likewise, since now.
-        counted_in: What else the FLOPs belong to.
+        counted_in: What else the FLOPs belong to; None: nothing.
 
     Raises:
-        ConfigError: there is a limit to FLOPs, and torch cannot count those of the host.
+        ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count those of the host.
     """
 
+    @check_arguments(
+        ConfigError,
+        model=GROWING,
+        training_flops=optional(positive("give a number of FLOPs above 0")),
+        seconds=optional(positive("give a number of seconds above 0")),
+    )
     def __init__(
-        self, model: GrowingModel, flops: float | None, seconds: float | None, counted_in: Spending | None = None
+        self,
+        model: GrowingModel,
+        training_flops: float | None = None,
+        *,
+        seconds: float | None = None,
+        counted_in: Spending | None = None,
     ) -> None:
-        self._model, self._most_flops, self._most_seconds = model, flops, seconds
+        if not isinstance(counted_in, Spending | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"counted_in is {describe(counted_in)}: give an esper.Spending, or leave it out")
+        self._model, self._most_flops, self._most_seconds = model, training_flops, seconds
         self._flops, self._earlier = 0.0, 0.0
         self._began = time.monotonic()
         self._counted_in = counted_in
         self._agreed: float | None = None
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
-        if flops is not None:
+        if training_flops is not None:
             self._require_known()
         model.tap.clock = self._count
 

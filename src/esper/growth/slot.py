@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ExportError, SlotError
-from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
+from esper.growth.blueprints.registry import OF_LAYER, Blueprint, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.depth import Depth
@@ -241,6 +241,22 @@ class Slot(GrowthHook):
             UnknownBlueprintError: no such blueprint.
             SlotError: the slot is taken or disabled, or the blueprint is not on offer here.
         """
+        kind = self.require_open_to(blueprint)
+        if blend is not Blend.ADD and kind.reads in OF_LAYER:
+            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        seed = Seed(kind(self.site, generator), self.site, blend)
+        seed.alpha.fill_(alpha)
+        return self.plant(seed)
+
+    def require_open_to(self, blueprint: str) -> type[Blueprint]:
+        """The class of a blueprint that may germinate here now.
+
+        Raises:
+            UnknownBlueprintError: no such blueprint.
+            SlotError: the slot is taken or disabled, or the blueprint is not on offer here.
+        """
         kind = get(blueprint)
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
@@ -251,16 +267,10 @@ class Slot(GrowthHook):
             raise SlotError(
                 f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}{why}"
             )
-        if blend is not Blend.ADD and kind.reads in OF_LAYER:
-            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        seed = Seed(kind(self.site, generator), self.site, blend)
-        seed.alpha.fill_(alpha)
-        return self.plant(seed)
+        return kind
 
     def plant(self, seed: Seed) -> Seed:
         """Let a seed that was made for the site live here, and hand its parameters to the optimizer.

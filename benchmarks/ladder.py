@@ -1,0 +1,301 @@
+"""Several sizes of a language model from one training that grows: what do they lose, and what do they save?
+
+    python benchmarks/ladder.py FOLDER alone        # each depth by itself: learning rates, then five seeds
+    python benchmarks/ladder.py FOLDER climb        # one training that doubles its depth: shares, then five seeds
+    python benchmarks/ladder.py FOLDER distil       # the deepest, pruned and distilled, at the ladder's FLOPs
+    python benchmarks/ladder.py FOLDER table
+
+Depths 1, 2, 4 and 8. *Alone*, each is trained for the same number of steps: warm-up, stable, decay. The *ladder*
+trains one block, as long as alone; a branch decays and is the first rung, while the model itself gains a copy behind
+each block, with the block's moments of AdamW, and trains on for a share of the steps; and so on. *Distilled* networks
+keep every other block of the deepest network, and so on, and learn from its answers. All training FLOPs are counted,
+the teacher's, too.
+Seed 0 chooses by validation loss: learning rates, and the ladder's share, the least by which all rungs are within 1%
+of what they are alone. Seeds 1 to 5 and the text's last tenth, which nothing else reads, are reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tiny_gpt import Gpt, attach, endless, learn, make_optimizer, measure, step_down, text
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+import esper
+from esper.ui.output import say
+
+DEPTHS = (1, 2, 4, 8)
+STEPS, DECAY = 4800, 0.2
+"""Of each network alone, and the share of them at falling rates."""
+RATES, SHARES, WEIGHTS = (6e-3, 12e-3, 24e-3), (0.2, 0.35, 0.5), (0.5, 1.0)
+"""What seed 0 chooses from: learning rates; shares of the steps that the ladder spends at each depth but the first, the
+decay left out; weights of the teacher's answers in the loss."""
+ENOUGH = 0.01
+"""By which share of its loss a rung may be above the network of its size that was trained alone."""
+CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
+Step = Literal["alone", "climb", "distil", "table"]
+Setting = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one network."""
+
+    way: str
+    depth: int
+    setting: Setting
+    """What seed 0 chooses: a rate; a share; a rate and a weight."""
+    seed: int
+    validation: float
+    test: float
+    flops: float
+    """Of its own training; of the ladder, of all up to here; of what is distilled, without the teacher's training."""
+
+
+class Store:
+    """Results, kept as JSON lines, and the networks to distil."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._path = folder, folder / "ladder.jsonl"
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        self.results = [Result(**{**one, "setting": tuple(one["setting"])}) for one in map(json.loads, lines)]
+
+    def knows(self, way: str, depth: int, setting: Setting, seed: int) -> bool:
+        return any((one.way, one.depth, one.setting, one.seed) == (way, depth, setting, seed) for one in self.results)
+
+    def add(self, *results: Result) -> None:
+        self.results.extend(results)
+        with self._path.open("a") as file:
+            file.writelines(json.dumps(asdict(result)) + "\n" for result in results)
+
+    def of(self, way: str, depth: int, setting: Setting | None = None) -> list[Result]:
+        """Those of the seeds that chose nothing, in the order of seeds."""
+        setting = self.best(way, depth) if setting is None else setting
+        known = [one for one in self.results if (one.way, one.depth, one.setting) == (way, depth, setting)]
+        return sorted((one for one in known if one.seed != CHOOSING), key=lambda one: one.seed)
+
+    def best(self, way: str, depth: int) -> Setting:
+        """The setting with the least validation loss of the seed that chooses; of the ladder, the least share by which
+        every rung is within `ENOUGH` of what it is alone, or else the greatest."""
+        known = [one for one in self.results if (one.way, one.depth, one.seed) == (way, depth, CHOOSING)]
+        if way != "climb":
+            return min(known, key=lambda one: one.validation).setting
+        shares = sorted(one.setting for one in known)
+        return next((share for share in shares if self._worst(share) <= ENOUGH), shares[-1])
+
+    def _worst(self, share: Setting) -> float:
+        """By how much the worst rung is above what it is alone, for the seed that chooses."""
+        found = {(one.way, one.depth, one.setting): one.validation for one in self.results if one.seed == CHOOSING}
+        return max(
+            found["climb", depth, share] / found["alone", depth, self.best("alone", depth)] - 1 for depth in DEPTHS
+        )
+
+
+def judge(network: nn.Module) -> tuple[float, float]:
+    """Validation and test loss."""
+    return measure(network, text().validation.in_order(256)), measure(network, text().test.in_order(256))
+
+
+def begin(seed: int, depth: int) -> tuple[Gpt, Iterator[tuple[Tensor, Tensor]]]:
+    """A network and its minibatches."""
+    torch.manual_seed(seed)
+    return Gpt(depth, text().classes), endless(text().train, np.random.default_rng(seed))
+
+
+def train_alone(store: Store, depth: int, setting: Setting, seed: int) -> None:
+    """Warm-up, stable, decay."""
+    network, minibatches = begin(seed, depth)
+    model = attach(network)
+    optimizer, spending = make_optimizer(model, *setting), esper.Spending(model)
+    scheduler = LambdaLR(optimizer, lambda step: esper.warmup_stable_decay(step / STEPS, decay=DECAY))
+    for _ in range(STEPS):
+        learn(model, optimizer, next(minibatches))
+        scheduler.step()
+    flops = spending.flops
+    torch.save(network.state_dict(), store.folder / f"alone-{depth}-{setting[0]:g}-{seed}.pt")
+    store.add(Result("alone", depth, setting, seed, *judge(network), flops))
+
+
+def climb(store: Store, setting: Setting, seed: int) -> None:
+    """One training with a branch at each depth, which is decayed; the rates are those that are best alone."""
+    (share,) = setting
+    network, minibatches = begin(seed, DEPTHS[0])
+    model = attach(network)
+    optimizer, total = make_optimizer(model, *store.best("alone", DEPTHS[0])), esper.Spending(model)
+    results = list[Result]()
+    for depth in DEPTHS:
+        first = depth == DEPTHS[0]
+        (rate,) = store.best("alone", depth)
+        for step in range(round(STEPS * (1 - DECAY if first else share))):
+            set_rate(optimizer, rate * (esper.warmup_stable_decay(step / STEPS, decay=0) if first else 1))
+            learn(model, optimizer, next(minibatches))
+        rung = esper.branch(model, optimizer, counted_in=total)
+        steps = round(STEPS * DECAY)
+        for step in range(steps):
+            set_rate(rung.optimizer, rate * esper.warmup_stable_decay(step / steps, warmup=0, decay=1))
+            learn(rung.model, rung.optimizer, next(minibatches))
+        flops = total.flops
+        results.append(Result("climb", depth, setting, seed, *judge(rung.model), flops))
+        if depth != DEPTHS[-1]:
+            model, optimizer = double(model, optimizer)
+            total = esper.Spending(model, counted_in=None)
+            total.add(flops)
+    store.add(*results)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def double(model: esper.GrowingModel, optimizer: torch.optim.Optimizer) -> tuple[esper.GrowingModel, torch.optim.AdamW]:
+    """A copy behind each block, with the moments of that block, and slots behind all."""
+    for slot in model.slots.values():
+        slot.germinate("block_copy", alpha=1.0)
+        slot.fossilize()
+    plain = model.finalize()
+    assert isinstance(plain, Gpt)
+    grown = attach(plain)
+    successor = make_optimizer(grown, optimizer.param_groups[0]["lr"])
+    blocks = list(model.host.get_submodule("blocks").children())
+    for index, block in enumerate(plain.blocks):
+        hand_on(blocks[index // 2], optimizer, block, successor)
+    for name in ("characters", "positions", "norm", "head"):
+        hand_on(model.host.get_submodule(name), optimizer, plain.get_submodule(name), successor)
+    return grown, successor
+
+
+def hand_on(old: nn.Module, of: torch.optim.Optimizer, new: nn.Module, to: torch.optim.Optimizer) -> None:
+    """Moments."""
+    for parameter, heir in zip(old.parameters(), new.parameters(), strict=True):
+        to.state[heir] = copy.deepcopy(of.state[parameter])
+
+
+def distil(store: Store, depth: int, setting: Setting, seed: int) -> None:
+    """Keep some blocks of the deepest network, and learn from its answers and from the text."""
+    rate, weight = setting
+    teacher, minibatches = begin(seed, DEPTHS[-1])
+    (teachers_rate,) = store.best("alone", DEPTHS[-1])
+    teacher.load_state_dict(torch.load(store.folder / f"alone-{DEPTHS[-1]}-{teachers_rate:g}-{seed}.pt"))
+    student = min((prune(teacher, depth, last) for last in (False, True)), key=lambda one: judge(one)[0]).train()
+    watched, model = attach(teacher.eval()), attach(student)
+    spending = esper.Spending(model)
+    esper.Spending(watched, counted_in=spending)
+    optimizer, steps = make_optimizer(model, rate), afford(store)
+    for step in range(steps):
+        set_rate(optimizer, rate * esper.warmup_stable_decay(step / steps, warmup=0.1, decay=0.9))
+        inputs, targets = next(minibatches)
+        with torch.no_grad():
+            answers = watched(inputs).flatten(0, 1).log_softmax(-1)
+        logits = model(inputs).flatten(0, 1)
+        by_teacher = F.kl_div(logits.log_softmax(-1), answers, reduction="batchmean", log_target=True)
+        step_down(model, optimizer, weight * by_teacher + (1 - weight) * F.cross_entropy(logits, targets.flatten()))
+    flops = spending.flops
+    store.add(Result("distil", depth, setting, seed, *judge(student), flops))
+
+
+def prune(teacher: Gpt, depth: int, last: bool) -> Gpt:
+    """The first block of each run of blocks, or the last."""
+    student, run = copy.deepcopy(teacher), len(teacher.blocks) // depth
+    student.blocks = nn.ModuleList(student.blocks[index * run + (run - 1 if last else 0)] for index in range(depth))
+    return student
+
+
+def afford(store: Store) -> int:
+    """Steps of distillation, the same for each depth, by which all sizes cost what the ladder costs."""
+    ladder = store.of("climb", DEPTHS[-1])[0].flops
+    each = {depth: store.of("alone", depth)[0].flops / STEPS for depth in DEPTHS}
+    deepest = each[DEPTHS[-1]]
+    teachers_answer = deepest / 3  # the forward pass
+    return round((ladder - deepest * STEPS) / sum(each[depth] + teachers_answer for depth in DEPTHS[:-1]))
+
+
+def run(
+    store: Store, way: str, depths: tuple[int, ...], settings: list[Setting], train: Callable[[int, Setting, int], None]
+) -> None:
+    """What is not known yet: all settings with the seed that chooses, and the best one with the others."""
+    for depth in depths:
+        for setting in settings:
+            if not store.knows(way, depth, setting, CHOOSING):
+                train(depth, setting, CHOOSING)
+    for seed in FINAL_SEEDS:
+        for depth in depths:
+            if not store.knows(way, depth, store.best(way, depth), seed):
+                train(depth, store.best(way, depth), seed)
+        say(Console(), f"{way}, seed {seed}: done")
+
+
+def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step]) -> None:
+    """Run a step of the experiment, or what is missing of it; `table` prints what is known."""
+    torch.set_num_threads(1)
+    store = Store(folder)
+    if step == "alone":
+        run(store, step, DEPTHS, [(rate,) for rate in RATES], partial(train_alone, store))
+    elif step == "climb":
+        deepest = DEPTHS[-1:]
+        run(store, step, deepest, [(share,) for share in SHARES], lambda _, share, seed: climb(store, share, seed))
+    elif step == "distil":
+        settings = [(rate, weight) for rate in RATES for weight in WEIGHTS]
+        run(store, step, DEPTHS[:-1], settings, partial(distil, store))
+    show(store, Console(width=110))
+
+
+def show(store: Store, console: Console) -> None:
+    """Test losses beside those of the twins that trained alone, and what all sizes cost together."""
+    table = Table("depth", "alone", "ladder", "beside alone", "distilled", "beside alone", box=None)
+    for depth in DEPTHS:
+        alone = store.of("alone", depth)
+        climbed = store.of("climb", depth, store.best("climb", DEPTHS[-1])) if knows(store, "climb") else []
+        distilled = store.of("distil", depth) if depth != DEPTHS[-1] and knows(store, "distil") else []
+        compared = [(spread(found), beside(found, alone)) for found in (climbed, distilled)]
+        table.add_row(str(depth), spread(alone), *(cell for pair in compared for cell in pair))
+    console.print(table)
+    alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
+    say(console, f"FLOPs of all four sizes: alone {alone:.3g}")
+    if knows(store, "climb"):
+        ladder = store.of("climb", DEPTHS[-1])[0].flops
+        say(console, f"the ladder {ladder:.3g}, {1 - ladder / alone:.0%} less")
+    if knows(store, "distil"):
+        deepest = store.of("alone", DEPTHS[-1])[0].flops
+        distilled = deepest + sum(store.of("distil", depth)[0].flops for depth in DEPTHS[:-1])
+        say(console, f"the deepest and what was distilled of it {distilled:.3g}")
+    for way in ("alone", "climb", "distil"):
+        for one in sorted(store.results, key=lambda one: (one.depth, one.validation)):
+            if one.way == way and one.seed == CHOOSING:
+                chosen = ", ".join(f"{value:g}" for value in one.setting)
+                say(console, f"{way}, depth {one.depth}, {chosen}: validation {one.validation:.4f}")
+
+
+def knows(store: Store, way: str) -> bool:
+    return any(one.way == way and one.seed == FINAL_SEEDS[-1] for one in store.results)
+
+
+def spread(found: list[Result]) -> str:
+    """Mean and standard deviation over seeds."""
+    losses = [one.test for one in found]
+    return f"{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}" if found else ""
+
+
+def beside(found: list[Result], other: list[Result]) -> str:
+    """Relative difference and its standard error over paired seeds."""
+    less = [one.test / twin.test - 1 for one, twin in zip(found, other, strict=bool(found))]
+    return f"{np.mean(less):+.2%} ± {np.std(less, ddof=1) / math.sqrt(len(less)):.2%}" if less else ""
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,88 @@
+"""A causal transformer on the characters of Python's documentation, small enough to train hundreds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.tasks.practice.examples import Examples, Splits
+from esper.tasks.practice.hosts import TransformerBlock
+from esper.tasks.practice.registry import DataAccess, get_task
+from esper.tasks.practice.text import LENGTH
+
+WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
+BLUEPRINTS = ["block_copy", "block_zero"]
+
+
+class Gpt(nn.Module):
+    """Indices int64 ``[B, T]`` to logits ``[B, T, classes]``."""
+
+    def __init__(self, depth: int, classes: int) -> None:
+        super().__init__()
+        self.characters, self.positions = nn.Embedding(classes, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(TransformerBlock(WIDTH, HEADS, causal=True) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, classes)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        hidden = self.characters(indices) + self.positions.weight[: indices.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+
+
+def attach(network: Gpt) -> esper.GrowingModel:
+    """With a slot behind each block."""
+    slots = {f"blocks.{index}": BLUEPRINTS for index in range(len(network.blocks))}
+    return esper.attach(network, slots, torch.zeros(2, LENGTH, dtype=torch.int64))
+
+
+def make_optimizer(model: esper.GrowingModel, rate: float) -> torch.optim.AdamW:
+    """Of the model's groups, to which growth belongs."""
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=rate), betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
+    model.link(optimizer)
+    return optimizer
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, Tensor]) -> Tensor:
+    """One step; returns the loss before it."""
+    inputs, targets = minibatch
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    step_down(model, optimizer, loss)
+    return loss.detach()
+
+
+def step_down(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step of a loss that the model gave."""
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+@cache
+def text() -> Splits:
+    """Python's documentation, split by position."""
+    return get_task("charlm").load(DataAccess())
+
+
+def endless(part: Examples, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Minibatches, epoch after epoch."""
+    while True:
+        yield from part.epoch(BATCH, rng)
+
+
+@torch.no_grad()
+def measure(model: nn.Module, minibatches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Mean loss per character, in nats; leaves the model in the mode of evaluation."""
+    model.eval()
+    losses, count = 0.0, 0
+    for inputs, targets in minibatches:
+        losses += float(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum"))
+        count += targets.numel()
+    return losses / count

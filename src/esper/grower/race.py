@@ -1,0 +1,146 @@
+"""A race of candidates for growth: each trains for a while in a branch of its own, and the model becomes the winner."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from esper.arguments import Kind, callable_, check_arguments, instance, optional, positive, whole
+from esper.errors import ConfigError, DivergedError
+from esper.grower.branch import Branch, branch
+from esper.grower.distributed import Processes
+from esper.grower.measuring import Evaluate
+from esper.grower.scores import LOSS, check_figures
+from esper.grower.spending import Spending
+from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
+from esper.growth.side_pass import keep_modes
+
+Candidate: TypeAlias = Mapping[str, str]
+"""What is to grow: names of blueprints by those of slots; nothing, where it is empty."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What `race` returns."""
+
+    winner: int
+    """Index of the candidate that the model has become."""
+    losses: tuple[float, ...]
+    """Of all candidates at their end, as ``evaluate`` gave them; not finite where training blew up."""
+
+
+def _read_candidates(value: Any) -> tuple[dict[str, str], ...]:
+    candidates = tuple(dict(one) for one in value)
+    if not candidates or not all(isinstance(part, str) for one in candidates for pair in one.items() for part in pair):
+        raise TypeError
+    return candidates
+
+
+@check_arguments(
+    ConfigError,
+    model=GROWING,
+    optimizer=OPTIMIZER,
+    candidates=Kind(_read_candidates, "give a list of mappings from slots to blueprints, such as [{}, {'0': 'mlp'}]"),
+    learn=callable_("give a function of a model, its optimizer and the number of the step"),
+    evaluate=callable_("give a function of a model that returns its validation loss"),
+    training_flops=positive("give a number of FLOPs above 0"),
+    seed=whole(0, "give a whole number from 0 on"),
+    counted_in=optional(instance(Spending, advice="give an esper.Spending, such as grower.spending")),
+)
+def race(
+    model: GrowingModel,
+    optimizer: torch.optim.Optimizer,
+    candidates: Sequence[Candidate],
+    learn: Callable[[GrowingModel, torch.optim.Optimizer, int], object],
+    evaluate: Evaluate,
+    *,
+    training_flops: float,
+    seed: int = 0,
+    counted_in: Spending | None = None,
+) -> Race:
+    """Let candidates grow side by side from the model as it is now, and go on as the one whose loss is the least.
+
+    A loss right after growth misleads, one a little later predicts (Yuan et al. 2024, arXiv 2406.02469): so each
+    candidate trains for the same FLOPs first, in an `esper.branch`, whose moments and learning rates are the
+    optimizer's. Then model and optimizer take over what the winner learned, so that its training is not lost.
+
+    ```python
+    def learn(model, optimizer, step):
+        inputs, labels = minibatch(np.random.default_rng(step))  # of the step alone: the same for all candidates
+        loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+    candidates = [{}, {"blocks.0": "block_copy"}, {"blocks.3": "block_copy"}]
+    won = esper.race(model, optimizer, candidates, learn, validate, training_flops=2e10)
+    print(candidates[won.winner], won.losses)
+    ```
+
+    Seeds are planted at full weight, and stay as if planted by hand: a grower that is made afterwards wants them
+    fossilized. Random numbers of torch's global generators are the same for each candidate, and are not used up.
+    In several processes call it in all of them, with a ``learn`` that averages the gradients; the first one evaluates.
+
+    Args:
+        model: That grows, as `esper.attach` returned it; without seeds in the slots that the candidates name.
+        optimizer: That trains it.
+        candidates: At least one; an empty one trains on as it is. Of equal losses the first wins.
+        learn: Makes one step of training, given a branch's model and optimizer, and how many it made before. It may
+            leave the optimizer's learning rates alone: a scheduler of the model's goes on after the race.
+        evaluate: As for `esper.Grower`; its loss is what counts.
+        training_flops: What each candidate may take for training, as `esper.Spending` counts.
+        seed: The values of fresh seeds follow from it.
+        counted_in: Where the FLOPs of all candidates are counted, evaluation included; None: nowhere.
+
+    Raises:
+        ConfigError: an argument is of another kind; torch cannot count FLOPs; ``evaluate`` returns no loss.
+        SlotError: a candidate cannot be planted; a submodule with a slot was replaced, or the optimizer was not made of
+            the model's groups.
+        UnknownBlueprintError: nobody registered a name.
+        DivergedError: no candidate has a loss that is finite. The model is then as it was, as with the other errors.
+    """
+    for candidate in candidates:
+        for slot, blueprint in candidate.items():
+            model.slots[slot].require_open_to(blueprint)
+    processes, losses = Processes(), list[float]()
+    best: tuple[int, Branch] | None = None
+    for candidate in candidates:
+        rung = branch(model, optimizer, training_flops=training_flops, counted_in=counted_in)
+        with torch.random.fork_rng():
+            _plant(rung.model, candidate, seed)
+            _train(rung, learn, processes)
+        losses.append(processes.agree(functools.partial(_measure, rung.model, evaluate)))
+        if math.isfinite(losses[-1]) and (best is None or losses[-1] < losses[best[0]]):
+            best = len(losses) - 1, rung
+    if best is None:
+        raise DivergedError("none of the candidates has a loss that is finite: race earlier, or at a lower rate")
+    winner, rung = best
+    _plant(model, candidates[winner], seed)
+    model.load_state_dict(rung.model.state_dict())
+    optimizer.load_state_dict(rung.optimizer.state_dict())
+    return Race(winner, tuple(losses))
+
+
+def _plant(model: GrowingModel, candidate: Candidate, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for slot, blueprint in candidate.items():
+        model.slots[slot].germinate(blueprint, generator, alpha=1.0)
+
+
+def _train(rung: Branch, learn: Callable[[GrowingModel, torch.optim.Optimizer, int], object], to: Processes) -> None:
+    step = 0
+    while to.agree(lambda: rung.spending.share < 1):
+        rung.model.train()
+        learn(rung.model, rung.optimizer, step)
+        step += 1
+
+
+def _measure(model: GrowingModel, evaluate: Evaluate) -> float:
+    with keep_modes(model):
+        return check_figures(evaluate(model))[LOSS]

@@ -1,0 +1,210 @@
+"""A race lets each candidate train alike, the best wins, and the model becomes what the winner learned to be."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.nn import functional as F
+
+import esper
+from esper.errors import ConfigError, DivergedError, EsperError, SlotError, UnknownBlueprintError
+from esper.grower.race import Candidate, Race
+from grower.training_loop import data, growing, validate
+
+CANDIDATES: list[Candidate] = [{}, {"0": "mlp"}, {"0": "norm", "2": "lowrank"}]
+FLOPS, RANKS = 2e6, 2
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    inputs, labels = data()
+    part = slice(step % 3 * 32, (step % 3 + 1) * 32)
+    loss = F.cross_entropy(model(F.dropout(inputs[part], 0.1)), labels[part])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def begun() -> tuple[esper.GrowingModel, torch.optim.Optimizer]:
+    model = growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.02))
+    model.link(optimizer)
+    torch.manual_seed(3)
+    for step in range(3):
+        learn(model, optimizer, step)
+    return model, optimizer
+
+
+def by_hand(candidate: Candidate) -> tuple[esper.GrowingModel, torch.optim.Optimizer]:
+    """What a candidate is to become, without `esper.race`."""
+    model, optimizer = begun()
+    generator = torch.Generator().manual_seed(0)
+    for slot, blueprint in candidate.items():
+        model.slots[slot].germinate(blueprint, generator, alpha=1.0)
+    spending, step = esper.Spending(model, FLOPS), 0
+    while spending.share < 1:
+        model.train()
+        learn(model, optimizer, step)
+        step += 1
+    return model, optimizer
+
+
+def race(**options: Any) -> tuple[esper.GrowingModel, torch.optim.Optimizer, Race]:
+    model, optimizer = begun()
+    given = {"candidates": CANDIDATES, "learn": learn, "evaluate": validate, "training_flops": FLOPS, **options}
+    return model, optimizer, esper.race(model, optimizer, **given)
+
+
+def assert_same_optimizers(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["param_groups"] == other["param_groups"]
+    torch.testing.assert_close(one["state"], other["state"], rtol=0, atol=0)
+
+
+def test_the_model_becomes_what_the_best_candidate_learned_to_be() -> None:
+    model, optimizer, won = race()
+    expected = [by_hand(candidate) for candidate in CANDIDATES]
+    losses = tuple(validate(one)[0] for one, _ in expected)
+    assert won.losses == losses
+    assert won.winner == losses.index(min(losses))
+    assert len(set(losses)) == len(CANDIDATES)
+    best, its = expected[won.winner]
+    torch.testing.assert_close(model.state_dict(), best.state_dict(), rtol=0, atol=0)
+    assert_same_optimizers(optimizer.state_dict(), its.state_dict())
+    for one, other in ((model, optimizer), (best, its)):
+        torch.manual_seed(0)
+        learn(one, other, 0)
+    torch.testing.assert_close(model.state_dict(), best.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wanted", range(len(CANDIDATES)))
+def test_any_may_win_and_the_model_goes_on_as_one_that_grew(wanted: int) -> None:
+    def evaluate(model: esper.GrowingModel) -> float:
+        return float(set(model.seeds) != set(CANDIDATES[wanted]))
+
+    model, optimizer, won = race(evaluate=evaluate)
+    assert won.winner == wanted
+    assert {slot: seed.blueprint.name for slot, seed in model.seeds.items()} == CANDIDATES[wanted]
+    for slot in CANDIDATES[wanted]:
+        model.slots[slot].fossilize()
+    grower = esper.Grower(model, optimizer, "none", evaluate=validate, classes=3)
+    learn(model, optimizer, 0)
+    grower.step(train_loss=1.0)
+    inputs, _ = data()
+    torch.testing.assert_close(model.eval().finalize()(inputs), model(inputs))
+
+
+def test_the_budget_is_each_ones_own_and_counted() -> None:
+    spending = esper.Spending(growing())
+    steps = list[int]()
+
+    def count(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        steps.append(step)
+        learn(model, optimizer, step)
+
+    race(learn=count, counted_in=spending)
+    counts = [last + 1 for last, after in zip(steps, [*steps[1:], 0], strict=True) if after == 0]
+    assert len(counts) == len(CANDIDATES)
+    assert counts[0] > max(counts[1:]), "what grew makes steps dearer, and gets fewer"
+    assert spending.flops > len(CANDIDATES) * FLOPS
+
+
+def test_random_numbers_are_the_same_for_all_and_not_used_up() -> None:
+    before, seen = list[torch.Tensor](), list[torch.Tensor]()
+
+    def draw(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 0:
+            seen.append(torch.rand(1))
+        learn(model, optimizer, step)
+
+    model, optimizer = begun()
+    before.append(torch.get_rng_state())
+    esper.race(model, optimizer, CANDIDATES, draw, validate, training_flops=FLOPS)
+    assert len(seen) == len(CANDIDATES)
+    assert len(set(map(float, seen))) == 1
+    assert torch.equal(before[0], torch.get_rng_state())
+
+
+def test_what_blows_up_loses() -> None:
+    def evaluate(model: esper.GrowingModel) -> float:
+        return math.nan if not model.seeds else math.inf if "2" in model.seeds else 7.0
+
+    *_, won = race(evaluate=evaluate)
+    assert won.winner == 1
+    assert [math.isfinite(loss) for loss in won.losses] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"candidates": []}, ConfigError, r"give a list of mappings from slots to blueprints"),
+        ({"candidates": ["0"]}, ConfigError, r"give a list of mappings"),
+        ({"candidates": [{"0": 3}]}, ConfigError, r"give a list of mappings"),
+        ({"candidates": [{}, {"7": "mlp"}]}, SlotError, "no slot '7'; this model has 0, 2"),
+        ({"candidates": [{}, {"2": "norm"}]}, SlotError, "is not on offer at slot '2'"),
+        ({"candidates": [{}, {"2": "mpl"}]}, UnknownBlueprintError, "'mpl'"),
+        ({"learn": 3}, ConfigError, "give a function of a model, its optimizer and the number of the step"),
+        ({"evaluate": lambda _: "good"}, ConfigError, "evaluate returned"),
+        ({"evaluate": lambda _: math.nan}, DivergedError, "none of the candidates has a loss that is finite"),
+        ({"training_flops": -1}, ConfigError, "give a number of FLOPs above 0"),
+        ({"counted_in": 3.0}, ConfigError, "give an esper.Spending"),
+        ({"seed": -1}, ConfigError, "whole number from 0 on"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    options: dict[str, Any], error: type[EsperError], words: str
+) -> None:
+    model, optimizer = begun()
+    before, its = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    given = {"candidates": CANDIDATES, "learn": learn, "evaluate": validate, "training_flops": FLOPS, **options}
+    with pytest.raises(error, match=words):
+        esper.race(model, optimizer, **given)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert_same_optimizers(optimizer.state_dict(), its)
+
+
+def test_a_slot_that_is_taken_is_refused_before_anything_trains() -> None:
+    model, optimizer = begun()
+    model.slots["2"].germinate("mlp", alpha=1.0)
+    with pytest.raises(SlotError, match="slot '2' is taken"):
+        esper.race(
+            model, optimizer, [{}, {"2": "mlp"}], lambda *_: pytest.fail("trained"), validate, training_flops=FLOPS
+        )
+
+
+def _race_in_a_process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", RANKS)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+
+    def learn_together(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        inputs, labels = data()
+        loss = F.cross_entropy(model(inputs[rank::RANKS]), labels[rank::RANKS])
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                distributed.all_reduce(parameter.grad)
+                parameter.grad /= RANKS
+        optimizer.step()
+
+    def evaluate(model: esper.GrowingModel) -> float:
+        assert rank == 0, "only the first process evaluates"
+        return validate(model)[0]
+
+    model, _, won = race(learn=learn_together, evaluate=evaluate)
+    held = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    torch.save((won.winner, won.losses, held), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_several_processes_become_the_same_winner(tmp_path: Path) -> None:
+    multiprocessing.start_processes(_race_in_a_process, (str(tmp_path),), RANKS, start_method="spawn")
+    (*won, one), (*other_won, other) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
+    assert won == other_won
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
