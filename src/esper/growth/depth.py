@@ -12,6 +12,7 @@ import copy
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from torch import nn
@@ -28,11 +29,14 @@ KINDS = ("layer_types", "mlp_layer_types")
 """What a configuration may call a list with an entry for each block."""
 
 
-def copy_block(block: nn.Module) -> nn.Module:
-    """A copy without the growth slots on it and within it, which shares the block's configuration."""
+def copy_block(block: nn.Module, others: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
+    """A copy without the growth slots on it and within it, which shares the block's configuration.
+
+    ``others`` take the places of parts of the block in it, by their ids.
+    """
     hooks = [hook for module in block.modules() for table in find_hook_tables(module) for hook in table.values()]
     shared = [hook for hook in hooks if isinstance(hook, GrowthHook)] + _list_configurations(block)
-    copied = copy.deepcopy(block, {id(one): one for one in shared})
+    copied = copy.deepcopy(block, {id(one): one for one in shared} | dict(others))
     for module in copied.modules():
         for table in find_hook_tables(module):
             for key in [key for key, hook in table.items() if isinstance(hook, GrowthHook)]:

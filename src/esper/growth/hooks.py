@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import distributed, nn
+from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.hook_tables import find_hook_tables
+from esper.growth.sharding import require_whole
 from esper.growth.slot import Slot
 
 if TYPE_CHECKING:
@@ -37,12 +38,21 @@ def find_attached(model: nn.Module) -> str | None:
 
 
 def require_attached(model: GrowingModel) -> None:
-    """Refuse a model whose host does not call its slots any more.
+    """Refuse a model whose host does not call its slots any more, or was sharded.
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded.
     """
     require_whole(model.host.named_parameters())
+    require_called(model)
+
+
+def require_called(model: GrowingModel) -> None:
+    """Refuse a model whose host does not call its slots any more.
+
+    Raises:
+        SlotError: a submodule was replaced since slots were attached, or the model was released.
+    """
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
     for name, slot in model.slots.items():
         if name not in modules or slot not in _hooks(modules[name]):
@@ -50,24 +60,6 @@ def require_attached(model: GrowingModel) -> None:
                 f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
                 "or lost its hooks since esper.attach; rebuild the host first and attach then"
             )
-
-
-def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse parameters of which this process has a part.
-
-    Raises:
-        SlotError: they are sharded, as by `torch.distributed.fsdp.fully_shard`.
-    """
-    if not distributed.is_available():
-        return
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 (there is none in builds without torch.distributed)
-
-    sharded = next((name for name, parameter in parameters if isinstance(parameter, DTensor)), None)
-    if sharded is not None:
-        raise SlotError(
-            f"parameter {sharded!r} is a DTensor: models that fully_shard (FSDP2) or tensor parallelism has sharded "
-            "cannot grow; use DistributedDataParallel, which keeps them whole"
-        )
 
 
 def _hooks(module: nn.Module) -> list[Any]:

@@ -19,13 +19,14 @@ from esper.growth.copies import Copies
 from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
-from esper.growth.hooks import require_attachable, require_attached
+from esper.growth.hooks import require_attachable, require_attached, require_called
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
+from esper.growth.sharding import shard_slots
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
 
@@ -118,7 +119,7 @@ def _require_planted(_: nn.Module, found: Any) -> None:
 def _require_called(model: nn.Module, *_: Any) -> None:
     """As a hook before a state dict is made: refuse one with seeds that nobody calls any more."""
     assert isinstance(model, GrowingModel)
-    require_attached(model)
+    (require_called if model.sharded else require_attached)(model)
 
 
 class GrowingModel(nn.Module):
@@ -180,6 +181,8 @@ class GrowingModel(nn.Module):
         for last in self.slots.values()[-1:]:
             last.begins_graph = self.frozen.holds_all(host)
         self._guards = guard_saving(self)
+        self.sharded = False
+        """Whether `shard_growth` was called."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
         self.host_flops = probed.flops
@@ -316,6 +319,37 @@ class GrowingModel(nn.Module):
             )
         for one in found:
             self.copies.add_mirror(one, self.slots.values())
+
+    def shard_growth(self, **options: Any) -> None:
+        """Let seeds be sharded over processes as the host is to be, by FSDP2; call it before you shard the host.
+
+        ```python
+        model = esper.attach(net, slots, example_input)
+        model.shard_growth(mesh=mesh)
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
+        model.link(optimizer)
+        model.slots["blocks.3"].germinate("block_copy", torch.Generator().manual_seed(0), alpha=1.0)
+        ```
+
+        Shard the host itself, not the growing model. Seeds are then planted by hand, in all processes alike: a grower,
+        `esper.branch`, copies and `finalize` need whole parameters. For these load a checkpoint of
+        `torch.distributed.checkpoint` into a model that is not sharded, in which the same seeds were planted.
+
+        Args:
+            options: Of `torch.distributed.fsdp.fully_shard`, for each seed; after a forward pass they are always
+                sharded again.
+
+        Raises:
+            SlotError: the host is sharded already, or has an optimizer; or an option is unknown.
+        """
+        require_attached(self)
+        if self.ownership.optimizer is not None:
+            raise SlotError("an optimizer has the parameters as they are: shard first, and make the optimizer then")
+        shard_slots(self.slots.values(), options)
+        self.sharded = True
 
     def summary(self) -> GrowthSummary:
         """Every slot with what lives there: stage, parameters, FLOPs, weight and contribution. Print it."""

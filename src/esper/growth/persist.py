@@ -19,6 +19,7 @@ from esper.arguments import check_arguments, file_path
 from esper.errors import CheckpointError, EsperError, RunError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.frozen import hash_frozen
+from esper.growth.hooks import require_attached
 from esper.growth.model import GROWING, GrowingModel
 from esper.growth.probe import INPUTS, MODULE, Arguments
 from esper.growth.seed import Seed
@@ -50,8 +51,9 @@ def save(model: GrowingModel, folder: Path | str) -> None:
 
     Raises:
         CheckpointError: the model cannot be saved; what was there before is untouched.
-        SlotError: a slot is not called any more; as above.
+        SlotError: a slot is not called any more, or the host is sharded; as above.
     """
+    require_attached(model)
     folder = Path(folder)
     data = encode(copy_to_cpu(_tensors(model)))
     saved = Topology.of(model, data)

@@ -43,6 +43,8 @@ class Layer:
     outputs: tuple[str, ...] = ()
     """Names of the parameters that end its branches: once they are zero it returns what it is given. Empty, if there
     are none or no blueprint on offer asks."""
+    blank: nn.Module | None = None
+    """The module as it was before it was sharded, without values; None where it is whole."""
 
 
 @dataclass(frozen=True)

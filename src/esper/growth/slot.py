@@ -21,6 +21,7 @@ from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
 from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
+from esper.growth.sharding import require_whole, shard
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
 
@@ -157,6 +158,8 @@ class Slot(GrowthHook):
         """Whether to give a loss something to be differentiated by where nothing before and behind learns."""
         self.listener: Listener | None = None
         """Hears all forward passes of the loop that trains, but what is compiled and passes on the side."""
+        self.sharding: dict[str, Any] | None = None
+        """Options of `fully_shard` for seeds; None: they are whole, as is the host."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listener": None}  # copies are not what the loop trains
@@ -233,7 +236,8 @@ class Slot(GrowthHook):
 
         Args:
             blueprint: Its name.
-            generator: Source of the initial values; None: one that is seeded from torch's global generator.
+            generator: Source of the initial values; None: one that is seeded from torch's global generator, but not
+                where processes share what grows.
             blend: How its output joins the features.
             alpha: Its weight. A seed that is planted by hand counts for nothing until `set_alpha` gives it weight.
 
@@ -244,6 +248,8 @@ class Slot(GrowthHook):
         kind = self.require_open_to(blueprint)
         if blend is not Blend.ADD and kind.reads in OF_LAYER:
             raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
+        if generator is None and self.sharding is not None:
+            raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         seed = Seed(kind(self.site, generator), self.site, blend)
@@ -276,11 +282,15 @@ class Slot(GrowthHook):
         """Let a seed that was made for the site live here, and hand its parameters to the optimizer.
 
         Raises:
-            SlotError: the slot is taken.
+            SlotError: the slot is taken, or the host is sharded and `GrowingModel.shard_growth` was not called.
         """
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
+        if self.sharding is not None:
+            shard(seed, self.sharding)
+        elif self.site.layer is not None:
+            require_whole(self.site.layer.module.named_parameters())
         self.ownership.extend(self.name, list(seed.parameters()))
         self._settle(seed)
         self.depth.follow(self.name, seed.blueprint.find_block())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, Family, Folded, LayerCall, Reads, register
-from esper.growth.depth import copy_block
+from esper.growth.sharding import copy_whole
 from esper.growth.site import Layout, Site
 
 
@@ -32,7 +32,7 @@ class BlockCopy(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         assert site.layer is not None
-        self.block = copy_block(site.layer.module).requires_grad_(True)
+        self.block = copy_whole(site.layer).requires_grad_(True)
 
     def forward(self, features: Tensor, inputs: LayerCall, /) -> Tensor:
         return self._run(features, inputs) - features

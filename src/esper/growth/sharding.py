@@ -1,0 +1,108 @@
+"""Parameters of which each process holds a part (FSDP2, `torch.distributed.fsdp.fully_shard`), of hosts and of seeds.
+
+What grows on such a host is sharded as well, by a `fully_shard` of its own: then its gradients are averaged, and
+clipping, optimizers and `torch.distributed.checkpoint` treat it like the rest. Torch cannot copy sharded modules, so
+blocks that are to be copied leave behind what they look like while they are whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from esper.errors import SlotError
+from esper.growth.blueprints.registry import Reads, get
+from esper.growth.depth import copy_block
+from esper.growth.site import Layer
+
+if TYPE_CHECKING:
+    from esper.growth.slot import Slot
+
+RESHARD = "reshard_after_forward"
+"""Option of `fully_shard`."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds a part of it."""
+    if not distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 (there is none in builds without torch.distributed)
+
+    return isinstance(tensor, DTensor)
+
+
+def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters of which this process has a part.
+
+    Raises:
+        SlotError: they are sharded, as by `torch.distributed.fsdp.fully_shard`.
+    """
+    sharded = next((name for name, parameter in parameters if is_sharded(parameter)), None)
+    if sharded is not None:
+        raise SlotError(
+            f"parameter {sharded!r} is a DTensor: where fully_shard (FSDP2) or tensor parallelism has sharded a model, "
+            "seeds are planted by hand, after model.shard_growth(mesh=...), which comes before fully_shard; all else "
+            "needs whole parameters: use DistributedDataParallel, or load a checkpoint of torch.distributed in one "
+            "process"
+        )
+
+
+def shard_slots(slots: Iterable[Slot], options: dict[str, Any]) -> None:
+    """Let what grows in ``slots`` be sharded by ``options`` of `fully_shard`, what grew already at once.
+
+    Raises:
+        SlotError: an option is unknown, or is Esper's own.
+    """
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
+
+    own = {"module", RESHARD}
+    allowed = [name for name in inspect.signature(fully_shard).parameters if name not in own]
+    unknown = next((name for name in options if name not in allowed), None)
+    if unknown is not None:
+        raise SlotError(f"shard_growth takes no {unknown!r}: give options of fully_shard, of {', '.join(allowed)}")
+    for slot in slots:
+        slot.sharding = options
+        if slot.site.layer is not None and any(get(name).reads is Reads.CALL for name in slot.blueprints):
+            slot.site = replace(slot.site, layer=blank(slot.site.layer))
+        if slot.seed is not None:
+            shard(slot.seed, options)
+
+
+def shard(seed: nn.Module, options: dict[str, Any]) -> None:
+    """Shard a seed by ``options`` of `fully_shard`."""
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
+
+    # Else what a forward pass gathered would stay, and other parameters than the optimizer's would be the seed's.
+    fully_shard(seed, **{RESHARD: True}, **options)
+
+
+def blank(layer: Layer) -> Layer:
+    """The same, which remembers what its module looks like while that is whole."""
+    without_values = {
+        id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+        for one in layer.module.parameters()
+    }
+    return replace(layer, blank=copy_block(layer.module, without_values))
+
+
+@torch.no_grad()
+def copy_whole(layer: Layer) -> nn.Module:
+    """A copy of a layer's module with the values it has by now; all processes gather those of a sharded one."""
+    if layer.blank is None:
+        return copy_block(layer.module)
+    copied = copy.deepcopy(layer.blank)
+    for name, parameter in layer.module.named_parameters():
+        values: Any = parameter
+        whole: Tensor = values.full_tensor() if is_sharded(parameter) else values
+        owner, _, last = name.rpartition(".")
+        fresh = nn.Parameter(whole.clone(), requires_grad=parameter.requires_grad)
+        copied.get_submodule(owner).register_parameter(last, fresh)
+    for name, buffer in layer.module.named_buffers():
+        copied.get_buffer(name).copy_(buffer)
+    return copied
