@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
@@ -139,6 +139,19 @@ def one_of(choices: type[StrEnum]) -> Kind:
         if not isinstance(value, str):
             raise TypeError
         return choices(value)
+
+    return Kind(read, f"give one of {', '.join(choices)}")
+
+
+def one_word_of(choices: Sequence[str]) -> Kind:
+    """One of these words."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        if value not in choices:
+            raise ValueError
+        return value
 
     return Kind(read, f"give one of {', '.join(choices)}")
 

@@ -23,7 +23,7 @@ from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.budget import Cost, Costs
+from esper.training.budget import Charge, Cost, Costs
 from esper.training.gradients import HealthTable
 from esper.training.learning import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
@@ -58,8 +58,9 @@ class Held:
     def slots_of_layout(self, layout: Layout) -> Bools:
         return self.layouts == layout.value
 
-    def parameters_in(self, counted: Bools) -> Ints:
-        return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
+    @property
+    def charge(self) -> Charge:
+        return Charge(self.specs.costs.parameters, self.host_parameters)
 
 
 def alone(array: Array) -> Array:

@@ -48,6 +48,7 @@ FITS: dict[str, dict[str, Fits]] = {
         "rules": (NONE,),
         "conduct": (),
         "rent": (ZERO, NUMBER, FRACTION),
+        "rent_on": (),
         "train_size": (NUMBER,),
         "seed": (ZERO, NUMBER),
         "loss": (NONE, *CALLABLE, SCRIPTED),

@@ -6,6 +6,7 @@ import copy
 import math
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -48,7 +49,6 @@ def by_hand(candidate: Candidate) -> tuple[esper.GrowingModel, torch.optim.Optim
         model.slots[slot].germinate(blueprint, generator, alpha=1.0)
     spending, step = esper.Spending(model, FLOPS), 0
     while spending.share < 1:
-        model.train()
         learn(model, optimizer, step)
         step += 1
     return model, optimizer
@@ -114,28 +114,96 @@ def test_the_budget_is_each_ones_own_and_counted() -> None:
 
 
 def test_random_numbers_are_the_same_for_all_and_not_used_up() -> None:
-    before, seen = list[torch.Tensor](), list[torch.Tensor]()
+    drawn = list[tuple[float, float]]()
 
     def draw(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         if step == 0:
-            seen.append(torch.rand(1))
+            drawn.append((float(torch.rand(1)), 0.0))
         learn(model, optimizer, step)
 
+    def evaluate(model: esper.GrowingModel) -> float:
+        drawn[-1] = drawn[-1][0], float(torch.rand(1).sign())
+        return validate(model)[0]
+
     model, optimizer = begun()
-    before.append(torch.get_rng_state())
-    esper.race(model, optimizer, CANDIDATES, draw, validate, training_flops=FLOPS)
-    assert len(seen) == len(CANDIDATES)
-    assert len(set(map(float, seen))) == 1
-    assert torch.equal(before[0], torch.get_rng_state())
+    before = torch.get_rng_state()
+    esper.race(model, optimizer, CANDIDATES, draw, evaluate, training_flops=FLOPS)
+    assert len(drawn) == len(CANDIDATES)
+    assert len(set(drawn)) == 1
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_values_of_seeds_follow_from_the_seed() -> None:
+    def stand_still(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        model(data()[0])
+
+    values = list[torch.Tensor]()
+    for seed in (0, 0, 1):
+        model, *_ = race(candidates=[{"0": "mlp"}], learn=stand_still, seed=seed)
+        values.append(torch.cat([parameter.detach().flatten() for parameter in model.seeds["0"].parameters()]))
+    assert torch.equal(values[0], values[1])
+    assert not torch.equal(values[0], values[2])
 
 
 def test_what_blows_up_loses() -> None:
     def evaluate(model: esper.GrowingModel) -> float:
-        return math.nan if not model.seeds else math.inf if "2" in model.seeds else 7.0
+        return math.inf if not model.seeds else math.nan if "2" in model.seeds else 7.0
 
-    *_, won = race(evaluate=evaluate)
-    assert won.winner == 1
-    assert [math.isfinite(loss) for loss in won.losses] == [False, True, False]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        *_, won = race(evaluate=evaluate, candidates=[CANDIDATES[place] for place in order])
+        assert order[won.winner] == 1
+        assert [math.isfinite(loss) for loss in won.losses] == [place == 1 for place in order]
+
+
+def test_who_trains_another_model_is_told() -> None:
+    model, optimizer = begun()
+    with pytest.raises(ConfigError, match="learn did not call the model that it was given"):
+        esper.race(
+            model, optimizer, [{}], lambda _, __, step: learn(model, optimizer, step), validate, training_flops=1e6
+        )
+
+
+def test_losers_are_let_go() -> None:
+    alive, seen = WeakSet[nn.Module](), list[int]()
+
+    def evaluate(model: esper.GrowingModel) -> float:
+        alive.add(model)
+        seen.append(len(alive))
+        return float(len(seen))  # the first stays the best
+
+    race(candidates=[{}] * 5, evaluate=evaluate)
+    assert seen == [1, 2, 2, 2, 2]
+
+
+def test_an_average_gets_what_the_winner_learned_and_buffers_come_along() -> None:
+    model, optimizer = begun()
+    model.host.register_buffer("calls", torch.zeros(()), persistent=False)
+    model.host.register_forward_pre_hook(count_calls)
+    average = copy.deepcopy(model)
+    model.mirror(average)
+    esper.race(model, optimizer, [{"0": "mlp"}], learn, validate, training_flops=FLOPS)
+    for name, value in model.seeds["0"].named_parameters():
+        assert torch.equal(value, average.seeds["0"].get_parameter(name))
+    assert float(model.host.get_buffer("calls")) > 5
+
+
+def count_calls(module: nn.Module, _: Any) -> None:
+    module.get_buffer("calls").add_(1)
+
+
+def test_modes_are_those_of_the_model_and_nothing_stays_behind() -> None:
+    model, optimizer = begun()
+    hooks = len(optimizer._optimizer_step_pre_hooks)
+    model.host[1].eval()
+    modes = set[tuple[bool, bool]]()
+
+    def look_at_modes(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        modes.add((model.training, model.host[1].training))
+        learn(model, optimizer, step)
+
+    esper.race(model, optimizer, CANDIDATES, look_at_modes, validate, training_flops=FLOPS)
+    assert modes == {(True, False)}
+    assert len(optimizer._optimizer_step_pre_hooks) == hooks
 
 
 @pytest.mark.parametrize(
@@ -143,6 +211,7 @@ def test_what_blows_up_loses() -> None:
     [
         ({"candidates": []}, ConfigError, r"give a list of mappings from slots to blueprints"),
         ({"candidates": ["0"]}, ConfigError, r"give a list of mappings"),
+        ({"candidates": [["0m"]]}, ConfigError, r"give a list of mappings"),
         ({"candidates": [{"0": 3}]}, ConfigError, r"give a list of mappings"),
         ({"candidates": [{}, {"7": "mlp"}]}, SlotError, "no slot '7'; this model has 0, 2"),
         ({"candidates": [{}, {"2": "norm"}]}, SlotError, "is not on offer at slot '2'"),

@@ -178,3 +178,30 @@ def test_passes_of_a_compiled_model_are_not_passed_over_in_silence() -> None:
 def test_no_budget_is_refused(name: str, wrong: object) -> None:
     with pytest.raises(ConfigError, match=f"{name} is"):
         grower_of(attached(), Never(), **{name: wrong})
+
+
+def test_one_beside_another_leaves_it_counting() -> None:
+    model = esper.attach(host(), {"1": ["mlp"]}, inputs(2))
+    first = Spending(model, 1e9)
+    second = Spending(model)
+    model(inputs())
+    assert first.flops == second.flops > 0
+    assert first.share > 0
+    del second
+    before = first.flops
+    copy.deepcopy(model)(inputs())
+    assert first.flops == before, "a copy is not counted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"training_flops": 0}, "give a number of FLOPs above 0"),
+        ({"seconds": -1}, "give a number of seconds above 0"),
+        ({"counted_in": 3.0}, "counted_in is a float, 3.0: give an esper.Spending"),
+        ({"model": torch.nn.Linear(1, 1)}, "give the very model that esper.attach returned"),
+    ],
+)
+def test_what_limits_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Spending(**{"model": esper.attach(host(), {"1": ["mlp"]}, inputs(2)), **arguments})

@@ -158,3 +158,18 @@ def test_figures_that_would_be_silently_wrong_are_refused(
 def test_what_is_no_model_is_refused(model: Any) -> None:
     with pytest.raises(ConfigError, match=r"is no model: give a torch\.nn\.Module"):
         esper.Validation("classification", [(answers(5, 3), CORRECT)])(model)
+
+
+def test_a_grower_knows_that_yes_or_no_is_guessed_half_of_the_time() -> None:
+    batches = [(torch.randn(6, 4), torch.randint(2, (6, 3)))]
+    chances = dict[int | None, float]()
+    for told in (None, 2):
+        model = esper.attach(nn.Sequential(nn.Linear(4, 3)), {"0": ["lowrank"]}, batches[0][0])
+        optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
+        grower = esper.Grower(model, optimizer, "none", evaluate=esper.Validation("multi_label", batches), classes=told)
+        grower.step(train_loss=1.0)
+        chances[told] = grower.scores.chance_score
+        assert grower.terms.classes == 2
+    assert chances == {None: 0.5, 2: 0.5}
+    with pytest.raises(ConfigError, match="classes is 3, but multi_label asks for yes or no"):
+        esper.Grower(model, optimizer, "none", evaluate=esper.Validation("multi_label", batches), classes=3)

@@ -13,7 +13,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.register_buffer("scale", torch.full((1,), 0.7), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        return features + self.scale * self.narrow(F.gelu(self.wide(self.norm(features))))
+        return features + self.scale.to(features.dtype) * self.narrow(F.gelu(self.wide(self.norm(features))))
 
 
 class Net(nn.Module):
@@ -226,11 +226,97 @@ def test_values_of_seeds_are_alike_in_all_processes() -> None:
         model.slots["blocks.0"].germinate("mlp")
 
 
+@pytest.mark.usefixtures("alone")
 def test_options_are_those_of_fully_shard() -> None:
     model = attached()
     for name in ("mash", "reshard_after_forward", "module"):
         with pytest.raises(SlotError, match=f"shard_growth takes no '{name}': give options of fully_shard, of mesh"):
             model.shard_growth(**{name: 3})
+    with pytest.raises(SlotError, match="mesh is an int, 3: give what init_device_mesh returns"):
+        model.shard_growth(mesh=3)
+    assert not model.sharded
+    model.shard_growth()
+    with pytest.raises(SlotError, match="called already"):
+        model.shard_growth()
+
+
+def test_there_must_be_processes() -> None:
+    with pytest.raises(SlotError, match="call torch.distributed.init_process_group first"):
+        attached().shard_growth()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_knows_whole_parameters_comes_later() -> None:
+    model = attached()
     make_optimizer(model)
     with pytest.raises(SlotError, match="shard first, and make the optimizer then"):
         model.shard_growth()
+    averaged = attached()
+    average = copy.deepcopy(averaged)
+    averaged.mirror(average)
+    with pytest.raises(SlotError, match="an average of this model grows with it"):
+        averaged.shard_growth()
+    late = attached()
+    optimizer = torch.optim.AdamW(late.parameter_groups(lr=0.02))
+    share(late, 1)
+    with pytest.raises(SlotError, match="or before it was sharded"):
+        late.link(optimizer)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_host_that_stays_whole_is_told() -> None:
+    model = attached()
+    plant(model, "blocks.1", "mlp")
+    model.shard_growth()
+    with pytest.raises(SlotError, match="but the host is whole"):
+        plant(model, "blocks.0", "mlp")
+    for what in (copy.deepcopy, esper.GrowingModel.finalize, lambda model: esper.save(model, "model.pt")):
+        with pytest.raises(SlotError, match="is a DTensor"):
+            what(model)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_copy_is_of_what_the_block_is_by_now() -> None:
+    """Values, buffers that changed or came, and weights that are one."""
+    torch.manual_seed(0)
+    net = Net()
+    net.blocks[0].tied = nn.Linear(WIDTH, 5)
+    net.blocks[0].tied.weight = net.blocks[0].wide.weight
+    model = esper.attach(net, {"blocks.0": ["block_copy"]}, data()[0][:2])
+    share(model, 1)
+    net.blocks[0].scale = torch.full((2,), 0.3)
+    net.blocks[0].register_buffer("later", torch.ones(3))
+    plant(model, "blocks.0", "block_copy")
+    block = model.seeds["blocks.0"].blueprint.find_block()
+    assert block is not None
+    assert block.get_parameter("tied.weight") is block.get_parameter("wide.weight")
+    for name in ("scale", "later"):
+        assert torch.equal(block.get_buffer(name), net.blocks[0].get_buffer(name))
+        assert block.get_buffer(name) is not net.blocks[0].get_buffer(name)
+    torch.testing.assert_close(whole(block), whole(net.blocks[0]))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("blueprint", ["block_copy", "mlp"])
+def test_a_policy_of_mixed_precision_goes_for_seeds_too(blueprint: str) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    model = attached()
+    model.shard_growth(mp_policy=policy)
+    for block in model.host.get_submodule("blocks").children():
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model.host, mp_policy=policy)
+    plant(model, "blocks.0", blueprint)
+    before = copy.deepcopy(whole(model))
+    learn(model, make_optimizer(model), slice(None))
+    assert all(value.dtype is torch.float32 for value in before.values())
+    moved = [name for name, value in whole(model).items() if not torch.equal(value, before[name])]
+    assert any(name.startswith("slots") for name in moved)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_slot_behind_what_has_no_parameters_knows_its_host() -> None:
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    model = esper.attach(net, {"1": ["mlp"]}, torch.zeros(2, WIDTH))
+    fully_shard(net)
+    with pytest.raises(SlotError, match="is a DTensor"):
+        plant(model, "1", "mlp")

@@ -164,8 +164,6 @@ def adapt(
         raise ConfigError("loss(model, batch) does not call the model: compute the loss from model(...)") from error
     except DivergedError as error:
         raise ConfigError(f"{error} {_SLOWER}") from error
-    finally:
-        model.tap.clock = None
 
 
 class Search:

@@ -9,7 +9,7 @@ from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.site import Layout
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.budget import Costs
+from esper.training.budget import Charge, Costs
 
 
 class Offers(Protocol):
@@ -73,6 +73,7 @@ class GrowingNetworks(Protocol):
         """Whether the slot's features have this layout, ``[E, S]``."""
         ...
 
-    def parameters_in(self, counted: Bools) -> Ints:
-        """Parameters of the seeds in the slots ``counted``, bool ``[E, S]``; ``[E]``."""
+    @property
+    def charge(self) -> Charge:
+        """What rent is paid on."""
         ...

@@ -126,8 +126,8 @@ class FeatureInputs:
 
     @property
     def added(self) -> Floats:
-        """Parameters of the seeds that count in the forward pass, relative to the host's, ``[E]``."""
-        return self.subject.parameters_in(self.subject.table.blended) / self.subject.host_parameters
+        """What the seeds that count in the forward pass add, relative to the host, ``[E]``."""
+        return self.subject.charge.added(self.subject.table, self.subject.table.blended)
 
     @property
     def resident(self) -> Ints:
@@ -230,14 +230,13 @@ def _gradient_ratio(view: FeatureInputs) -> Floats:
 
 
 def _relative_cost(view: FeatureInputs) -> Floats:
-    """``[E, S, K]``: log1p of each blueprint's parameters over the host's."""
-    return np.log1p(view.subject.specs.costs.parameters.blueprints / view.subject.host_parameters[:, None, None])
+    """``[E, S, K]``: log1p of what each blueprint adds, relative to the host."""
+    return np.log1p(view.subject.charge.of_blueprints)
 
 
 def _resident_cost(view: FeatureInputs) -> Floats:
-    """``[E, S]``: log1p of the seed's parameters, those of its blend included, over the host's."""
-    parameters = view.subject.specs.costs.parameters.resident(view.subject.table)
-    return np.log1p(parameters / view.subject.host_parameters[:, None])
+    """``[E, S]``: log1p of what the seed adds, its blend included, relative to the host."""
+    return np.log1p(view.subject.charge.of_residents(view.subject.table))
 
 
 def _ramp_left(view: FeatureInputs) -> Floats:

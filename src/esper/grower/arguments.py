@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from esper.arguments import (
     instance,
     name_of,
     one_of,
+    one_word_of,
     optional,
     positive,
     truth,
@@ -35,6 +36,7 @@ from esper.growth.look import Look
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
+from esper.training.budget import RentBasis
 from esper.training.governor.detectors import GovernorSettings
 
 OPTIONS: Final = {
@@ -48,6 +50,7 @@ OPTIONS: Final = {
     "rules": optional(instance(Rules, advice="give an esper.lifecycle.rules.Rules")),
     "conduct": instance(EpisodeConfig, advice="give an esper.EpisodeConfig"),
     "rent": amount("give a number from 0 on"),
+    "rent_on": one_word_of(get_args(RentBasis)),
     "train_size": whole(1, "give the number of training examples, at least 1"),
     "seed": whole(0, f"give a whole number from 0 to {LARGEST}"),
     "loss": optional(callable_("give a function that computes the loss of a minibatch")),
@@ -177,6 +180,7 @@ class Terms:
     """Those in use."""
     conduct: EpisodeConfig
     rent: float
+    rent_on: RentBasis
     train_size: int
     classes: int | None
     metric: str | None

@@ -31,7 +31,7 @@ class Branch:
     model=GROWING,
     optimizer=OPTIMIZER,
     training_flops=optional(positive("give a number of FLOPs above 0")),
-    counted_in=optional(instance(Spending, advice="give the spending of a grower, such as grower.spending")),
+    counted_in=optional(instance(Spending, advice="give an esper.Spending, such as grower.spending")),
 )
 def branch(
     model: GrowingModel,

@@ -202,6 +202,5 @@ def resolve_unfinished(
 
 def _compute_rents(network: GrowingNetwork, rent: float) -> Floats:
     """What each seed adds to the model's rent, ``[1, S]``."""
-    host, table = network.host_parameters, network.table
-    cost = network.specs.costs.parameters.resident(table) / host[:, None]
-    return marginal_rent(np.array([rent]), cost, network.parameters_in(table.blended) / host)
+    charge, table = network.charge, network.table
+    return marginal_rent(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))

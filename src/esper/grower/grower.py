@@ -45,6 +45,7 @@ from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.scores import Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
+from esper.grower.validation import Validation
 from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.hooks import require_attached
 from esper.growth.look import Look
@@ -56,6 +57,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
+from esper.training.budget import RentBasis
 from esper.training.governor.model import Governor, GovernorVerdict, Rollback
 
 
@@ -98,7 +100,9 @@ class Grower:
         rules: What may happen to seeds; None: the rules that the controller was trained with, or the default ones.
         conduct: When training that blows up is rolled back, what growth may cost, how often seeds are measured, and
             when there is nothing more to decide. The governor's penalty stays as it is: nobody is paid a reward here.
-        rent: What growth costs, in units of the score, of which ``rent * log1p(added / host parameters)`` is taken off.
+        rent: What growth costs, in units of the score, of which ``rent * log1p(added / host)`` is taken off.
+        rent_on: ``parameters`` or ``flops``, of a forward pass for one example: what is added, and what the host has.
+            Controllers see all costs in it; policies learned in parameters.
         train_size: Number of training examples; policies see it.
         seed: All that is random about seeds and controllers follows from it.
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
@@ -143,6 +147,7 @@ class Grower:
         rules: Rules | None = None,
         conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
         rent: float = 0.0,
+        rent_on: RentBasis = "parameters",
         train_size: int = 1000,
         seed: int = 0,
         loss: Loss | None = None,
@@ -156,13 +161,14 @@ class Grower:
         seconds: float | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
+        classes = evaluate.require_classes(classes) if isinstance(evaluate, Validation) else classes
         self.constraints = ConstraintSet(objective, constraints or {})
         """What else must hold."""
         trained, penalty = bool(model.frozen.names), self.constraints.penalty
         self.scores = Scores(metric, higher_is_better, classes, model.outputs, trained=trained, penalty=penalty)
         """What growth is about."""
         require_conduct(conduct, horizon)
-        self.network = GrowingNetwork(model, optimizer, conduct.budget)
+        self.network = GrowingNetwork(model, optimizer, conduct.budget, rent_on)
         self.controller, self._timing, origin = choose_controller(controller, self.network.specs, horizon, rules)
         warn_of_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
@@ -173,6 +179,7 @@ class Grower:
             rules=self.rules,
             conduct=conduct,
             rent=rent,
+            rent_on=rent_on,
             train_size=train_size,
             classes=classes,
             metric=metric,
@@ -338,7 +345,8 @@ class Grower:
             self.constraints.describe(broken),
         )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
-        account = Account(decision, *said, value_before, result.verdicts, before, result.table, about)
+        paid = self.terms.rent * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0]))
+        account = Account(decision, *said, value_before, result.verdicts, before, result.table, about, paid)
         self._print(str(account))
         self._record(lambda recording: recording.keep(account))
         self._agree_on_spending()

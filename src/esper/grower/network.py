@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from esper.arrays import Bools, Floats, Ints
+from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import count_blend_flops, count_blend_parameters
@@ -20,7 +21,7 @@ from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
 from esper.random_streams import seed_generator
 from esper.state import from_plain, to_plain
-from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
+from esper.training.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
 
 BYTES_PER_VALUE = 4
 COPIES = 4
@@ -69,9 +70,13 @@ class Catalogue:
 class GrowingNetwork:
     """A growing model with its lifecycle table: an `esper.control.growing_networks.GrowingNetworks` of one."""
 
-    def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget) -> None:
+    def __init__(
+        self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget, rent_on: RentBasis
+    ) -> None:
         self.model = model
         self.specs = Catalogue(model, optimizer)
+        self.charge = self._choose_charge(rent_on)
+        """What rent is paid on, and what controllers see costs in."""
         self.blueprints = [kind.name for kind in self.specs.kinds]
         """Names of all that may grow."""
         self.budget = budget
@@ -81,6 +86,14 @@ class GrowingNetwork:
         """Seeds that each slot has had, ``[S]``."""
         self.host_parameters: Ints = np.array([model.host_parameters])
         self._layouts = [slot.site.layout for slot in model.slots.values()]
+
+    def _choose_charge(self, rent_on: RentBasis) -> Charge:
+        """Costs in parameters, or in FLOPs of a forward pass for one example."""
+        if rent_on == "parameters":
+            return Charge(self.specs.costs.parameters, np.array([self.model.host_parameters]))
+        if self.model.host_flops is None:
+            raise ConfigError("rent_on is 'flops', but torch cannot count those of this model's host: say 'parameters'")
+        return Charge(self.specs.costs.flops, np.array([self.model.host_flops]))
 
     def _first_table(self, model: GrowingModel) -> SeedTable:
         """Empty slots, and fossils where the model has some already."""
@@ -128,10 +141,6 @@ class GrowingNetwork:
     def slots_of_layout(self, layout: Layout) -> Bools:
         """Whether the slot's features have this layout."""
         return np.array([[one is layout for one in self._layouts]])
-
-    def parameters_in(self, counted: Bools) -> Ints:
-        """Parameters of the seeds in the slots ``counted``."""
-        return (self.specs.costs.parameters.resident(self.table) * counted).sum(axis=1)
 
     def advance(self, actions: Ints, rules: Rules) -> Step:
         """What the lifecycle makes of these actions ``[1, 8]``; nothing has changed yet."""

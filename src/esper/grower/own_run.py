@@ -171,7 +171,7 @@ class OwnRun:
             self._held.enter_context(self._directory.locked(GROWER))
             self.id, _ = self._find_run()  # whoever held it may have written
             store = self._held.enter_context(self._directory.open_store())
-            self._recording = Recording(store, self._model, self._blueprints, float(self._terms["rent"]))
+            self._recording = Recording(store, self._model, self._blueprints)
             _written[self.path] = self
         self._begin(done)
         write_atomically(self._directory.config, yaml.safe_dump(dict(self._terms), sort_keys=False))

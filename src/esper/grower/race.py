@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from esper.grower.measuring import Evaluate
 from esper.grower.scores import LOSS, check_figures
 from esper.grower.spending import Spending
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
-from esper.growth.side_pass import keep_modes
 
 Candidate: TypeAlias = Mapping[str, str]
 """What is to grow: names of blueprints by those of slots; nothing, where it is empty."""
@@ -35,6 +35,8 @@ class Race:
 
 
 def _read_candidates(value: Any) -> tuple[dict[str, str], ...]:
+    if not all(isinstance(one, Mapping) for one in value):
+        raise TypeError
     candidates = tuple(dict(one) for one in value)
     if not candidates or not all(isinstance(part, str) for one in candidates for pair in one.items() for part in pair):
         raise TypeError
@@ -50,7 +52,7 @@ def _read_candidates(value: Any) -> tuple[dict[str, str], ...]:
     evaluate=callable_("give a function of a model that returns its validation loss"),
     training_flops=positive("give a number of FLOPs above 0"),
     seed=whole(0, "give a whole number from 0 on"),
-    counted_in=optional(instance(Spending, advice="give an esper.Spending, such as grower.spending")),
+    counted_in=optional(instance(Spending, advice="give an esper.Spending")),
 )
 def race(
     model: GrowingModel,
@@ -83,23 +85,27 @@ def race(
     print(candidates[won.winner], won.losses)
     ```
 
-    Seeds are planted at full weight, and stay as if planted by hand: a grower that is made afterwards wants them
-    fossilized. Random numbers of torch's global generators are the same for each candidate, and are not used up.
-    In several processes call it in all of them, with a ``learn`` that averages the gradients; the first one evaluates.
+    Seeds are planted at full weight, by hand: race before a grower is made, which wants them fossilized, and not while
+    one decides. Candidates run one after the other; beside the model there are the best one so far and the present one.
+    Random numbers of torch's global generators are the same for each, and are not used up. What a branch changes
+    outside of parameters and buffers is not taken over. In several processes call it in all of them, with a ``learn``
+    that averages the gradients; the first one evaluates.
 
     Args:
         model: That grows, as `esper.attach` returned it; without seeds in the slots that the candidates name.
         optimizer: That trains it.
         candidates: At least one; an empty one trains on as it is. Of equal losses the first wins.
-        learn: Makes one step of training, given a branch's model and optimizer, and how many it made before. It may
-            leave the optimizer's learning rates alone: a scheduler of the model's goes on after the race.
+        learn: Makes one step of training of the model and the optimizer that it is given, which are a branch's, and is
+            told how many that has made. It begins in the modes, training or evaluation, that the model has. A
+            scheduler of the model's goes on after the race; a `GradScaler` should be a fresh one for each candidate.
         evaluate: As for `esper.Grower`; its loss is what counts.
         training_flops: What each candidate may take for training, as `esper.Spending` counts.
         seed: The values of fresh seeds follow from it.
         counted_in: Where the FLOPs of all candidates are counted, evaluation included; None: nowhere.
 
     Raises:
-        ConfigError: an argument is of another kind; torch cannot count FLOPs; ``evaluate`` returns no loss.
+        ConfigError: an argument is of another kind; torch cannot count FLOPs; ``evaluate`` returns no loss; or
+            ``learn`` does not call the model that it is given.
         SlotError: a candidate cannot be planted; a submodule with a slot was replaced, or the optimizer was not made of
             the model's groups.
         UnknownBlueprintError: nobody registered a name.
@@ -110,20 +116,23 @@ def race(
             model.slots[slot].require_open_to(blueprint)
     processes, losses = Processes(), list[float]()
     best: tuple[int, Branch] | None = None
-    for candidate in candidates:
-        rung = branch(model, optimizer, training_flops=training_flops, counted_in=counted_in)
-        with torch.random.fork_rng():
-            _plant(rung.model, candidate, seed)
-            _train(rung, learn, processes)
-        losses.append(processes.agree(functools.partial(_measure, rung.model, evaluate)))
-        if math.isfinite(losses[-1]) and (best is None or losses[-1] < losses[best[0]]):
-            best = len(losses) - 1, rung
+    try:
+        for candidate in candidates:
+            rung = branch(model, optimizer, training_flops=training_flops, counted_in=counted_in)
+            with torch.random.fork_rng():
+                _plant(rung.model, candidate, seed)
+                _train(rung, learn, processes)
+                losses.append(processes.agree(functools.partial(_measure, rung.model, evaluate)))
+            if math.isfinite(losses[-1]) and (best is None or losses[-1] < losses[best[0]]):
+                best = len(losses) - 1, rung
+            del rung
+            gc.collect()  # a model and its slots know each other, so that it would stay for long
+    finally:
+        processes.close()
     if best is None:
         raise DivergedError("none of the candidates has a loss that is finite: race earlier, or at a lower rate")
     winner, rung = best
-    _plant(model, candidates[winner], seed)
-    model.load_state_dict(rung.model.state_dict())
-    optimizer.load_state_dict(rung.optimizer.state_dict())
+    _become(model, optimizer, rung, candidates[winner])
     return Race(winner, tuple(losses))
 
 
@@ -136,11 +145,25 @@ def _plant(model: GrowingModel, candidate: Candidate, seed: int) -> None:
 def _train(rung: Branch, learn: Callable[[GrowingModel, torch.optim.Optimizer, int], object], to: Processes) -> None:
     step = 0
     while to.agree(lambda: rung.spending.share < 1):
-        rung.model.train()
+        before = rung.spending.flops
         learn(rung.model, rung.optimizer, step)
+        if rung.spending.flops == before:
+            raise ConfigError("learn did not call the model that it was given, which is a branch: train that one")
         step += 1
 
 
 def _measure(model: GrowingModel, evaluate: Evaluate) -> float:
-    with keep_modes(model):
-        return check_figures(evaluate(model))[LOSS]
+    return check_figures(evaluate(model))[LOSS]
+
+
+@torch.no_grad()
+def _become(model: GrowingModel, optimizer: torch.optim.Optimizer, rung: Branch, candidate: Candidate) -> None:
+    """Let model and optimizer be what the branch has become; its seeds are the model's from now on."""
+    for slot in candidate:
+        seed = rung.model.slots[slot].seed
+        assert seed is not None
+        model.slots[slot].plant(seed)
+    model.load_state_dict(rung.model.state_dict())
+    for name, buffer in rung.model.named_buffers():  # those that are in no state dict, too
+        model.get_buffer(name).copy_(buffer)
+    optimizer.load_state_dict(rung.optimizer.state_dict())

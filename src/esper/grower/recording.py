@@ -56,6 +56,8 @@ class Account:
     after: SeedTable
     about: Metric | None
     """What growth is about; None: not known yet."""
+    rent: float
+    """What all seeds together cost after it, in units of the score."""
 
     def __str__(self) -> str:
         """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
@@ -72,15 +74,13 @@ class Recording:
         store: Open for writing.
         model: The one that grows.
         blueprints: Names of all that may grow, as the grower counts them.
-        rent: What growth costs, as in ``score - rent * log1p(added / host parameters)``.
     """
 
-    def __init__(self, store: RunStore, model: GrowingModel, blueprints: Sequence[str], rent: float) -> None:
+    def __init__(self, store: RunStore, model: GrowingModel, blueprints: Sequence[str]) -> None:
         self._store = store
         self._model = model
         self._slots = list(model.slots)
         self._blueprints = list(blueprints)
-        self._rent = rent
         self._judged: list[_Verdict | None] = [None] * len(self._slots)
         self._about: Metric | None = None
 
@@ -210,7 +210,7 @@ class Recording:
             train_loss=account.train_loss,
             loss=account.decision.loss,
             metric=account.decision.value,
-            objective=account.decision.score - self._rent * math.log1p(added),
+            objective=account.decision.score - account.rent,
             added=added,
             stages=tuple(Stage(stage).name.lower() for stage in table.stage[0]),
             blueprints=tuple(None if index < 0 else self._blueprints[index] for index in residents),

@@ -31,7 +31,7 @@ class Spending:
     ```
 
     Args:
-        model: Attached; from now on it is counted, here and by no earlier one.
+        model: Attached; from now on it is counted.
         training_flops: As many may be spent; None: any number.
         seconds: Likewise, since now.
         counted_in: What else the FLOPs belong to; None: nothing.
@@ -64,7 +64,7 @@ class Spending:
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
         if training_flops is not None:
             self._require_known()
-        model.tap.clock = self._count
+        model.tap.clocks.add(self)
 
     @property
     def flops(self) -> float:
@@ -88,7 +88,9 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """Of the budget that is spent, 1 at its end; in several processes, as the first one knew it at the last step.
+        """Of the budget that is spent, 1 at its end; in several processes each one's own.
+
+        That of a grower is as the first one knew it at the last step.
 
         Raises:
             ConfigError: there is no budget; or FLOPs cannot be counted, as where the model is compiled.
@@ -112,8 +114,8 @@ class Spending:
         if self._counted_in is not None:
             self._counted_in.add(flops)
 
-    def _count(self, inputs: Tensor) -> None:
-        """A forward pass begins; what is compiled is not seen."""
+    def count(self, inputs: Tensor) -> None:
+        """A forward pass begins, of these inputs of the model; what is compiled is not seen."""
         model = self._model
         examples = inputs.numel() / model.example_size
         learns = model.training and torch.is_grad_enabled()
@@ -126,7 +128,7 @@ class Spending:
     def _require_known(self) -> None:
         why = "passes of a compiled model are not seen" if self._model.compilations.compiled else self._unknown
         if why:
-            raise ConfigError(f"FLOPs: {why}: leave training_flops out, and limit decisions or seconds")
+            raise ConfigError(f"no FLOPs are known, since {why}: limit something else, such as decisions or seconds")
 
     def state_dict(self) -> dict[str, Any]:
         """What was spent, as plain values."""

@@ -65,10 +65,11 @@ def _widen(values: Tensor) -> Tensor:
     return values if values.dtype is torch.float64 else values.float()
 
 
+MULTI_LABEL = "multi_label"
 _TALLIES: dict[str, Callable[[Tensor, Tensor], Tally]] = {
     "classification": lambda outputs, labels: _tally_classes(outputs, labels, 1),
     "language_modelling": lambda outputs, labels: _tally_classes(outputs, labels, -1),
-    "multi_label": _tally_labels,
+    MULTI_LABEL: _tally_labels,
     "regression": _tally_values,
 }
 
@@ -97,7 +98,7 @@ class Validation:
             each position; gives the same, per token.
 
             ``multi_label``: outputs ``[N, labels]``, targets 0 or 1 of that shape; gives the binary cross-entropy in
-            nats and the share of yes-or-no answers that are right. Say ``Grower(classes=2)`` beside it.
+            nats and the share of yes-or-no answers that are right, of which a grower knows that half are by guessing.
 
             ``regression``: outputs and targets of one shape; gives the mean squared error alone.
 
@@ -121,6 +122,18 @@ class Validation:
             )
         self.task = task
         self.batches = batches
+        self.classes = 2 if task == MULTI_LABEL else None
+        """How many there are to choose from in each answer; None: as many as the model has outputs, if any."""
+
+    def require_classes(self, told: int | None) -> int | None:
+        """How many classes a grower that was ``told`` so many is to reckon with.
+
+        Raises:
+            ConfigError: the task has another number of them.
+        """
+        if None not in (told, self.classes) and told != self.classes:
+            raise ConfigError(f"classes is {told}, but {self.task} asks for yes or no: leave it out, or say classes=2")
+        return told or self.classes
 
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
         """The mean loss; with the accuracy, a fraction, where the task has one."""

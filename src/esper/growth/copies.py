@@ -51,6 +51,11 @@ class Copies:
         for slot in slots:
             self.align(slot)
 
+    @property
+    def mirrored(self) -> bool:
+        """Whether there are any that are to grow as the model does."""
+        return bool(self._mirrors)
+
     def dismiss(self, other: Copies) -> None:
         """The copy to which ``other`` belongs goes its own way."""
         self._unasked.discard(other)

@@ -52,7 +52,7 @@ class Depth:
     """
 
     def __init__(self, host: nn.Module) -> None:
-        self._host = host
+        self.host = host
         self._blocks: dict[str, nn.Module] = {}
         """By the name of the host's block that each follows."""
         self._replaced: list[tuple[Any, Any]] = []
@@ -76,12 +76,12 @@ class Depth:
     def _count(self) -> None:
         grown = {module for block in self._blocks.values() for module in block.modules()}
         for parent, names in _group_by_parent(self._blocks).items():
-            container = self._host.get_submodule(parent)
+            container = self.host.get_submodule(parent)
             first = 1 + max((number for module, number in _list_layers(container) if module not in grown), default=-1)
             for place, name in enumerate(names):
                 for module, _ in _list_layers(self._blocks[name]):
                     setattr(module, LAYER, first + place)
-            counts = find_configuration(self._host, parent, len(list(container.children())))
+            counts = find_configuration(self.host, parent, len(list(container.children())))
             places = [name.rpartition(".")[2] for name in names]
             if counts is not None and all(map(str.isdecimal, places)):
                 deeper = counts.deepen([*range(counts.depth), *map(int, places)])
@@ -89,7 +89,7 @@ class Depth:
                 _replace(self._list_modules(), counts.configuration, deeper)
 
     def _list_modules(self) -> list[nn.Module]:
-        return [module for part in (self._host, *self._blocks.values()) for module in part.modules()]
+        return [module for part in (self.host, *self._blocks.values()) for module in part.modules()]
 
 
 class Counts(NamedTuple):

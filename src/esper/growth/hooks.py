@@ -43,7 +43,7 @@ def require_attached(model: GrowingModel) -> None:
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded.
     """
-    require_whole(model.host.named_parameters())
+    require_whole(model.named_parameters())
     require_called(model)
 
 

@@ -26,7 +26,7 @@ from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
-from esper.growth.sharding import shard_slots
+from esper.growth.sharding import check_options, shard_slots
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
 
@@ -334,20 +334,28 @@ class GrowingModel(nn.Module):
         model.slots["blocks.3"].germinate("block_copy", torch.Generator().manual_seed(0), alpha=1.0)
         ```
 
-        Shard the host itself, not the growing model. Seeds are then planted by hand, in all processes alike: a grower,
-        `esper.branch`, copies and `finalize` need whole parameters. For these load a checkpoint of
-        `torch.distributed.checkpoint` into a model that is not sharded, in which the same seeds were planted.
+        Shard the host itself, not the growing model, in which seeds that come later would not be looked after. They
+        are planted by hand, in all processes alike: a grower, `esper.branch`, averages, copies and `finalize` need
+        whole parameters. For these load a checkpoint of `torch.distributed.checkpoint` into a model that is not
+        sharded, in which the same seeds were planted. Copies of blocks have what the blocks have, but attributes that
+        were set after this call.
 
         Args:
-            options: Of `torch.distributed.fsdp.fully_shard`, for each seed; after a forward pass they are always
-                sharded again.
+            options: Of `torch.distributed.fsdp.fully_shard`, for each seed, such as ``mesh`` and the ``mp_policy`` of
+                the host; after a forward pass seeds are always sharded again.
 
         Raises:
-            SlotError: the host is sharded already, or has an optimizer; or an option is unknown.
+            SlotError: the host is sharded already, linked to an optimizer, or mirrored; an option is unknown; or there
+                is no process group.
         """
         require_attached(self)
+        if self.sharded:
+            raise SlotError("shard_growth was called already")
         if self.ownership.optimizer is not None:
             raise SlotError("an optimizer has the parameters as they are: shard first, and make the optimizer then")
+        if self.copies.mirrored:
+            raise SlotError("an average of this model grows with it, and torch cannot copy seeds that are sharded")
+        check_options(options)
         shard_slots(self.slots.values(), options)
         self.sharded = True
 

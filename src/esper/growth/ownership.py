@@ -51,12 +51,16 @@ class Ownership:
                 f"the optimizer has no parameter group for slot {missing[0]!r}: "
                 "make it from model.parameter_groups(lr=...)"
             )
-        owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        owned = {
+            parameter for group in optimizer.param_groups if SLOT_KEY not in group for parameter in group["params"]
+        }
         if owned and owned.isdisjoint(parameter for _, parameter in named_parameters()):
             raise SlotError(
-                "the optimizer's groups hold no parameter of this model: it was made for another one, or for a copy; "
-                "make it from this model's model.parameter_groups(lr=...)"
+                "the optimizer's groups hold no parameter of this model: it was made for another one, for a copy, or "
+                "before it was sharded; make it from this model's model.parameter_groups(lr=...)"
             )
+        if self._watch is not None:
+            self._watch.handle.remove()
         self.optimizer = optimizer
         self._watch = _Watch(optimizer, named_parameters)
 
@@ -92,7 +96,7 @@ class _Watch:
         self.due = True
         """Whether parameters have come that the optimizer may lack."""
         self._dtype = _dtype_of(optimizer)
-        optimizer.register_step_pre_hook(self)
+        self.handle = optimizer.register_step_pre_hook(self)
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._dtype != (

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 
+from esper.arguments import describe
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import Reads, get
 from esper.growth.depth import copy_block
@@ -53,19 +54,40 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         )
 
 
-def shard_slots(slots: Iterable[Slot], options: dict[str, Any]) -> None:
-    """Let what grows in ``slots`` be sharded by ``options`` of `fully_shard`, what grew already at once.
+def require_shared(parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse a host that is not sharded, although what grows in it is to be.
 
     Raises:
-        SlotError: an option is unknown, or is Esper's own.
+        SlotError: it is not.
     """
+    if not any(map(is_sharded, parameters)):
+        raise SlotError(
+            "shard_growth was called, but the host is whole: shard it by fully_shard before you plant seeds"
+        )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that `fully_shard` would not take for a seed.
+
+    Raises:
+        SlotError: one is unknown, or Esper's own; the mesh is none; or there is no process group.
+    """
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 (as above)
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
 
-    own = {"module", RESHARD}
-    allowed = [name for name in inspect.signature(fully_shard).parameters if name not in own]
+    allowed = [name for name in inspect.signature(fully_shard).parameters if name not in ("module", RESHARD)]
     unknown = next((name for name in options if name not in allowed), None)
     if unknown is not None:
         raise SlotError(f"shard_growth takes no {unknown!r}: give options of fully_shard, of {', '.join(allowed)}")
+    mesh = options.get("mesh")
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise SlotError(f"mesh is {describe(mesh)}: give what init_device_mesh returns")
+    if not distributed.is_initialized():
+        raise SlotError("there is no process group: call torch.distributed.init_process_group first")
+
+
+def shard_slots(slots: Iterable[Slot], options: dict[str, Any]) -> None:
+    """Let what grows in ``slots`` be sharded by ``options`` of `fully_shard`, what grew already at once."""
     for slot in slots:
         slot.sharding = options
         if slot.site.layer is not None and any(get(name).reads is Reads.CALL for name in slot.blueprints):
@@ -96,13 +118,19 @@ def copy_whole(layer: Layer) -> nn.Module:
     """A copy of a layer's module with the values it has by now; all processes gather those of a sharded one."""
     if layer.blank is None:
         return copy_block(layer.module)
-    copied = copy.deepcopy(layer.blank)
-    for name, parameter in layer.module.named_parameters():
-        values: Any = parameter
-        whole: Tensor = values.full_tensor() if is_sharded(parameter) else values
+    copied, gathered = copy.deepcopy(layer.blank), dict[nn.Parameter, nn.Parameter]()
+    for name, parameter in layer.module.named_parameters(remove_duplicate=False):
+        if parameter not in gathered:
+            values: Any = parameter
+            whole: Tensor = values.full_tensor() if is_sharded(parameter) else values
+            gathered[parameter] = nn.Parameter(whole.clone(), requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
-        fresh = nn.Parameter(whole.clone(), requires_grad=parameter.requires_grad)
-        copied.get_submodule(owner).register_parameter(last, fresh)
+        copied.get_submodule(owner).register_parameter(last, gathered[parameter])
+    known = {name for name, _ in copied.named_buffers()}
     for name, buffer in layer.module.named_buffers():
-        copied.get_buffer(name).copy_(buffer)
+        owner, _, last = name.rpartition(".")
+        if name in known:
+            setattr(copied.get_submodule(owner), last, buffer.clone())
+        else:
+            copied.get_submodule(owner).register_buffer(last, buffer.clone())
     return copied

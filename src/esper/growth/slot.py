@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
 from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
-from esper.growth.sharding import require_whole, shard
+from esper.growth.sharding import require_shared, require_whole, shard
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
 
@@ -54,6 +55,14 @@ def require_untraced() -> None:
         )
 
 
+class Clock(Protocol):
+    """Counts passes."""
+
+    def count(self, inputs: Tensor) -> None:
+        """One begins."""
+        ...
+
+
 class InputTap(nn.Module):
     """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
 
@@ -65,6 +74,9 @@ class InputTap(nn.Module):
         names: Of the host's positional arguments, in order.
     """
 
+    _PASSING = frozenset({"given", "_inputs", "clocks"})
+    """Attributes that no copy has."""
+
     def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.place = place
@@ -72,8 +84,8 @@ class InputTap(nn.Module):
         self.given = NO_HINTS
         """Masks and caches of the forward pass now under way."""
         self._inputs: Tensor | None = None
-        self.clock: Callable[[Tensor], None] | None = None
-        """Hears the network's input in every pass, but in those that are compiled."""
+        self.clocks: WeakSet[Clock] = WeakSet()
+        """Hear the network's input in every pass, but in those that are compiled, as long as anybody keeps them."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -81,8 +93,9 @@ class InputTap(nn.Module):
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
-            if self.clock is not None and not torch.compiler.is_compiling():
-                self.clock(self._inputs)
+            if not torch.compiler.is_compiling():
+                for clock in self.clocks:
+                    clock.count(self._inputs)
         self.given = find_hints(self.names, arguments, keywords)
 
     @property
@@ -105,7 +118,11 @@ class InputTap(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clock": None}
+        return {name: value for name, value in self.__dict__.items() if name not in self._PASSING}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.given, self._inputs, self.clocks = NO_HINTS, None, WeakSet()
 
 
 class Slot(GrowthHook):
@@ -183,7 +200,7 @@ class Slot(GrowthHook):
         seed = self.seed
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
-        if output.dtype != self.anchor.dtype:
+        if output.dtype != self.anchor.dtype and self.sharding is None:  # there a policy may say otherwise
             self._require_same_type(module, output)
         reads = Reads.NETWORK if seed is None else seed.reads
         if output.is_nested:
@@ -282,15 +299,16 @@ class Slot(GrowthHook):
         """Let a seed that was made for the site live here, and hand its parameters to the optimizer.
 
         Raises:
-            SlotError: the slot is taken, or the host is sharded and `GrowingModel.shard_growth` was not called.
+            SlotError: the slot is taken, or the host is sharded and seeds are not to be, or the other way round.
         """
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
-        if self.sharding is not None:
+        if self.sharding is None:
+            require_whole(self.depth.host.named_parameters())
+        else:
+            require_shared(self.depth.host.parameters())
             shard(seed, self.sharding)
-        elif self.site.layer is not None:
-            require_whole(self.site.layer.module.named_parameters())
         self.ownership.extend(self.name, list(seed.parameters()))
         self._settle(seed)
         self.depth.follow(self.name, seed.blueprint.find_block())

@@ -65,7 +65,7 @@ class GrowRun:
             restore(training, found.tensors, found.state)
             self.done = found.iteration
         settings = training.settings
-        self._recording = Recording(store, training.model, training.grower.network.blueprints, settings.rent)
+        self._recording = Recording(store, training.model, training.grower.network.blueprints)
         facts = {
             "task": settings.task,
             "host": settings.host,

@@ -28,13 +28,12 @@ from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
+from esper.training.budget import RentBasis
 from esper.training.evaluation import CommittedEvaluation, Evaluation
 from esper.training.population import Population
 
 Family = Literal["accuracy", "loss"]
 """Unit of scores and contributions: accuracy, or the relative decrease of the loss."""
-RentBasis = Literal["parameters", "flops"]
-"""What rent is paid on."""
 RewardTerms = dict[str, Floats]
 """What a reward is the sum of, by name; ``[E]`` each."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from esper.arrays import Bools, Floats, Ints, map_arrays
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.settings import Settings
+
+RentBasis = Literal["parameters", "flops"]
+"""What rent is paid on."""
 
 TRAINING_PASSES = 3
 """FLOPs of a training step over those of its forward pass.
@@ -68,6 +72,28 @@ class Cost:
     def scale(self, factor: int) -> Cost:
         """The cost in a currency of which ``factor`` make one."""
         return map_arrays(lambda cost: cost * factor, self)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What rent is paid on: costs of seeds beside those of their hosts, in one currency."""
+
+    cost: Cost
+    hosts: NDArray[np.integer]
+    """``[E]``."""
+
+    @property
+    def of_blueprints(self) -> Floats:
+        """Each blueprint's, relative to the host, ``[E, S, K]``."""
+        return self.cost.blueprints / self.hosts[:, None, None]
+
+    def of_residents(self, table: SeedTable) -> Floats:
+        """Each slot's seed's, blend included, relative to the host, ``[E, S]``; 0 in slots without a seed."""
+        return self.cost.resident(table) / self.hosts[:, None]
+
+    def added(self, table: SeedTable, counted: Bools) -> Floats:
+        """Those of the seeds in the slots ``counted``, ``[E, S]``, together, relative to the host, ``[E]``."""
+        return (self.cost.resident(table) * counted).sum(axis=1) / self.hosts
 
 
 @dataclass(frozen=True)

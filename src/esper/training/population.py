@@ -28,7 +28,7 @@ from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
 from esper.random_streams import seed_generator
 from esper.tasks.suite import OptimizerSettings
-from esper.training.budget import Budget, Cost, Costs, affordable_blueprints, budget_left
+from esper.training.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
 from esper.training.execution import Execution
 from esper.training.optimizers import MOMENT_NAMES
 from esper.training.parameters import (
@@ -384,6 +384,11 @@ class Population:
     def budget_left(self) -> Floats:
         """``[E]``: the share of the scarcest cap that is not spent yet."""
         return budget_left(self.config.budget, self.state.specs.costs, self.table)
+
+    @property
+    def charge(self) -> Charge:
+        """What rent is paid on: parameters."""
+        return Charge(self.state.specs.costs.parameters, self.host_parameters)
 
     def slots_of_layout(self, layout: Layout) -> Bools:
         """Bool ``[E, S]``: whether the slot's features have this layout."""
