@@ -79,6 +79,7 @@ class Result:
     test: float
     blocks: int
     steps: int
+    """But those in races."""
     flops: float
 
 
@@ -253,9 +254,15 @@ class Store:
         known = [one for one in known if (one.plan.time is not None) == grown]
         return [one.plan for one in sorted(known, key=lambda one: one.validation)[:count]]
 
+    def find(self, plan: Plan) -> dict[int, Result]:
+        """What is known of a plan by the seeds that chose nothing."""
+        found = {one.plan.seed: one for one in self.results if Plan(**{**asdict(one.plan), "seed": plan.seed}) == plan}
+        return {seed: one for seed, one in found.items() if seed != CHOOSING}
+
     def rate_of(self, depth: int) -> float:
         """The best one of a fixed depth."""
-        known = [one for one in self.results if one.plan.depth == depth and not (one.plan.time or one.plan.rule)]
+        known = [one for one in self.results if one.plan.depth == depth and one.plan.seed == CHOOSING]
+        known = [one for one in known if not (one.plan.time or one.plan.rule)]
         return min(known, key=lambda one: one.validation).plan.rate
 
 
@@ -303,24 +310,19 @@ def show(store: Store, console: Console) -> None:
                 describe(result).partition(":")[0], f"{result.validation:.4f}", str(result.blocks), str(result.steps)
             )
     console.print(table)
-    finals = {
-        plan: [find(store, plan, seed) for seed in FINAL_SEEDS]
-        for plan in dict.fromkeys(
-            Plan(**{**asdict(one.plan), "seed": CHOOSING}) for one in store.results if one.plan.seed != CHOOSING
-        )
-    }
-    fixed = next((found for plan, found in finals.items() if plan.time is None and not plan.rule), None)
-    for found in finals.values():
-        less = np.array([one.test / other.test - 1 for one, other in zip(found, fixed or found, strict=True)])
-        error = less.std(ddof=1) / math.sqrt(len(less))
-        losses = [one.test for one in found]
-        said = describe(found[0]).partition(", seed")[0]
-        spread = f"{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}"
-        say(console, f"{said}: test {spread}, {less.mean():+.2%} ± {error:.2%} beside the best fixed depth")
-
-
-def find(store: Store, plan: Plan, seed: int) -> Result:
-    return next(one for one in store.results if one.plan == Plan(**{**asdict(plan), "seed": seed}))
+    plans = {Plan(**{**asdict(one.plan), "seed": CHOOSING}): None for one in store.results if one.plan.seed != CHOOSING}
+    fixed = store.find(*store.best(grown=False)) if store.results else {}
+    for plan in plans:
+        found = store.find(plan)
+        losses = [one.test for one in found.values()]
+        both = [seed for seed in found if seed in fixed]
+        less = np.array([found[seed].test / fixed[seed].test - 1 for seed in both])
+        said = describe(found[min(found)]).partition(", seed")[0]
+        spread = f"test {np.mean(losses):.4f} ± {np.std(losses, ddof=1) if len(losses) > 1 else 0:.4f}"
+        if len(both) > 1:
+            error = less.std(ddof=1) / math.sqrt(len(less))
+            spread += f", {less.mean():+.2%} ± {error:.2%} beside the best fixed depth, {len(both)} seeds"
+        say(console, f"{said}: {spread}")
 
 
 if __name__ == "__main__":

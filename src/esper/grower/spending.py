@@ -64,7 +64,7 @@ class Spending:
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
         if training_flops is not None:
             self._require_known()
-        model.tap.clocks.add(self)
+        model.tap.clocks.append(self)
 
     @property
     def flops(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -74,9 +73,6 @@ class InputTap(nn.Module):
         names: Of the host's positional arguments, in order.
     """
 
-    _PASSING = frozenset({"given", "_inputs", "clocks"})
-    """Attributes that no copy has."""
-
     def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.place = place
@@ -84,8 +80,8 @@ class InputTap(nn.Module):
         self.given = NO_HINTS
         """Masks and caches of the forward pass now under way."""
         self._inputs: Tensor | None = None
-        self.clocks: WeakSet[Clock] = WeakSet()
-        """Hear the network's input in every pass, but in those that are compiled, as long as anybody keeps them."""
+        self.clocks: list[Clock] = []
+        """Hear the network's input in every pass, but in those that are compiled."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -118,11 +114,7 @@ class InputTap(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {name: value for name, value in self.__dict__.items() if name not in self._PASSING}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.given, self._inputs, self.clocks = NO_HINTS, None, WeakSet()
+        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clocks": []}
 
 
 class Slot(GrowthHook):
