@@ -266,8 +266,8 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
-    assert loop.grower.recording is not None
-    loop.grower.recording.keep_ending(3, Ending((kept,), {"0": 0.25}))
+    assert loop.grower.reporter.recording is not None
+    loop.grower.reporter.recording.keep_ending(3, Ending((kept,), {"0": 0.25}))
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         iteration=3,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,9 @@ from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, stor
 from esper.grower.network import GrowingNetwork
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
-from esper.grower.recording import Account, Recording
+from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
+from esper.grower.reporter import Reporter
 from esper.grower.scores import Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
@@ -207,11 +207,9 @@ class Grower:
         require_rules(self.rules, self.network.specs.kinds, constrained=bool(self.constraints.limits))
         self._processes.agree(self._examiner.refer)
         self._begin()
-        self._verbose = verbose
-        self._own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
-        self.recording: Recording | OwnRun | None = self._own
-        """Where decisions are kept, if anywhere."""
-        self._in_own_run(OwnRun.open)
+        own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
+        self.reporter = Reporter(self._processes, own, verbose=verbose)
+        """Tells of all that is decided."""
         self._agree_on_spending()
 
     def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
@@ -303,7 +301,7 @@ class Grower:
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
-        self._in_own_run(OwnRun.require_open)
+        self.reporter.require_open()
         self._processes.agree(lambda: self._examiner.prepare(1 + self.decisions, look))
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
         require_planted(self.model, self.network.table)
@@ -347,8 +345,7 @@ class Grower:
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
         paid = self.terms.rent * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0]))
         account = Account(decision, *said, value_before, result.verdicts, before, result.table, about, paid)
-        self._print(str(account))
-        self._record(lambda recording: recording.keep(account))
+        self.reporter.tell(account)
         self._agree_on_spending()
         return decision
 
@@ -357,7 +354,7 @@ class Grower:
 
         A run whose last planned decision was taken has ended anyway.
         """
-        self._in_own_run(lambda own: own.close(self.decisions))
+        self.reporter.close(self.decisions)
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished seeds now, keep those that are worth their rent, and prune the others.
@@ -379,7 +376,7 @@ class Grower:
             RunError: the run's folder was closed, or is another grower's.
         """
         if self.network.table.live.any():
-            self._in_own_run(OwnRun.require_open)
+            self.reporter.require_open()
         require_planted(self.model, self.network.table)
         require_attached(self.model)
         watch = self._watch
@@ -390,8 +387,7 @@ class Grower:
         )
         self.apart.update_forks(self.network.table, self.network.evidence)  # lets go of all forks
         self._examiner.listen_before(None)
-        self._print(*ending.lines)
-        self._record(lambda recording: recording.keep_ending(self.decisions, ending))
+        self.reporter.tell_ending(self.decisions, ending)
         return ending
 
     @property
@@ -451,8 +447,7 @@ class Grower:
         try:
             rollback = governor.rollback()
         except DivergedError as error:
-            failure = error
-            self._record(lambda recording: recording.keep_failure(self.decisions, failure))
+            self.reporter.tell_failure(self.decisions, error)
             raise
         finally:  # the one too many prunes as well before it raises
             self._trained.rebase()
@@ -528,7 +523,7 @@ class Grower:
             "memory": to_plain(self._memory()),
             "refit": self.apart.state_dict(),
         }
-        return state if self._own is None or self._own.id is None else {**state, "run": self._own.id}
+        return state if self.reporter.identity is None else {**state, "run": self.reporter.identity}
 
     @check_arguments(CheckpointError, state=STATE)
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -557,7 +552,7 @@ class Grower:
         self.apart.load_state_dict(state["refit"])
         store_contributions(self.model, self._examiner.history.accuracy_contribution)
         self._examiner.listen_before(1 + self.decisions)
-        self._in_own_run(lambda own: own.resume(self.decisions, state.get("run")))
+        self.reporter.resume(self.decisions, state.get("run"))
 
     def _agree_on_spending(self) -> None:
         """Processes measure apart and have clocks of their own: what goes by the budget must be alike in all."""
@@ -593,18 +588,3 @@ class Grower:
             "watch": self._watch,
             "promises": self._listener,
         }
-
-    def _in_own_run(self, act: Callable[[OwnRun], None]) -> None:
-        """Let the first process do something with the run that the grower writes itself, if it writes one."""
-        if (own := self._own) is not None:
-            self._processes.agree(lambda: act(own))
-
-    def _record(self, keep: Callable[[Recording | OwnRun], None]) -> None:
-        """Let the first process keep something."""
-        if (recording := self.recording) is not None:
-            self._processes.agree(lambda: keep(recording))
-
-    def _print(self, *lines: str) -> None:
-        if self._verbose and self._processes.first:
-            sys.stdout.writelines(f"{line}\n" for line in lines)
-            sys.stdout.flush()

@@ -75,7 +75,7 @@ class GrowRun:
             "steps": settings.epochs,
         }
         self._recording.begin(self.done, settings.seed, facts)
-        training.grower.recording = self._recording
+        training.grower.reporter.recording = self._recording
 
     def train(self, show: Callable[[Epoch], None]) -> None:
         """Do the epochs that remain and ``show`` each, up to a plateau; Ctrl-C and SIGTERM lose one at most.
