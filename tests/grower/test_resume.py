@@ -150,6 +150,7 @@ OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
         lambda grower: (grower.conduct, grower.governor and grower.governor.settings),
     ),
     "rent": ({"rent": 0.5}, lambda grower: grower.terms.rent),
+    "rent_on": ({"rent_on": "flops"}, lambda grower: grower.network.charge.hosts.tolist()),
     "train_size": ({"train_size": 7}, lambda grower: grower.terms.train_size),
     "training_flops": ({"training_flops": 1e12}, lambda grower: grower.spending.limited),
     "seconds": ({"seconds": 1e6}, lambda grower: grower.spending.limited),
