@@ -35,7 +35,7 @@ def assert_counted(loop: Loop) -> None:
     """Budget, rent and FLOPs are those of the modules that are there."""
     subject, everything = loop.grower.network, np.ones((1, 2), np.bool_)
     real, summary = parameters_of(loop.model), loop.model.summary()
-    assert subject.parameters_in(everything).tolist() == [real]
+    assert (subject.charge.added(subject.table, everything) * subject.host_parameters).tolist() == pytest.approx([real])
     assert subject.budget_left.tolist() == [1 - real / CAP]
     assert subject.specs.costs.flops.resident(subject.table).sum() == summary.flops
     assert summary.parameters == real
