@@ -8,9 +8,8 @@ import math
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from numbers import Real
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -132,28 +131,18 @@ def positive(advice: str) -> Kind:
     return Kind(read, advice)
 
 
-def one_of(choices: type[StrEnum]) -> Kind:
-    """The members of an enumeration, by name."""
-
-    def read(value: Any) -> StrEnum:
-        if not isinstance(value, str):
-            raise TypeError
-        return choices(value)
-
-    return Kind(read, f"give one of {', '.join(choices)}")
-
-
-def one_word_of(choices: Sequence[str]) -> Kind:
-    """One of these words."""
+def one_of(choices: Iterable[str]) -> Kind:
+    """The members of an enumeration by name, or one of these words."""
+    named = {str(choice): choice for choice in choices}
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
             raise TypeError
-        if value not in choices:
+        if value not in named:
             raise ValueError
-        return value
+        return named[value]
 
-    return Kind(read, f"give one of {', '.join(choices)}")
+    return Kind(read, f"give one of {', '.join(named)}")
 
 
 def name_of(what: str) -> Kind:

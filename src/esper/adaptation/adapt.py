@@ -164,6 +164,8 @@ def adapt(
         raise ConfigError("loss(model, batch) does not call the model: compute the loss from model(...)") from error
     except DivergedError as error:
         raise ConfigError(f"{error} {_SLOWER}") from error
+    finally:
+        model.tap.clocks.remove(spending)
 
 
 class Search:
