@@ -4,6 +4,7 @@
     python benchmarks/deepening.py FOLDER sweep      # times x places x kinds of growth, at the best learning rate
     python benchmarks/deepening.py FOLDER final      # the best of both again, with seeds that chose nothing
     python benchmarks/deepening.py FOLDER rules      # growth by rules, with the same seeds
+    python benchmarks/deepening.py FOLDER other      # the best of all of them on another text, with the same settings
     python benchmarks/deepening.py FOLDER table
 
 Every run has the same budget of training FLOPs, counted by `esper.Spending`, and the same schedule by its share:
@@ -19,7 +20,7 @@ import json
 import math
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,21 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
-from tiny_gpt import HEADS, WIDTH, Gpt, attach, endless, learn, make_optimizer, measure, text
+from tiny_gpt import (
+    BLUEPRINTS,
+    CHOOSING_TEXT,
+    HEADS,
+    OTHER_TEXT,
+    WIDTH,
+    Gpt,
+    TextName,
+    attach,
+    endless,
+    learn,
+    make_optimizer,
+    measure,
+    text,
+)
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -38,18 +53,18 @@ from esper.ui.output import say
 
 BUDGET = 1e12
 """Training FLOPs of every run."""
-DEPTHS, RATES = (1, 2, 4, 8, 16), (6e-3, 12e-3, 24e-3)
+DEPTHS, RATES = (1, 2, 4, 5, 6, 7, 8, 12, 16), (6e-3, 12e-3, 24e-3)
+FIRST_DEPTH = 4
+"""Of all that grows."""
 TIMES, PLACES, KINDS = (0.1, 0.3, 0.6, 0.8), ("first", "last", "all"), ("block_copy", "block_zero", "random")
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 CHECKS = 50
-"""How often `plateau` and `look` ask themselves whether to grow."""
-LEAST_GAIN, PATIENCE = 0.005, 2
-"""A plateau: in so many checks in a row, the mean training loss is less than this share below its best."""
+"""How often rules ask themselves whether to grow; `race` does at its own times."""
 RACES, LAG = (0.1, 0.2, 0.3, 0.4, 0.5), 0.01
 """Shares of the budget at which candidates race until one grows, and the share that each then trains for."""
 HELD = 128
 """Validation sequences that rules measure on."""
-Step = Literal["fixed", "sweep", "final", "rules", "table"]
+Step = Literal["fixed", "sweep", "final", "rules", "other", "table"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,7 @@ class Plan:
     """A blueprint, or ``random``: a block with fresh values."""
     rule: str = ""
     """That decides instead."""
+    text: TextName = CHOOSING_TEXT
 
 
 @dataclass(frozen=True)
@@ -88,9 +104,9 @@ class Training:
 
     def __init__(self, plan: Plan) -> None:
         torch.manual_seed(plan.seed)
-        self.plan = plan
-        self.minibatches = endless(text().train, np.random.default_rng(plan.seed))
-        self.model = attach(Gpt(plan.depth, text().classes))
+        self.plan, self.text = plan, text(plan.text)
+        self.minibatches = endless(self.text.train, np.random.default_rng(plan.seed))
+        self.model = attach(Gpt(plan.depth, self.text.classes), OFFERS.get(plan.rule, BLUEPRINTS))
         self.optimizer = make_optimizer(self.model, plan.rate)
         self.spending = esper.Spending(self.model, BUDGET)
 
@@ -107,37 +123,20 @@ class Training:
 
     def evaluate(self, model: nn.Module) -> float:
         """What rules know of validation data."""
-        return measure(model, [next(text().validation.in_order(HELD))])
+        return measure(model, [next(self.text.validation.in_order(HELD))])
 
 
-class PlateauTraining(Training):
-    """Copies behind each block once the training loss stands still."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.losses, self.checks, self.best, self.waited = list[float](), 0, math.inf, 0
-
-    def hear(self, loss: Tensor) -> None:
-        self.losses.append(loss.item())
-        if self.model.seeds or self.spending.share * CHECKS < self.checks + 1:
-            return
-        mean = float(np.mean(self.losses))
-        self.waited = 0 if mean < self.best * (1 - LEAST_GAIN) else self.waited + 1
-        self.best, self.losses, self.checks = min(self.best, mean), [], self.checks + 1
-        if self.waited >= PATIENCE:
-            grow(self.model, "all", "block_copy")
-
-
-class LookTraining(Training):
-    """As the rule that looks decides, the default of `esper.Grower`."""
+class GrowerTraining(Training):
+    """As a rule decides that comes with `esper.Grower`."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.grower = esper.Grower(
             self.model,
             self.optimizer,
+            plan.rule,
             evaluate=self.evaluate,
-            classes=text().classes,
+            classes=self.text.classes,
             horizon=CHECKS,
             seed=plan.seed,
             training_flops=BUDGET,
@@ -183,7 +182,14 @@ class RaceTraining(Training):
         )
 
 
-RULES = {"": Training, "plateau": PlateauTraining, "look": LookTraining, "race": RaceTraining}
+RULES = {
+    "": Training,
+    "all_at_plateau": GrowerTraining,
+    "look": GrowerTraining,
+    "race": RaceTraining,
+}
+OFFERS = {"all_at_plateau": ("block_copy",)}
+"""Blueprints that a rule may choose from, if not all."""
 
 
 def train(plan: Plan) -> Result:
@@ -203,7 +209,7 @@ def train(plan: Plan) -> Result:
         steps += 1
     one.finish()
     flops, blocks = one.spending.flops, plan.depth + len(one.model.seeds)
-    validation, test = (measure(one.model, part.in_order(256)) for part in (text().validation, text().test))
+    validation, test = (measure(one.model, part.in_order(256)) for part in (one.text.validation, one.text.test))
     return Result(plan, validation, test, blocks, steps, flops)
 
 
@@ -248,15 +254,15 @@ class Store:
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
 
-    def best(self, *, grown: bool, count: int = 1) -> list[Plan]:
-        """Those with the least validation loss of the seed that chooses."""
+    def best(self, *, grown: bool) -> Plan:
+        """That with the least validation loss of the seed that chooses."""
         known = [one for one in self.results if one.plan.seed == CHOOSING and not one.plan.rule]
         known = [one for one in known if (one.plan.time is not None) == grown]
-        return [one.plan for one in sorted(known, key=lambda one: one.validation)[:count]]
+        return min(known, key=lambda one: one.validation).plan
 
     def find(self, plan: Plan) -> dict[int, Result]:
         """What is known of a plan by the seeds that chose nothing."""
-        found = {one.plan.seed: one for one in self.results if Plan(**{**asdict(one.plan), "seed": plan.seed}) == plan}
+        found = {one.plan.seed: one for one in self.results if replace(one.plan, seed=plan.seed) == plan}
         return {seed: one for seed, one in found.items() if seed != CHOOSING}
 
     def rate_of(self, depth: int) -> float:
@@ -271,34 +277,42 @@ def plan_fixed(_: Store) -> list[Plan]:
 
 
 def plan_sweep(store: Store) -> list[Plan]:
-    """From half the best depth, whose own best learning rate it has."""
-    (best,) = store.best(grown=False)
-    depth = max(best.depth // 2, 1)
-    grid = itertools.product(TIMES, PLACES if depth > 1 else ("all",), KINDS)
-    return [Plan(depth, store.rate_of(depth), CHOOSING, *one) for one in grid]
+    """At the learning rate that is best for the depth at first."""
+    rate = store.rate_of(FIRST_DEPTH)
+    return [Plan(FIRST_DEPTH, rate, CHOOSING, *one) for one in itertools.product(TIMES, PLACES, KINDS)]
 
 
 def plan_final(store: Store) -> list[Plan]:
     """The best of the fixed depths, and the best that grew, which may have been lucky."""
-    finalists = [*store.best(grown=False), *store.best(grown=True)]
-    return [Plan(**{**asdict(plan), "seed": seed}) for seed in FINAL_SEEDS for plan in finalists]
+    finalists = [store.best(grown=False), store.best(grown=True)]
+    return [replace(plan, seed=seed) for seed in FINAL_SEEDS for plan in finalists]
 
 
 def plan_rules(store: Store) -> list[Plan]:
     """From where the sweep began."""
-    (best,) = store.best(grown=True)
+    best = store.best(grown=True)
     rules = [rule for rule in RULES if rule]
     return [Plan(best.depth, best.rate, seed, rule=rule) for seed in (CHOOSING, *FINAL_SEEDS) for rule in rules]
 
 
-PLANS = {"fixed": plan_fixed, "sweep": plan_sweep, "final": plan_final, "rules": plan_rules}
+def plan_other(store: Store) -> list[Plan]:
+    """The finalists and the best rule, by the seed that chooses."""
+    ruled = min(
+        (one for one in store.results if one.plan.rule and one.plan.seed == CHOOSING), key=lambda one: one.validation
+    )
+    plans = [store.best(grown=False), store.best(grown=True), ruled.plan]
+    return [replace(plan, seed=seed, text=OTHER_TEXT) for seed in FINAL_SEEDS for plan in plans]
+
+
+PLANS = {"fixed": plan_fixed, "sweep": plan_sweep, "final": plan_final, "rules": plan_rules, "other": plan_other}
 
 
 def describe(result: Result) -> str:
     plan = result.plan
     grown = "" if plan.time is None else f" {plan.kind} {plan.place} at {plan.time:.0%}"
     grown = f" by {plan.rule}" if plan.rule else grown
-    return f"depth {plan.depth}{grown}, rate {plan.rate:g}, seed {plan.seed}: validation {result.validation:.4f}"
+    said = f"{plan.text}, depth {plan.depth}{grown}, rate {plan.rate:g}, seed {plan.seed}"
+    return f"{said}: validation {result.validation:.4f}"
 
 
 def show(store: Store, console: Console) -> None:
@@ -310,10 +324,9 @@ def show(store: Store, console: Console) -> None:
                 describe(result).partition(":")[0], f"{result.validation:.4f}", str(result.blocks), str(result.steps)
             )
     console.print(table)
-    plans = {Plan(**{**asdict(one.plan), "seed": CHOOSING}): None for one in store.results if one.plan.seed != CHOOSING}
-    fixed = store.find(*store.best(grown=False)) if store.results else {}
+    plans = {replace(one.plan, seed=CHOOSING): None for one in store.results if one.plan.seed != CHOOSING}
     for plan in plans:
-        found = store.find(plan)
+        found, fixed = store.find(plan), store.find(replace(store.best(grown=False), text=plan.text))
         losses = [one.test for one in found.values()]
         both = [seed for seed in found if seed in fixed]
         less = np.array([found[seed].test / fixed[seed].test - 1 for seed in both])

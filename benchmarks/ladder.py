@@ -3,6 +3,7 @@
     python benchmarks/ladder.py FOLDER alone        # each depth by itself: learning rates, then five seeds
     python benchmarks/ladder.py FOLDER climb        # one training that doubles its depth: shares, then five seeds
     python benchmarks/ladder.py FOLDER distil       # the deepest, pruned and distilled
+    python benchmarks/ladder.py FOLDER other        # the first two on another text, with the same settings
     python benchmarks/ladder.py FOLDER table
 
 Depths 1, 2, 4 and 8. *Alone*, each is trained for the same number of steps: warm-up, stable, decay. The *ladder*
@@ -32,7 +33,19 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
-from tiny_gpt import Gpt, attach, endless, learn, make_optimizer, measure, step_down, text
+from tiny_gpt import (
+    CHOOSING_TEXT,
+    OTHER_TEXT,
+    Gpt,
+    TextName,
+    attach,
+    endless,
+    learn,
+    make_optimizer,
+    measure,
+    step_down,
+    text,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
@@ -46,13 +59,13 @@ STEPS, DECAY = 4800, 0.2
 RATES, SHARES = (6e-3, 12e-3, 24e-3), (0.2, 0.35, 0.5)
 """What seed 0 chooses from: learning rates; shares of the steps that the ladder spends at each depth but the first, the
 decay left out."""
-DISTILLED, DISTILLING = 0.8, tuple(itertools.product((6e-3, 12e-3), (0.5, 1.0)))
+DISTILLED, DISTILLING = 0.8, tuple(itertools.product(RATES, (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
 ENOUGH = 0.01
 """By which share of its loss a rung may be above the network of its size that was trained alone."""
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
-Step = Literal["alone", "climb", "distil", "table"]
+Step = Literal["alone", "climb", "distil", "other", "table"]
 Setting = tuple[float, ...]
 
 
@@ -72,21 +85,28 @@ class Result:
 
 
 class Store:
-    """Results, kept as JSON lines, and the networks to distil."""
+    """Results on one text, kept as JSON lines, and the networks to distil."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: TextName = CHOOSING_TEXT) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._path = folder, folder / "ladder.jsonl"
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        self.results = [Result(**{**one, "setting": tuple(one["setting"])}) for one in map(json.loads, lines)]
+        self.folder, self.text = folder, text
+        self._path = folder / ("ladder.jsonl" if text == CHOOSING_TEXT else f"ladder-{text}.jsonl")
+        self.results = _read(self._path)
+        known = self.results if text == CHOOSING_TEXT else _read(folder / "ladder.jsonl")
+        self.choices = [one for one in known if one.seed == CHOOSING]
 
     def knows(self, way: str, depth: int, setting: Setting, seed: int) -> bool:
         return any((one.way, one.depth, one.setting, one.seed) == (way, depth, setting, seed) for one in self.results)
 
     def add(self, *results: Result) -> None:
         self.results.extend(results)
+        self.choices.extend(one for one in results if one.seed == CHOOSING)
         with self._path.open("a") as file:
             file.writelines(json.dumps(asdict(result)) + "\n" for result in results)
+
+    def network_path(self, depth: int, setting: Setting, seed: int) -> Path:
+        """Of a network that was trained alone."""
+        return self.folder / f"{self._path.stem.replace('ladder', 'alone')}-{depth}-{setting[0]:g}-{seed}.pt"
 
     def of(self, way: str, depth: int, setting: Setting | None = None) -> list[Result]:
         """Those of the seeds that chose nothing, in the order of seeds."""
@@ -97,7 +117,7 @@ class Store:
     def best(self, way: str, depth: int) -> Setting:
         """The setting with the least validation loss of the seed that chooses; of the ladder, the least share by which
         every rung is within `ENOUGH` of what it is alone, or else the greatest."""
-        known = [one for one in self.results if (one.way, one.depth, one.seed) == (way, depth, CHOOSING)]
+        known = [one for one in self.choices if (one.way, one.depth) == (way, depth)]
         if way != "climb":
             return min(known, key=lambda one: one.validation).setting
         shares = sorted(one.setting for one in known)
@@ -109,26 +129,33 @@ class Store:
 
     def _worst(self, share: Setting) -> float:
         """By how much the worst rung is above what it is alone, for the seed that chooses."""
-        found = {(one.way, one.depth, one.setting): one.validation for one in self.results if one.seed == CHOOSING}
+        found = {(one.way, one.depth, one.setting): one.validation for one in self.choices}
         return max(
             found["climb", depth, share] / found["alone", depth, self.best("alone", depth)] - 1 for depth in DEPTHS
         )
 
 
-def judge(network: nn.Module) -> tuple[float, float]:
+def _read(path: Path) -> list[Result]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Result(**{**one, "setting": tuple(one["setting"])}) for one in map(json.loads, lines)]
+
+
+def judge(store: Store, network: nn.Module) -> tuple[float, float]:
     """Validation and test loss."""
-    return measure(network, text().validation.in_order(256)), measure(network, text().test.in_order(256))
+    parts = text(store.text)
+    return measure(network, parts.validation.in_order(256)), measure(network, parts.test.in_order(256))
 
 
-def begin(seed: int, depth: int) -> tuple[Gpt, Iterator[tuple[Tensor, Tensor]]]:
+def begin(store: Store, seed: int, depth: int) -> tuple[Gpt, Iterator[tuple[Tensor, Tensor]]]:
     """A network and its minibatches."""
     torch.manual_seed(seed)
-    return Gpt(depth, text().classes), endless(text().train, np.random.default_rng(seed))
+    parts = text(store.text)
+    return Gpt(depth, parts.classes), endless(parts.train, np.random.default_rng(seed))
 
 
 def train_alone(store: Store, depth: int, setting: Setting, seed: int) -> None:
     """Warm-up, stable, decay."""
-    network, minibatches = begin(seed, depth)
+    network, minibatches = begin(store, seed, depth)
     model = attach(network)
     optimizer, spending = make_optimizer(model, *setting), esper.Spending(model)
     scheduler = LambdaLR(optimizer, lambda step: esper.warmup_stable_decay(step / STEPS, decay=DECAY))
@@ -136,14 +163,14 @@ def train_alone(store: Store, depth: int, setting: Setting, seed: int) -> None:
         learn(model, optimizer, next(minibatches))
         scheduler.step()
     flops = spending.flops
-    torch.save(network.state_dict(), store.folder / f"alone-{depth}-{setting[0]:g}-{seed}.pt")
-    store.add(Result("alone", depth, setting, seed, *judge(network), flops))
+    torch.save(network.state_dict(), store.network_path(depth, setting, seed))
+    store.add(Result("alone", depth, setting, seed, *judge(store, network), flops))
 
 
 def climb(store: Store, setting: Setting, seed: int) -> None:
     """One training with a branch at each depth, which is decayed; the rates are those that are best alone."""
     (share,) = setting
-    network, minibatches = begin(seed, DEPTHS[0])
+    network, minibatches = begin(store, seed, DEPTHS[0])
     model = attach(network)
     optimizer, total = make_optimizer(model, *store.best("alone", DEPTHS[0])), esper.Spending(model)
     results = list[Result]()
@@ -159,7 +186,7 @@ def climb(store: Store, setting: Setting, seed: int) -> None:
             set_rate(rung.optimizer, rate * esper.warmup_stable_decay(step / steps, warmup=0, decay=1))
             learn(rung.model, rung.optimizer, next(minibatches))
         flops = total.flops
-        results.append(Result("climb", depth, setting, seed, *judge(rung.model.finalize()), flops))
+        results.append(Result("climb", depth, setting, seed, *judge(store, rung.model.finalize()), flops))
         if depth != DEPTHS[-1]:
             model, optimizer = double(model, optimizer)
             esper.Spending(model, counted_in=total)  # the grown network counts there, too
@@ -197,10 +224,10 @@ def hand_on(old: nn.Module, of: torch.optim.Optimizer, new: nn.Module, to: torch
 def distil(store: Store, depth: int, setting: Setting, seed: int) -> None:
     """Keep some blocks of the deepest network, and learn from its answers and from the text."""
     rate, weight = setting
-    teacher, minibatches = begin(seed, DEPTHS[-1])
-    (teachers_rate,) = store.best("alone", DEPTHS[-1])
-    teacher.load_state_dict(torch.load(store.folder / f"alone-{DEPTHS[-1]}-{teachers_rate:g}-{seed}.pt"))
-    student = min((prune(teacher, depth, last) for last in (False, True)), key=lambda one: judge(one)[0]).train()
+    teacher, minibatches = begin(store, seed, DEPTHS[-1])
+    teachers = store.best("alone", DEPTHS[-1])
+    teacher.load_state_dict(torch.load(store.network_path(DEPTHS[-1], teachers, seed)))
+    student = min((prune(teacher, depth, last) for last in (False, True)), key=lambda one: judge(store, one)[0]).train()
     watched, model = attach(teacher.eval()), attach(student)
     spending = esper.Spending(model)
     esper.Spending(watched, counted_in=spending)  # the teacher's answers are paid for
@@ -214,7 +241,7 @@ def distil(store: Store, depth: int, setting: Setting, seed: int) -> None:
         by_teacher = F.kl_div(logits.log_softmax(-1), answers, reduction="batchmean", log_target=True)
         step_down(model, optimizer, weight * by_teacher + (1 - weight) * F.cross_entropy(logits, targets.flatten()))
     flops = spending.flops
-    store.add(Result("distil", depth, setting, seed, *judge(student), flops))
+    store.add(Result("distil", depth, setting, seed, *judge(store, student), flops))
 
 
 def prune(teacher: Gpt, depth: int, last: bool) -> Gpt:
@@ -236,9 +263,9 @@ def afford(store: Store) -> int:
 def run(
     store: Store, way: str, depths: tuple[int, ...], settings: list[Setting], train: Callable[[int, Setting, int], None]
 ) -> None:
-    """What is not known yet: all settings with the seed that chooses, and the best one with the others."""
+    """What is not known yet: on the text that chooses all settings by its seed; the best one by the others."""
     for depth in depths:
-        for setting in settings:
+        for setting in settings if store.text == CHOOSING_TEXT else []:
             if not store.knows(way, depth, setting, CHOOSING):
                 train(depth, setting, CHOOSING)
             if way == "climb" and store.suffices(setting):
@@ -253,21 +280,34 @@ def run(
 def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step]) -> None:
     """Run a step of the experiment, or what is missing of it; `table` prints what is known."""
     torch.set_num_threads(1)
-    store = Store(folder)
-    if step == "alone":
-        run(store, step, DEPTHS, [(rate,) for rate in RATES], partial(train_alone, store))
-    elif step == "climb":
-        deepest = DEPTHS[-1:]
-        run(store, step, deepest, [(share,) for share in SHARES], lambda _, share, seed: climb(store, share, seed))
-    elif step == "distil":
-        run(store, step, DEPTHS[:-1], list(DISTILLING), partial(distil, store))
-    show(store, Console(width=110))
+    stores = {name: Store(folder, name) for name in (CHOOSING_TEXT, OTHER_TEXT)}
+    ways = {"alone": run_alone, "climb": run_climb, "distil": run_distil}
+    if step == "other":
+        run_alone(stores[OTHER_TEXT])
+        run_climb(stores[OTHER_TEXT])
+    elif step != "table":
+        ways[step](stores[CHOOSING_TEXT])
+    for store in stores.values():
+        show(store, Console(width=110))
+
+
+def run_alone(store: Store) -> None:
+    run(store, "alone", DEPTHS, [(rate,) for rate in RATES], partial(train_alone, store))
+
+
+def run_climb(store: Store) -> None:
+    shares = [(share,) for share in SHARES]
+    run(store, "climb", DEPTHS[-1:], shares, lambda _, share, seed: climb(store, share, seed))
+
+
+def run_distil(store: Store) -> None:
+    run(store, "distil", DEPTHS[:-1], list(DISTILLING), partial(distil, store))
 
 
 def show(store: Store, console: Console) -> None:
     """Test losses beside those of the twins that trained alone, and what all sizes cost together."""
     if not knows(store, "alone"):
-        say(console, "not all depths have been trained alone by all seeds yet")
+        say(console, f"{store.text}: not all depths have been trained alone by all seeds yet")
         return
     table = Table("depth", "alone", "ladder", "beside alone", "distilled", "beside alone", box=None)
     for depth in DEPTHS:
@@ -278,7 +318,7 @@ def show(store: Store, console: Console) -> None:
         table.add_row(str(depth), spread(alone), *(cell for pair in compared for cell in pair))
     console.print(table)
     alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
-    say(console, f"FLOPs of all four sizes: alone {alone:.3g}")
+    say(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
     if knows(store, "climb"):
         ladder = store.of("climb", DEPTHS[-1])[0].flops
         say(console, f"the ladder {ladder:.3g}, {1 - ladder / alone:.0%} less")

@@ -1,9 +1,13 @@
-"""A causal transformer on the characters of Python's documentation, small enough to train hundreds of them."""
+"""A causal transformer on the characters of a text that comes with Python, small enough to train hundreds of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,7 +21,12 @@ from esper.tasks.practice.registry import DataAccess, get_task
 from esper.tasks.practice.text import LENGTH
 
 WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
-BLUEPRINTS = ["block_copy", "block_zero"]
+BLUEPRINTS = ("block_copy", "block_zero")
+TextName = Literal["help", "asyncio"]
+CHOOSING_TEXT: TextName = "help"
+"""Python's documentation, on which all is chosen."""
+OTHER_TEXT: TextName = "asyncio"
+"""The sources of a package of the standard library, of the same length, on which nothing is."""
 
 
 class Gpt(nn.Module):
@@ -36,9 +45,9 @@ class Gpt(nn.Module):
         return self.head(self.norm(hidden))
 
 
-def attach(network: Gpt) -> esper.GrowingModel:
+def attach(network: Gpt, blueprints: Sequence[str] = BLUEPRINTS) -> esper.GrowingModel:
     """With a slot behind each block."""
-    slots = {f"blocks.{index}": BLUEPRINTS for index in range(len(network.blocks))}
+    slots = {f"blocks.{index}": list(blueprints) for index in range(len(network.blocks))}
     return esper.attach(network, slots, torch.zeros(2, LENGTH, dtype=torch.int64))
 
 
@@ -66,9 +75,14 @@ def step_down(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) 
 
 
 @cache
-def text() -> Splits:
-    """Python's documentation, split by position."""
-    return get_task("charlm").load(DataAccess())
+def text(name: TextName) -> Splits:
+    """Split by position."""
+    if name == CHOOSING_TEXT:
+        return get_task("charlm").load(DataAccess())
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "sources.py")
+        path.write_text("\n".join(one.read_text() for one in sorted(Path(asyncio.__file__).parent.glob("*.py"))))
+        return get_task("charlm").load(DataAccess(text=path))
 
 
 def endless(part: Examples, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:

@@ -152,6 +152,7 @@ def test_help_shows_what_to_write_and_nothing_of_types(command: Command, capsys:
     printed = capsys.readouterr().out
     assert "--help" in printed
     assert "None}" not in printed
+    assert "default: None" not in printed
 
 
 def test_the_package_lists_its_names():

@@ -6,9 +6,11 @@ docstring becomes the help; it may return an exit code. A target is imported onl
 """
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import tyro
 
@@ -88,7 +90,7 @@ def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
         if words[: len(name)] == name:
             allow_files(words)
             code = tyro.cli(
-                command.load(),
+                _leave_out_none(command.load()),
                 prog=f"esper {command.name}",
                 args=words[len(name) :],
                 config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
@@ -103,6 +105,16 @@ def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
         raise ConfigError(_unknown(asked, commands))
     sys.stdout.write(_overview(listed))
     return EXIT_OK
+
+
+def _leave_out_none(target: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The same function, whose help no longer adds "(default: None)" to what its words tell."""
+    hints = get_type_hints(target, include_extras=True)
+    for name, parameter in inspect.signature(target).parameters.items():
+        if parameter.default is None:
+            hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
+    target.__annotations__ = hints
+    return target
 
 
 def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:

@@ -52,7 +52,7 @@ def test_copied_blocks_are_ahead_of_the_final_depth_from_the_start_and_of_random
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["plateau", "look", "race"])
+@pytest.mark.parametrize("rule", ["all_at_plateau", "look", "race"])
 def test_what_rules_take_is_within_the_budget(deepening: ModuleType, rule: str) -> None:
     result = deepening.train(deepening.Plan(depth=2, rate=12e-3, seed=1, rule=rule))
     assert 1 <= result.flops / deepening.BUDGET < 1.05

@@ -273,6 +273,21 @@ def test_a_schedule_plants_on_time_one_at_a_time_and_keeps_what_it_may() -> None
     assert seen[8:] == [[Op.WAIT, 0, 0]] * 2, "the third planting's slot is taken for good"
 
 
+@pytest.mark.parametrize(
+    ("age", "progress", "plants"), [(0, 0.5, False), (2, 0.5, False), (3, 0.5, True), (0, 0.6, True)]
+)
+def test_a_patient_schedule_waits_for_a_plateau_or_its_latest_time_and_only_once(
+    age: int, progress: float, plants: bool
+) -> None:
+    patient = Schedule([Planting(0, 0, MLP), Planting(0, 1, NORM)], HORIZON, patience=3, latest=0.6)
+    observation, masks = Situation(history={"plateau_age": age}, progress=progress).observe()
+    actions, begun = patient.act(observation, masks, patient.start([0]))
+    assert actions[0, Head.OP] == (Op.GERMINATE if plants else Op.WAIT)
+    observation, masks = Situation({0: fossil("mlp")}, history={"plateau_age": 0}, progress=0.5).observe()
+    after = patient.act(observation, masks, begun)[0]
+    assert after[0, :3].tolist() == ([Op.GERMINATE, 1, NORM] if plants else [Op.WAIT, 0, 0])
+
+
 def test_the_periodic_rule_goes_by_the_clock() -> None:
     settings = PeriodicSettings(period=2, plantings=((0, MLP), (1, NORM)), trial=100, stop_after=0.5)
     seen = timeline(Periodic(settings, SUITE.steps), 8)

@@ -15,7 +15,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from open_rules import open_rules
 
-RULES = ("heuristic", "periodic", "all_at_start", "random")
+RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")
 SHORTEST = 3
 APART = open_rules(isolation=Isolation.SHADOW, min_training_steps=2)
 
@@ -32,7 +32,9 @@ def begun(controller: str, horizon: int | None, **options: Any) -> esper.Grower:
         return 1 / (1 + next(measured)), 0.5
 
     # Of the seeds of randomness, 3 is the first with which `random` plants at once.
-    return esper.Grower(model, optimizer, controller, evaluate=evaluate, horizon=horizon, seed=3, **options)
+    return esper.Grower(
+        model, optimizer, controller, **{"evaluate": evaluate, "horizon": horizon, "seed": 3, **options}
+    )
 
 
 def grown(grower: esper.Grower, decisions: int) -> list[int]:
@@ -83,6 +85,15 @@ def test_isolation_takes_its_time_too(horizon: int):
     assert grown(grower, horizon)
     grower.finish()
     assert any(seed.fossilized for seed in grower.model.seeds.values())
+
+
+@pytest.mark.parametrize("after", [0, 4, 100])
+def test_all_slots_are_planted_once_nothing_has_improved_for_two_decisions_or_half_is_over(after: int):
+    losses = [0.5 * 0.9**step for step in range(after + 1)]
+    grower = begun("all_at_plateau", 20, evaluate=lambda _: (losses.pop(0) if len(losses) > 1 else losses[0], 0.5))
+    first = min(after + 3, 10)
+    assert grown(grower, 20) == [first, first + 1]
+    assert all(seed.fossilized for seed in grower.model.seeds.values())
 
 
 @pytest.mark.parametrize("horizon", [1, 2])

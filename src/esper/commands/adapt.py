@@ -36,13 +36,13 @@ def command(
 
     Args:
         task: What the host has learned: digits, mnist1d, fashion-mnist or cifar10; by default digits.
-        host: The network: mlp, conv, resnet, vit or conv1d, as suits the task.
+        host: The network: mlp, conv, resnet, vit or conv1d; by default as suits the task.
         shift: How the data change: noise, inversion, rotation, cycled or merged (classes).
         examples: Of the changed data, rounded up to batches of 50.
         protect: By which share the loss on the old data may rise; by default nothing protects them.
         seconds: To spend; by default whatever it takes.
-        epochs: For the host to learn before.
-        seed: All randomness follows from it.
+        epochs: For the host to learn before; by default as suits task and host.
+        seed: All randomness follows from it; by default 0.
         download: Fetch the data if they are not on this machine.
         json: Print the result as a machine-readable last line.
     """

@@ -45,12 +45,13 @@ def command(
 
     Args:
         task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm; by default digits.
-        host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt, as suits the task.
-        controller: Who decides: look (the default), heuristic, none, random, periodic, all_at_start, all_from_start,
-            esper (the policy that comes with Esper), or the directory of a run of `esper train`, whose policy it is.
-        epochs: Passes over the training data, and so decisions.
-        seed: All randomness follows from it.
-        rent: What growth costs; the score is accuracy - rent * log1p(added parameters / host parameters).
+        host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt; by default as suits the task.
+        controller: Who decides: look (the default), heuristic, none, random, periodic, all_at_start, all_at_plateau,
+            all_from_start, esper (the policy that comes with Esper), or the directory of a run of `esper train`, whose
+            policy it is.
+        epochs: Passes over the training data, and so decisions; by default as suits task and host.
+        seed: All randomness follows from it; by default 0.
+        rent: What growth costs, by default nothing; the score is accuracy - rent * log1p(added / host parameters).
         text: The UTF-8 file that charlm learns; by default the text of Python's help.
         config: YAML file with settings; what it does not say follows from task and host.
         run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.

@@ -41,12 +41,12 @@ def command(
 
     Args:
         task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm; by default digits.
-        host: The network: mlp, conv, resnet, vit, conv1d or gpt, as suits the task.
+        host: The network: mlp, conv, resnet, vit, conv1d or gpt; by default as suits the task.
         after: Epochs to learn before; 0 looks at a fresh host.
         examples: To look at, rounded up to whole minibatches.
         draws: Of the initial values of what might be planted.
         layers: Whether to tell of the host's own layers, too.
-        seed: All randomness follows from it.
+        seed: All randomness follows from it; by default 0.
         text: The UTF-8 file that charlm learns; by default the text of Python's help.
         config: YAML file with settings, as for `esper grow`.
         svg: File for a map of slots and blueprints.

@@ -183,15 +183,19 @@ def _ignore(_: Any) -> None:
     pass
 
 
+_TOLD = tyro.conf.arg(help_behavior_hint="")
+"""An option whose own words tell what holds without it."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """Who computes. It changes how long results take, and nothing else."""
 
     backend: Literal["local", "ray"] = "local"
     """Processes of this machine, or Ray (extra ``ray``)."""
-    workers: int | None = None
+    workers: Annotated[int | None, _TOLD] = None
     """Tasks computed at a time; by default all there are, on this machine at most one per core."""
-    address: str | None = None
+    address: Annotated[str | None, _TOLD] = None
     """A Ray cluster to compute in, as host:port or "auto"; by default Ray is started here, and ended with the
     command."""
 

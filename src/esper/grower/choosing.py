@@ -110,10 +110,13 @@ class Timing:
 
 
 ALL_AT_START = "all_at_start"
+ALL_AT_PLATEAU = "all_at_plateau"
+PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
+"""`ALL_AT_PLATEAU` plants after so many decisions without progress, or when that share of the growth is over."""
 Offered = list[tuple[int, int]]
 """Slot and blueprint indices, in the order in which rules try them."""
 
-_RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, Uniform.name, Never.name)
+_RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLATEAU, Uniform.name, Never.name)
 
 
 class ControllerChoice(NamedTuple):
@@ -168,6 +171,9 @@ def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
         return Uniform()
     if name == ALL_AT_START:
         return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
+    if name == ALL_AT_PLATEAU:
+        waits = {"patience": PLATEAU_PATIENCE, "latest": PLATEAU_LATEST}
+        return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_PLATEAU, **waits)
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
     usual = HeuristicSettings()

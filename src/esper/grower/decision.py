@@ -80,7 +80,7 @@ class Decision:
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
-        over = ": finished, on a plateau" if self.finished else ""
+        over = ": finished" if self.finished else ""
         return f"{what}{where}{undone}{over}"
 
 

@@ -81,8 +81,9 @@ class Grower:
     Args:
         model: From `esper.attach`, without live seeds unless `load_state_dict` follows.
         optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`.
-        controller: ``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``random``, ``none``, ``esper``, the policy
-            that comes with Esper, the directory of a run of `esper train`, or a `esper.control.controller.Controller`.
+        controller: ``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``all_at_plateau``, ``random``, ``none``,
+            ``esper``, the policy that comes with Esper, the directory of a run of `esper train`, or a
+            `esper.control.controller.Controller`.
         evaluate: Measures a model on validation data, the same for the same model: a loss, ``(loss, accuracy)``, or a
             mapping of names to numbers that has ``loss``; `esper.Validation` is one for the usual tasks. It is called
             once per decision and for each seed whose turn it is (without the former call, where `step` is told the

@@ -30,8 +30,8 @@ class GrowSettings(Settings):
     host: str
     """The network: mlp, conv, resnet, vit, conv1d or gpt, as suits the task."""
     controller: str = "look"
-    """Who decides: look, heuristic, none, random, periodic, all_at_start, esper, the directory of a run of
-    `esper train`, or all_from_start: every slot holds its dearest blueprint from the first step on, for good."""
+    """Who decides: look, heuristic, none, random, periodic, all_at_start, all_at_plateau, esper, the directory of a
+    run of `esper train`, or all_from_start: every slot holds its dearest blueprint from the first step on, for good."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """All randomness of the run follows from it."""
     epochs: int = Field(ge=1)

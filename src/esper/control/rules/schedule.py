@@ -1,4 +1,4 @@
-"""Controllers that grow by the clock: a fixed schedule, or a new seed every few decisions, judged after a trial."""
+"""Controllers that grow by the clock: a fixed schedule, at once or on a plateau, or a new seed every few decisions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import Field
 
 from esper.arrays import Bools, Ints
 from esper.control.controller import Actions
-from esper.control.observation import FeatureReader, Observation
-from esper.control.rules.decisions import ActionBuilder, keep_or_prune
+from esper.control.observation import LONGEST_PLATEAU, FeatureReader, Observation
+from esper.control.rules.decisions import ROUNDING, ActionBuilder, keep_or_prune
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
 from esper.settings import Settings
@@ -29,16 +29,25 @@ class Planting:
 class Schedule:
     """Carries out a list of plantings and keeps whatever may be kept: it advances and fossilizes as the gates allow.
 
-    ``keep_after``: decisions a seed is held before it is fossilized.
+    ``keep_after``: decisions a seed is held before it is fossilized. ``patience``: decisions without progress
+    (`History.plateau_age`) before the first planting; 0: none is waited for. ``latest``: share of the growth after
+    which no plateau is waited for any more.
     """
 
     def __init__(
-        self, plantings: Sequence[Planting], horizon: int, name: str = "schedule", keep_after: int = 1
+        self,
+        plantings: Sequence[Planting],
+        horizon: int,
+        name: str = "schedule",
+        keep_after: int = 1,
+        patience: float = 0,
+        latest: float = 1.0,
     ) -> None:
         self.name = name
         self.plantings = tuple(plantings)
         self._horizon = horizon
         self._keep_age = keep_after / horizon
+        self._patience, self._latest = patience, latest
 
     def start(self, seeds: Sequence[int]) -> Bools:
         """Which plantings are done, ``[E, number of plantings]``."""
@@ -47,16 +56,19 @@ class Schedule:
     def act(self, observation: Observation, masks: ActionMasks, state: Bools) -> tuple[Actions, Bools]:
         """The first planting that is due, else advance, else fossilize, else wait."""
         reading, decisions, done = FeatureReader(observation), ActionBuilder(masks), state.copy()
-        step = np.rint(reading.network("progress") * self._horizon)
+        progress = reading.network("progress")
+        step = np.rint(progress * self._horizon)
         everyone = np.ones(len(step), np.int64)
+        waited = reading.network("plateau_age") * LONGEST_PLATEAU >= self._patience - ROUNDING
+        begun = done.any(axis=1) | waited | (progress >= self._latest - ROUNDING)
         for index, planting in enumerate(self.plantings):
-            due = (step >= planting.step) & ~done[:, index] & decisions.open
+            due = begun & (step >= planting.step) & ~done[:, index] & decisions.open
             if due.any():
                 decisions.germinate(everyone * planting.slot, everyone * planting.blueprint, due)
                 done[:, index] |= due & ~decisions.open
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         held = reading.slot("stage_holding") > 0
-        decisions.act_on(Op.FOSSILIZE, held & (reading.slot("stage_age") >= self._keep_age - 1e-6))
+        decisions.act_on(Op.FOSSILIZE, held & (reading.slot("stage_age") >= self._keep_age - ROUNDING))
         return decisions.actions, done
 
 
