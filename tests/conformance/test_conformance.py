@@ -143,6 +143,8 @@ def test_a_plain_loop_trains_under_every_controller(
         for mine, theirs in zip(model.host.parameters(), bare.parameters(), strict=True):
             assert torch.equal(mine, theirs)
     if controller in ("all_at_start", "all_at_plateau"):
+        assert training.ever == set(model.slots)
+    if controller == "all_at_start":
         assert set(model.seeds) == set(model.slots)
         for seed in model.seeds.values():
             assert any(bool(parameter.any()) for parameter in list(seed.parameters())[-1:]), "a seed has not learned"
