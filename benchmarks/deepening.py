@@ -2,7 +2,7 @@
 
     python benchmarks/deepening.py FOLDER fixed      # depths x learning rates
     python benchmarks/deepening.py FOLDER sweep      # times x places x kinds of growth, at the best learning rate
-    python benchmarks/deepening.py FOLDER final      # the best of both again, with seeds that chose nothing
+    python benchmarks/deepening.py FOLDER final      # the best few of both again, with seeds that chose nothing
     python benchmarks/deepening.py FOLDER rules      # growth by rules, with the same seeds
     python benchmarks/deepening.py FOLDER other      # the best of all of them on another text, with the same settings
     python benchmarks/deepening.py FOLDER table
@@ -10,7 +10,7 @@
 Every run has the same budget of training FLOPs, counted by `esper.Spending`, and the same schedule by its share:
 warm-up, stable, decay. Growth in the sweep is by hand: at a share of the budget, behind blocks of the network. What
 rules take to decide is counted. Validation loss, in nats per character, is what chooses, the test loss of the finalists
-what is reported. Runs that are done are kept, one JSON line each; `--workers` share them.
+what is reported, there and on another text, with the same settings. Runs that are done are kept, one JSON line each; `--workers` share them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -53,11 +53,13 @@ from esper.ui.output import say
 
 BUDGET = 1e12
 """Training FLOPs of every run."""
-DEPTHS, RATES = (1, 2, 4, 5, 6, 7, 8, 12, 16), (6e-3, 12e-3, 24e-3)
+DEPTHS, RATES = (1, 2, 4, 5, 6, 7, 8, 16), (6e-3, 12e-3, 24e-3)
 FIRST_DEPTH = 4
 """Of all that grows."""
 TIMES, PLACES, KINDS = (0.1, 0.3, 0.6, 0.8), ("first", "last", "all"), ("block_copy", "block_zero", "random")
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
+FINALISTS = 2
+"""Fixed trainings, of which the one with the best mean is what growth is compared with."""
 CHECKS = 50
 """How often rules ask themselves whether to grow; `race` does at its own times."""
 RACES, LAG = (0.1, 0.2, 0.3, 0.4, 0.5), 0.01
@@ -131,6 +133,8 @@ class GrowerTraining(Training):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
+        self.losses = list[Tensor]()
+        """Since the last decision."""
         self.grower = esper.Grower(
             self.model,
             self.optimizer,
@@ -144,8 +148,10 @@ class GrowerTraining(Training):
         self.spending = self.grower.spending
 
     def hear(self, loss: Tensor) -> None:
+        self.losses.append(loss)
         if self.spending.share * CHECKS >= self.grower.decisions + 1:
-            self.grower.step(train_loss=loss)
+            self.grower.step(train_loss=torch.stack(self.losses).mean())
+            self.losses = []
 
     def finish(self) -> None:
         self.grower.finish()
@@ -230,9 +236,9 @@ def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], w
     store, console = Store(folder / "deepening.jsonl"), Console(width=110)
     if step != "table":
         with ProcessPoolExecutor(workers) as pool:
-            for result in pool.map(train, store.missing(PLANS[step](store))):
-                store.add(result)
-                say(console, describe(result))
+            for done in as_completed([pool.submit(train, plan) for plan in store.missing(PLANS[step](store))]):
+                store.add(done.result())
+                say(console, describe(done.result()))
     show(store, console)
 
 
@@ -254,11 +260,20 @@ class Store:
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
 
-    def best(self, *, grown: bool) -> Plan:
-        """That with the least validation loss of the seed that chooses."""
-        known = [one for one in self.results if one.plan.seed == CHOOSING and not one.plan.rule]
-        known = [one for one in known if (one.plan.time is not None) == grown]
-        return min(known, key=lambda one: one.validation).plan
+    def rank(self, step: str) -> list[Plan]:
+        """What the steps `fixed`, `sweep` or `rules` have tried with the seed that chooses, best first."""
+        known = [one for one in self.results if one.plan.seed == CHOOSING and kind_of(one.plan) == step]
+        if not known:
+            raise SystemExit(f"nothing is known of step {step} yet: run that before")
+        return [one.plan for one in sorted(known, key=lambda one: one.validation)]
+
+    def best_fixed(self) -> Plan:
+        """Of the fixed trainings that all seeds have made that with the best mean validation loss."""
+        found = {plan: self.find(plan) for plan in self.rank("fixed")}
+        means = {plan: np.mean([one.validation for one in known.values()]) for plan, known in found.items() if known}
+        if not means:
+            raise SystemExit("nothing is known of step final yet: run that before")
+        return min(means, key=lambda plan: means[plan])
 
     def find(self, plan: Plan) -> dict[int, Result]:
         """What is known of a plan by the seeds that chose nothing."""
@@ -267,9 +282,12 @@ class Store:
 
     def rate_of(self, depth: int) -> float:
         """The best one of a fixed depth."""
-        known = [one for one in self.results if one.plan.depth == depth and one.plan.seed == CHOOSING]
-        known = [one for one in known if not (one.plan.time or one.plan.rule)]
-        return min(known, key=lambda one: one.validation).plan.rate
+        return next(plan.rate for plan in self.rank("fixed") if plan.depth == depth)
+
+
+def kind_of(plan: Plan) -> str:
+    """The step that tries such a training."""
+    return "rules" if plan.rule else "fixed" if plan.time is None else "sweep"
 
 
 def plan_fixed(_: Store) -> list[Plan]:
@@ -283,24 +301,20 @@ def plan_sweep(store: Store) -> list[Plan]:
 
 
 def plan_final(store: Store) -> list[Plan]:
-    """The best of the fixed depths, and the best that grew, which may have been lucky."""
-    finalists = [store.best(grown=False), store.best(grown=True)]
+    """The best few of the fixed depths, and the best that grew, which may have been lucky."""
+    finalists = [*store.rank("fixed")[:FINALISTS], store.rank("sweep")[0]]
     return [replace(plan, seed=seed) for seed in FINAL_SEEDS for plan in finalists]
 
 
 def plan_rules(store: Store) -> list[Plan]:
     """From where the sweep began."""
-    best = store.best(grown=True)
-    rules = [rule for rule in RULES if rule]
-    return [Plan(best.depth, best.rate, seed, rule=rule) for seed in (CHOOSING, *FINAL_SEEDS) for rule in rules]
+    rate, rules = store.rate_of(FIRST_DEPTH), [rule for rule in RULES if rule]
+    return [Plan(FIRST_DEPTH, rate, seed, rule=rule) for seed in (CHOOSING, *FINAL_SEEDS) for rule in rules]
 
 
 def plan_other(store: Store) -> list[Plan]:
-    """The finalists and the best rule, by the seed that chooses."""
-    ruled = min(
-        (one for one in store.results if one.plan.rule and one.plan.seed == CHOOSING), key=lambda one: one.validation
-    )
-    plans = [store.best(grown=False), store.best(grown=True), ruled.plan]
+    """The best fixed depth, and the best rule."""
+    plans = [store.best_fixed(), store.rank("rules")[0]]
     return [replace(plan, seed=seed, text=OTHER_TEXT) for seed in FINAL_SEEDS for plan in plans]
 
 
@@ -326,7 +340,7 @@ def show(store: Store, console: Console) -> None:
     console.print(table)
     plans = {replace(one.plan, seed=CHOOSING): None for one in store.results if one.plan.seed != CHOOSING}
     for plan in plans:
-        found, fixed = store.find(plan), store.find(replace(store.best(grown=False), text=plan.text))
+        found, fixed = store.find(plan), store.find(replace(store.best_fixed(), text=plan.text))
         losses = [one.test for one in found.values()]
         both = [seed for seed in found if seed in fixed]
         less = np.array([found[seed].test / fixed[seed].test - 1 for seed in both])

@@ -21,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
         (["bench", "suite", "--search", "0"], "--search 0 and --score 16"),
         (["compare"], "nothing to compare"),
         (["compare", "a.yaml", "a.yaml"], "a.yaml is given 2 times"),
-        (["grow", "--controller", "nowhere"], "look, heuristic, periodic, all_at_start, random, none, all_from_start"),
+        (["grow", "--controller", "nowhere"], "all_at_start, all_at_plateau, random, none, all_from_start"),
         (["report", "sweep"], "sweep is a sweep, whose ranking is in sweep/sweep.json"),
     ],
 )

@@ -274,7 +274,7 @@ def test_a_schedule_plants_on_time_one_at_a_time_and_keeps_what_it_may() -> None
 
 
 @pytest.mark.parametrize(
-    ("age", "progress", "plants"), [(0, 0.5, False), (2, 0.5, False), (3, 0.5, True), (0, 0.6, True)]
+    ("age", "progress", "plants"), [(0, 0.6, False), (2, 0.6, False), (3, 0.6, True), (0, 0.7, True)]
 )
 def test_a_patient_schedule_waits_for_a_plateau_or_its_latest_time_and_only_once(
     age: int, progress: float, plants: bool

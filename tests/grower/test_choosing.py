@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from esper.errors import ConfigError
 from esper.grower.choosing import HORIZON
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from esper.rl.episode_config import EpisodeConfig
 from open_rules import open_rules
 
 RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")
@@ -91,9 +93,36 @@ def test_isolation_takes_its_time_too(horizon: int):
 def test_all_slots_are_planted_once_nothing_has_improved_for_two_decisions_or_half_is_over(after: int):
     losses = [0.5 * 0.9**step for step in range(after + 1)]
     grower = begun("all_at_plateau", 20, evaluate=lambda _: (losses.pop(0) if len(losses) > 1 else losses[0], 0.5))
-    first = min(after + 3, 10)
+    first = min(after + 3, 11)
     assert grown(grower, 20) == [first, first + 1]
     assert all(seed.fossilized for seed in grower.model.seeds.values())
+
+
+@pytest.mark.parametrize("slots", range(1, 7))
+def test_what_waits_for_a_plateau_plants_early_enough_for_all_its_slots(slots: int):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4) for _ in range(slots)]
+    model = esper.attach(nn.Sequential(*layers), [str(at) for at in range(slots)], torch.zeros(2, 4))
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
+    grower = esper.Grower(model, optimizer, "all_at_plateau", evaluate=iter_down(0.9), horizon=12)
+    assert len(grown(grower, 12)) == slots
+    assert all(seed.alpha == 1 for seed in model.seeds.values())
+
+
+def test_what_waits_for_a_plateau_waits_without_end_where_nobody_said_how_long_growth_is():
+    assert not grown(begun("all_at_plateau", None, evaluate=iter_down(0.95)), 2 * HORIZON)
+
+
+def test_growth_that_ends_before_the_plateau_is_long_enough_is_refused():
+    with pytest.raises(ConfigError, match="conduct.plateau 2 ends growth before controller 'all_at_plateau'"):
+        begun("all_at_plateau", 20, conduct=EpisodeConfig(plateau=2))
+    begun("all_at_plateau", 20, conduct=EpisodeConfig(plateau=3))
+
+
+def iter_down(factor: float) -> Callable[[nn.Module], tuple[float, float]]:
+    """A loss that falls by that factor with every call."""
+    losses = (0.5 * factor**step for step in range(10**6))
+    return lambda _: (next(losses), 0.5)
 
 
 @pytest.mark.parametrize("horizon", [1, 2])

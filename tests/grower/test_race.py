@@ -245,6 +245,37 @@ def test_a_slot_that_is_taken_is_refused_before_anything_trains() -> None:
         )
 
 
+class Remembering(nn.Module):
+    """Has a buffer that grows with every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = torch.cat([self.seen, torch.ones(1)])
+        return inputs
+
+
+def test_buffers_that_grew_are_the_winners() -> None:
+    torch.manual_seed(0)
+    host = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Remembering(), nn.Linear(8, 3))
+    model = esper.attach(host, {"0": ["mlp"]}, torch.zeros(2, 4))
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.02))
+    model.link(optimizer)
+    steps: list[int] = []
+
+    def count(branch: nn.Module, its_optimizer: torch.optim.Optimizer, step: int) -> None:
+        learn(branch, its_optimizer, step)
+        steps.append(step)
+
+    before = len(host[2].seen)
+    esper.race(model, optimizer, [{"0": "mlp"}], count, validate, training_flops=FLOPS)
+    assert len(host[2].seen) == before + len(steps) > before + 1
+    learn(model, optimizer, 0)
+
+
 def _race_in_a_process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", RANKS)

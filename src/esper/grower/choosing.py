@@ -101,6 +101,12 @@ class Timing:
         latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
         return min(usual, latest / self.horizon)
 
+    def latest_start(self, usual: float, seeds: int) -> float:
+        """The share of the growth at which so many seeds, one per decision, must begin to count wholly by its end;
+        ``usual`` where there is time for that later."""
+        needed = self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + seeds + _BEFORE_END
+        return min(usual, max(self.horizon - needed, 0) / self.horizon)
+
     def promise(self, usual: PromiseSettings, stop_after: float) -> PromiseSettings:
         """When a rule looks: a few times while it may plant, however short the growth."""
         latest = max(int(stop_after * self.horizon + ROUNDING), 1)
@@ -112,7 +118,7 @@ class Timing:
 ALL_AT_START = "all_at_start"
 ALL_AT_PLATEAU = "all_at_plateau"
 PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
-"""`ALL_AT_PLATEAU` plants after so many decisions without progress, or when that share of the growth is over."""
+"""`ALL_AT_PLATEAU` plants after so many decisions without progress, or past that share of the growth."""
 Offered = list[tuple[int, int]]
 """Slot and blueprint indices, in the order in which rules try them."""
 
@@ -172,8 +178,9 @@ def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
     if name == ALL_AT_START:
         return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
     if name == ALL_AT_PLATEAU:
-        waits = {"patience": PLATEAU_PATIENCE, "latest": PLATEAU_LATEST}
-        return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_PLATEAU, **waits)
+        plantings = _plant_one_each(offered)
+        latest = timing.latest_start(PLATEAU_LATEST, len(plantings))
+        return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
     usual = HeuristicSettings()
@@ -189,6 +196,15 @@ def _make_look(timing: Timing, usual: LookSettings) -> LookRule:
     stop_after = timing.stop_after(usual.stop_after, trial, 1)
     changed = {"promise": timing.promise(usual.promise, stop_after), "trial": trial, "stop_after": stop_after}
     return LookRule(usual.model_copy(update=changed), timing.horizon)
+
+
+def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
+    """Raise ConfigError if growth is over after ``plateau`` decisions, before the controller has seen that plateau."""
+    if isinstance(controller, Schedule) and plateau is not None and plateau <= controller.patience:
+        raise ConfigError(
+            f"conduct.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
+            f"{controller.patience:g} decisions without progress: give more, or leave it out"
+        )
 
 
 def require_promise(controller: Controller, given: PromiseSettings | None) -> PromiseSettings | None:

@@ -29,7 +29,7 @@ from esper.grower.arguments import (
     require_rules,
     require_same,
 )
-from esper.grower.choosing import choose_controller, require_promise, warn_of_unknown
+from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
 from esper.grower.constraints import ConstraintSet
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
@@ -171,6 +171,7 @@ class Grower:
         require_conduct(conduct, horizon)
         self.network = GrowingNetwork(model, optimizer, conduct.budget, rent_on)
         self.controller, self._timing, origin = choose_controller(controller, self.network.specs, horizon, rules)
+        require_time_to_plant(self.controller, conduct.plateau)
         warn_of_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes()

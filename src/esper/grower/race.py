@@ -163,7 +163,14 @@ def _become(model: GrowingModel, optimizer: torch.optim.Optimizer, rung: Branch,
         seed = rung.model.slots[slot].seed
         assert seed is not None
         model.slots[slot].plant(seed)
-    model.load_state_dict(rung.model.state_dict())
-    for name, buffer in rung.model.named_buffers():  # those that are in no state dict, too
-        model.get_buffer(name).copy_(buffer)
+    state = rung.model.state_dict()
+    for name, buffer in rung.model.named_buffers():  # those that are in no state dict, too, and those that grow
+        owner, _, last = name.rpartition(".")
+        holder = model.get_submodule(owner)
+        known = dict(holder.named_buffers(recurse=False)).get(last)
+        if known is not None and known.shape == buffer.shape:
+            known.copy_(buffer)
+        else:
+            holder.register_buffer(last, buffer.clone(), persistent=name in state)
+    model.load_state_dict(state)
     optimizer.load_state_dict(rung.optimizer.state_dict())

@@ -12,6 +12,7 @@ from esper.arrays import Bools, Ints
 from esper.control.controller import Actions
 from esper.control.observation import LONGEST_PLATEAU, FeatureReader, Observation
 from esper.control.rules.decisions import ROUNDING, ActionBuilder, keep_or_prune
+from esper.errors import ConfigError
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
 from esper.settings import Settings
@@ -30,8 +31,11 @@ class Schedule:
     """Carries out a list of plantings and keeps whatever may be kept: it advances and fossilizes as the gates allow.
 
     ``keep_after``: decisions a seed is held before it is fossilized. ``patience``: decisions without progress
-    (`History.plateau_age`) before the first planting; 0: none is waited for. ``latest``: share of the growth after
-    which no plateau is waited for any more.
+    (`History.plateau_age`) before the first planting, as many as are told apart at most; 0: none is waited for.
+    ``latest``: once more than that share of the growth is over, no plateau is waited for.
+
+    Raises:
+        ConfigError: the patience is out of range.
     """
 
     def __init__(
@@ -43,11 +47,13 @@ class Schedule:
         patience: float = 0,
         latest: float = 1.0,
     ) -> None:
-        self.name = name
+        if not 0 <= patience <= LONGEST_PLATEAU:
+            raise ConfigError(f"patience {patience:g} must be from 0 to {LONGEST_PLATEAU:g} decisions")
+        self.name, self.patience = name, patience
         self.plantings = tuple(plantings)
         self._horizon = horizon
         self._keep_age = keep_after / horizon
-        self._patience, self._latest = patience, latest
+        self._latest = latest
 
     def start(self, seeds: Sequence[int]) -> Bools:
         """Which plantings are done, ``[E, number of plantings]``."""
@@ -59,8 +65,8 @@ class Schedule:
         progress = reading.network("progress")
         step = np.rint(progress * self._horizon)
         everyone = np.ones(len(step), np.int64)
-        waited = reading.network("plateau_age") * LONGEST_PLATEAU >= self._patience - ROUNDING
-        begun = done.any(axis=1) | waited | (progress >= self._latest - ROUNDING)
+        waited = reading.network("plateau_age") * LONGEST_PLATEAU >= self.patience - ROUNDING
+        begun = done.any(axis=1) | waited | (progress > self._latest + ROUNDING)
         for index, planting in enumerate(self.plantings):
             due = begun & (step >= planting.step) & ~done[:, index] & decisions.open
             if due.any():
