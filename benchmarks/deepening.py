@@ -10,7 +10,8 @@
 Every run has the same budget of training FLOPs, counted by `esper.Spending`, and the same schedule by its share:
 warm-up, stable, decay. Growth in the sweep is by hand: at a share of the budget, behind blocks of the network. What
 rules take to decide is counted. Validation loss, in nats per character, is what chooses, the test loss of the finalists
-what is reported, there and on another text, with the same settings. Runs that are done are kept, one JSON line each; `--workers` share them.
+what is reported, there and, with the same settings, on another text. Runs that are done are kept, one JSON line each;
+`--workers` share them.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@
 Depths 1, 2, 4 and 8. *Alone*, each is trained for the same number of steps: warm-up, stable, decay. The *ladder*
 trains one block, as long as alone; a branch decays and is the first rung, while the model itself gains a copy behind
 each block, with the block's moments of AdamW, and trains on for a share of the steps; and so on. *Distilled* networks
-keep every other block of the deepest network, and so on, and learn from its answers. All training FLOPs are counted,
-the teacher's, too: with 80% of those of all sizes alone, distillation has more than the ladder takes.
+keep every other block of the deepest network, and so on, and learn side by side from its answers, which are computed
+once for all of them. All training FLOPs are counted, the teacher's, too: with 80% of those of all sizes alone,
+distillation has more than the ladder takes.
 Seed 0 chooses by validation loss: learning rates, and the ladder's share, the least by which all rungs are within 1%
 of what they are alone, or else the greatest. Seeds 1 to 5 and the text's last tenth, which nothing else reads, are
 reported.
@@ -22,7 +23,7 @@ import copy
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ STEPS, DECAY = 4800, 0.2
 RATES, SHARES = (6e-3, 12e-3, 24e-3), (0.2, 0.35, 0.5)
 """What seed 0 chooses from: learning rates; shares of the steps that the ladder spends at each depth but the first, the
 decay left out."""
-DISTILLED, DISTILLING = 0.8, tuple(itertools.product(RATES, (0.25, 0.5, 1.0)))
+DISTILLED, DISTILLING = 0.8, tuple(itertools.product((12e-3, 24e-3, 48e-3), (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
 ENOUGH = 0.01
@@ -81,7 +82,8 @@ class Result:
     validation: float
     test: float
     flops: float
-    """Of its own training; of the ladder, of all up to here; of what is distilled, without the teacher's training."""
+    """Of its own training; of the ladder, of all up to here; of what is distilled, with its part of the answers, and
+    without the teacher's training."""
 
 
 class Store:
@@ -221,27 +223,40 @@ def hand_on(old: nn.Module, of: torch.optim.Optimizer, new: nn.Module, to: torch
         to.state[heir] = copy.deepcopy(of.state[parameter])
 
 
-def distil(store: Store, depth: int, setting: Setting, seed: int) -> None:
-    """Keep some blocks of the deepest network, and learn from its answers and from the text."""
-    rate, weight = setting
+class Student:
+    """Some blocks of the deepest network, which learn from its answers and from the text."""
+
+    def __init__(self, store: Store, teacher: Gpt, depth: int, setting: Setting) -> None:
+        pruned = (prune(teacher, depth, last) for last in (False, True))
+        self.network = min(pruned, key=lambda one: judge(store, one)[0]).train()
+        self.model, (self.rate, self.weight) = attach(self.network), setting
+        self.spending, self.optimizer = esper.Spending(self.model), make_optimizer(self.model, self.rate)
+
+    def learn(self, inputs: Tensor, targets: Tensor, answers: Tensor, share: float) -> None:
+        """A step, at a rate by the share of the training that is over; ``answers`` are log-probabilities."""
+        set_rate(self.optimizer, self.rate * esper.warmup_stable_decay(share, warmup=0.1, decay=0.9))
+        logits = self.model(inputs).flatten(0, 1)
+        by_teacher = F.kl_div(logits.log_softmax(-1), answers, reduction="batchmean", log_target=True)
+        by_text = F.cross_entropy(logits, targets.flatten())
+        step_down(self.model, self.optimizer, self.weight * by_teacher + (1 - self.weight) * by_text)
+
+
+def distil(store: Store, chosen: Mapping[int, Setting], seed: int) -> None:
+    """All sizes but the largest, by depth, from the same answers of the largest, which are paid for once."""
     teacher, minibatches = begin(store, seed, DEPTHS[-1])
-    teachers = store.best("alone", DEPTHS[-1])
-    teacher.load_state_dict(torch.load(store.network_path(DEPTHS[-1], teachers, seed)))
-    student = min((prune(teacher, depth, last) for last in (False, True)), key=lambda one: judge(store, one)[0]).train()
-    watched, model = attach(teacher.eval()), attach(student)
-    spending = esper.Spending(model)
-    esper.Spending(watched, counted_in=spending)  # the teacher's answers are paid for
-    optimizer, steps = make_optimizer(model, rate), afford(store)
+    teacher.load_state_dict(torch.load(store.network_path(DEPTHS[-1], store.best("alone", DEPTHS[-1]), seed)))
+    students = {depth: Student(store, teacher, depth, setting) for depth, setting in chosen.items()}
+    watched = attach(teacher.eval())
+    answering, steps = esper.Spending(watched), afford(store)
     for step in range(steps):
-        set_rate(optimizer, rate * esper.warmup_stable_decay(step / steps, warmup=0.1, decay=0.9))
         inputs, targets = next(minibatches)
         with torch.no_grad():
             answers = watched(inputs).flatten(0, 1).log_softmax(-1)
-        logits = model(inputs).flatten(0, 1)
-        by_teacher = F.kl_div(logits.log_softmax(-1), answers, reduction="batchmean", log_target=True)
-        step_down(model, optimizer, weight * by_teacher + (1 - weight) * F.cross_entropy(logits, targets.flatten()))
-    flops = spending.flops
-    store.add(Result("distil", depth, setting, seed, *judge(store, student), flops))
+        for student in students.values():
+            student.learn(inputs, targets, answers, step / steps)
+    flops = {depth: one.spending.flops + answering.flops / len(students) for depth, one in students.items()}
+    judged = {depth: judge(store, one.network) for depth, one in students.items()}
+    store.add(*(Result("distil", depth, chosen[depth], seed, *judged[depth], flops[depth]) for depth in students))
 
 
 def prune(teacher: Gpt, depth: int, last: bool) -> Gpt:
@@ -257,7 +272,7 @@ def afford(store: Store) -> int:
     deepest = each[DEPTHS[-1]]
     left = (DISTILLED * sum(each.values()) - deepest) * STEPS
     teachers_answer = deepest / 3  # the forward pass
-    return round(left / sum(each[depth] + teachers_answer for depth in DEPTHS[:-1]))
+    return round(left / (sum(each[depth] for depth in DEPTHS[:-1]) + teachers_answer))
 
 
 def run(
@@ -301,7 +316,15 @@ def run_climb(store: Store) -> None:
 
 
 def run_distil(store: Store) -> None:
-    run(store, "distil", DEPTHS[:-1], list(DISTILLING), partial(distil, store))
+    """All settings with the seed that chooses, and for each depth its best one with the others."""
+    for setting in DISTILLING:
+        if not all(store.knows("distil", depth, setting, CHOOSING) for depth in DEPTHS[:-1]):
+            distil(store, dict.fromkeys(DEPTHS[:-1], setting), CHOOSING)
+    chosen = {depth: store.best("distil", depth) for depth in DEPTHS[:-1]}
+    for seed in FINAL_SEEDS:
+        if not all(store.knows("distil", depth, setting, seed) for depth, setting in chosen.items()):
+            distil(store, chosen, seed)
+        say(Console(), f"distil, seed {seed}: done")
 
 
 def show(store: Store, console: Console) -> None:
@@ -334,7 +357,12 @@ def show(store: Store, console: Console) -> None:
 
 
 def knows(store: Store, way: str) -> bool:
-    return any(one.way == way and one.seed == FINAL_SEEDS[-1] for one in store.results)
+    """Whether all seeds that chose nothing have made all there is to show of it."""
+    depths = DEPTHS[:-1] if way == "distil" else DEPTHS
+    if not any(one.way == way for one in store.results):
+        return False
+    settings = {depth: store.best(way, DEPTHS[-1] if way == "climb" else depth) for depth in depths}
+    return all(len(store.of(way, depth, setting)) == len(FINAL_SEEDS) for depth, setting in settings.items())
 
 
 def spread(found: list[Result]) -> str:
