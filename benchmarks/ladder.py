@@ -120,6 +120,8 @@ class Store:
         """The setting with the least validation loss of the seed that chooses; of the ladder, the least share by which
         every rung is within `ENOUGH` of what it is alone, or else the greatest."""
         known = [one for one in self.choices if (one.way, one.depth) == (way, depth)]
+        if not known:
+            raise SystemExit(f"nothing is known of step {way} yet: run that before")
         if way != "climb":
             return min(known, key=lambda one: one.validation).setting
         shares = sorted(one.setting for one in known)
