@@ -31,7 +31,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from tiny_gpt import (
-    BLUEPRINTS,
     CHOOSING_TEXT,
     HEADS,
     OTHER_TEXT,
@@ -109,7 +108,7 @@ class Training:
         torch.manual_seed(plan.seed)
         self.plan, self.text = plan, text(plan.text)
         self.minibatches = endless(self.text.train, np.random.default_rng(plan.seed))
-        self.model = attach(Gpt(plan.depth, self.text.classes), OFFERS.get(plan.rule, BLUEPRINTS))
+        self.model = attach(Gpt(plan.depth, self.text.classes))
         self.optimizer = make_optimizer(self.model, plan.rate)
         self.spending = esper.Spending(self.model, BUDGET)
 
@@ -195,8 +194,6 @@ RULES = {
     "look": GrowerTraining,
     "race": RaceTraining,
 }
-OFFERS = {"all_at_plateau": ("block_copy",)}
-"""Blueprints that a rule may choose from, if not all."""
 
 
 def train(plan: Plan) -> Result:
@@ -269,7 +266,7 @@ class Store:
         return [one.plan for one in sorted(known, key=lambda one: one.validation)]
 
     def best_fixed(self) -> Plan:
-        """Of the fixed trainings that all seeds have made that with the best mean validation loss."""
+        """Of the fixed trainings that were made again the one with the best mean validation loss."""
         found = {plan: self.find(plan) for plan in self.rank("fixed")}
         means = {plan: np.mean([one.validation for one in known.values()]) for plan, known in found.items() if known}
         if not means:
@@ -314,8 +311,8 @@ def plan_rules(store: Store) -> list[Plan]:
 
 
 def plan_other(store: Store) -> list[Plan]:
-    """The best fixed depth, and the best rule."""
-    plans = [store.best_fixed(), store.rank("rules")[0]]
+    """The best fixed depth, the best that grew by hand, and the best rule."""
+    plans = [store.best_fixed(), store.rank("sweep")[0], store.rank("rules")[0]]
     return [replace(plan, seed=seed, text=OTHER_TEXT) for seed in FINAL_SEEDS for plan in plans]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from esper.tasks.practice.registry import DataAccess, get_task
 from esper.tasks.practice.text import LENGTH
 
 WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
-BLUEPRINTS = ("block_copy", "block_zero")
+BLUEPRINTS = ["block_copy", "block_zero"]
 TextName = Literal["help", "asyncio"]
 CHOOSING_TEXT: TextName = "help"
 """Python's documentation, on which all is chosen."""
@@ -45,9 +45,9 @@ class Gpt(nn.Module):
         return self.head(self.norm(hidden))
 
 
-def attach(network: Gpt, blueprints: Sequence[str] = BLUEPRINTS) -> esper.GrowingModel:
+def attach(network: Gpt) -> esper.GrowingModel:
     """With a slot behind each block."""
-    slots = {f"blocks.{index}": list(blueprints) for index in range(len(network.blocks))}
+    slots = {f"blocks.{index}": BLUEPRINTS for index in range(len(network.blocks))}
     return esper.attach(network, slots, torch.zeros(2, LENGTH, dtype=torch.int64))
 
 

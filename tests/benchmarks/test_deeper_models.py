@@ -81,7 +81,7 @@ def test_another_text_has_finalists_of_its_own_that_were_chosen_on_the_first(
             store.add(deepening.train(plan))
     deepening.main(tmp_path, "table")
     other = [one.plan for one in store.results if one.plan.text == "asyncio"]
-    assert len(other) == 4
+    assert len(other) == 6
     assert {plan.seed for plan in other} == {1, 2}
     assert store.best_fixed() in store.rank("fixed")[:2]
     assert f"asyncio, depth 1 by {store.rank('rules')[0].rule}" in capsys.readouterr().out

@@ -98,6 +98,20 @@ def test_all_slots_are_planted_once_nothing_has_improved_for_two_decisions_or_ha
     assert all(seed.fossilized for seed in grower.model.seeds.values())
 
 
+@pytest.mark.parametrize(
+    "names", [("block_copy", "block_zero"), ("block_zero", "block_copy"), ("norm", "block_zero", "block_copy")]
+)
+def test_everything_at_once_is_the_dearest_and_of_equals_the_first_that_was_named(names: tuple[str, ...]):
+    torch.manual_seed(0)
+    host = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True), nn.Linear(8, 3))
+    model = esper.attach(host, {"0": list(names)}, torch.zeros(2, 4, 8))
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
+    grower = esper.Grower(model, optimizer, "all_at_start", evaluate=iter_down(0.9), horizon=12)
+    grown(grower, 1)
+    planted = [seed.blueprint.name for seed in model.seeds.values()]
+    assert planted == [next(one for one in names if one.startswith("block"))]
+
+
 @pytest.mark.parametrize("slots", range(1, 7))
 def test_what_waits_for_a_plateau_plants_early_enough_for_all_its_slots(slots: int):
     torch.manual_seed(0)

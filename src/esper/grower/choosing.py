@@ -119,9 +119,6 @@ ALL_AT_START = "all_at_start"
 ALL_AT_PLATEAU = "all_at_plateau"
 PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
 """`ALL_AT_PLATEAU` plants after so many decisions without progress, or past that share of the growth."""
-Offered = list[tuple[int, int]]
-"""Slot and blueprint indices, in the order in which rules try them."""
-
 _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLATEAU, Uniform.name, Never.name)
 
 
@@ -148,7 +145,7 @@ def choose_controller(
     name = str(controller)
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
-        return ControllerChoice(_make_rule(name, _list_offers(catalogue), timing), timing, None)
+        return ControllerChoice(_make_rule(name, catalogue, timing), timing, None)
     run, origin = _open_run(name)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
@@ -169,26 +166,26 @@ def _open_run(name: str, others: Sequence[str] = ()) -> tuple[RunDirectory, Poli
     return run, load_settings(PolicyOrigin, run.config)
 
 
-def _make_rule(name: str, offered: Offered, timing: Timing) -> Controller:
+def _make_rule(name: str, catalogue: Catalogue, timing: Timing) -> Controller:
     if name == Never.name:
         return Never()
     timing.require_growth()
     if name == Uniform.name:
         return Uniform()
     if name == ALL_AT_START:
-        return Schedule(_plant_one_each(offered), timing.horizon, ALL_AT_START)
+        return Schedule(_plant_one_each(catalogue), timing.horizon, ALL_AT_START)
     if name == ALL_AT_PLATEAU:
-        plantings = _plant_one_each(offered)
+        plantings = _plant_one_each(catalogue)
         latest = timing.latest_start(PLATEAU_LATEST, len(plantings))
         return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
-    usual = HeuristicSettings()
+    usual, offered = HeuristicSettings(), tuple(_list_offers(catalogue))
     trial = timing.trial(usual.trial)
     stop_after = timing.stop_after(usual.stop_after, trial, usual.at_a_time)
     if name == Periodic.name:
-        return Periodic(PeriodicSettings(plantings=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
-    return Heuristic(HeuristicSettings(preferences=tuple(offered), trial=trial, stop_after=stop_after), timing.horizon)
+        return Periodic(PeriodicSettings(plantings=offered, trial=trial, stop_after=stop_after), timing.horizon)
+    return Heuristic(HeuristicSettings(preferences=offered, trial=trial, stop_after=stop_after), timing.horizon)
 
 
 def _make_look(timing: Timing, usual: LookSettings) -> LookRule:
@@ -228,17 +225,22 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     return given
 
 
-def _list_offers(catalogue: Catalogue) -> Offered:
-    """Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first."""
+def _list_offers(catalogue: Catalogue) -> list[tuple[int, int]]:
+    """Slot and blueprint indices in the order in which rules try them.
+
+    Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first.
+    """
     parameters = catalogue.costs.parameters.blueprints[0]
     slots, kinds = catalogue.compatible[0].nonzero()
     places = zip(slots.tolist(), kinds.tolist(), strict=True)
     return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))
 
 
-def _plant_one_each(offered: Offered) -> list[Planting]:
-    """In each slot the dearest that it offers."""
-    return [Planting(0, slot, kind) for slot, kind in sorted(dict(offered).items())]
+def _plant_one_each(catalogue: Catalogue) -> list[Planting]:
+    """In each slot the dearest that it offers; of equals the one that was named first."""
+    offers = catalogue.compatible[0]
+    dearest = np.where(offers, catalogue.costs.parameters.blueprints[0], -1).argmax(axis=1)
+    return [Planting(0, slot, int(dearest[slot])) for slot in np.flatnonzero(offers.any(axis=1)).tolist()]
 
 
 _DRAWN = 256
