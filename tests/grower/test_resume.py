@@ -65,7 +65,9 @@ def _resumed(saved: dict[str, Any], controller: str | Controller) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("name", ["heuristic", "random", "periodic", "all_at_start", "greedy", "policy"])
+@pytest.mark.parametrize(
+    "name", ["heuristic", "random", "periodic", "all_at_start", "all_at_plateau", "greedy", "policy"]
+)
 def test_a_resumed_run_equals_one_that_was_never_cut(name: str):
     whole = Loop(_controller(name))
     decisions = [whole.epoch(_told(number)) for number in range(DECISIONS)]

@@ -119,6 +119,7 @@ ALL_AT_START = "all_at_start"
 ALL_AT_PLATEAU = "all_at_plateau"
 PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
 """`ALL_AT_PLATEAU` plants after so many decisions without progress, or past that share of the growth."""
+
 _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLATEAU, Uniform.name, Never.name)
 
 
