@@ -192,7 +192,6 @@ WHOLE = {
     "finalize": lambda model, _: model.finalize(),
     "deepcopy": lambda model, _: copy.deepcopy(model),
     "branch": esper.branch,
-    "grower": lambda model, optimizer: esper.Grower(model, optimizer, evaluate=lambda _: 1.0),
     "save": lambda model, _: esper.save(model, "model.pt"),
     "mirror": lambda model, _: model.mirror(nn.Linear(1, 1)),
     "look": lambda model, _: model.look(lambda model, batch: model(batch).mean(1), [data()[0]]),
@@ -205,7 +204,7 @@ WHOLE = {
 def test_what_needs_whole_parameters_is_refused(what: str) -> None:
     model = attached()
     share(model, 1)
-    with pytest.raises(SlotError, match="is a DTensor.*seeds are planted by hand"):
+    with pytest.raises(SlotError, match="is a DTensor.*needs whole parameters"):
         WHOLE[what](model, make_optimizer(model))
 
 

@@ -9,6 +9,9 @@ are averaged here, one by one as they arrive, by hooks: before anything clips th
 which trainers would not notice. To average a gradient that it averages as well changes nothing. Constructed on a model
 that has grown already, as where training resumes, it waits for parameters that may be pruned or at rest: then give it
 ``find_unused_parameters=True``.
+
+Where processes share parameters (FSDP2, after `GrowingModel.shard_growth`), none can call the model alone: all of them
+measure at the same time, each with the passes that the first one makes, and the first one's figures count.
 """
 
 from __future__ import annotations
@@ -30,9 +33,14 @@ FIRST = 0
 
 
 class Processes:
-    """The processes of `torch.distributed`'s default group, if there is one; otherwise this one alone."""
+    """The processes of `torch.distributed`'s default group, if there is one; otherwise this one alone.
 
-    def __init__(self) -> None:
+    Args:
+        sharing: Whether each of them holds a part of the model (FSDP2), so that none can call it alone.
+    """
+
+    def __init__(self, *, sharing: bool = False) -> None:
+        self._sharing = sharing
         several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
         # Of its own, lest what is sent here meets what DistributedDataParallel sends.
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
@@ -59,24 +67,37 @@ class Processes:
         Raises:
             DistributedError: in the other processes, if it failed in the first.
         """
+        return self._agree(compute, called=self.first)
+
+    def agree_on_model(self, compute: Callable[[], T]) -> T:
+        """As `agree`, for what calls the model: where processes share it, all of them call ``compute``.
+
+        Raises:
+            DistributedError: in the other processes, if it failed in the first alone.
+        """
+        return self._agree(compute, called=self.first or self._sharing)
+
+    def _agree(self, compute: Callable[[], T], *, called: bool) -> T:
+        """What ``compute`` returns in the first process; it is ``called`` in this one."""
         if self._group is None:
             return compute()
         outcome: list[Any] = []
-        if self.first:
-            try:
+        try:
+            if called:
                 outcome = [compute()]
-            finally:
-                distributed.broadcast_object_list([outcome], src=FIRST, group=self._group)
-            return outcome[0]
-        box: list[Any] = [None]
-        distributed.broadcast_object_list(box, src=FIRST, group=self._group)
+        finally:  # lest the others wait for ever
+            box = [outcome]
+            distributed.broadcast_object_list(box, src=FIRST, group=self._group)
         if not box[0]:
             raise DistributedError("growth failed in the first process: see its message")
         return box[0][0]
 
     def average_gradients(self, modules: Iterable[nn.Module]) -> None:
-        """Let the gradients of all parameters in ``modules`` be averages over all processes from now on."""
-        if self._group is None:
+        """Let the gradients of all parameters in ``modules`` be averages over all processes from now on.
+
+        Where processes share parameters, they are already.
+        """
+        if self._group is None or self._sharing:
             return
         on_gradients(modules, self.average, self._averaged)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.arrays import Floats, replace_where
 from esper.growth.model import GrowingModel
+from esper.growth.sharding import compute_total_norm
 from esper.state import to_plain
 from esper.training.gradients import GradientNorms, HealthTable, assess_health
 
@@ -21,7 +22,8 @@ class Gradients:
 
     What a step is said to have had are the gradients that its last backward pass left: added up over the passes since
     they were zeroed, before they are clipped or averaged over processes. A gradient that was put there by another hand
-    is seen as it is after the step.
+    is seen as it is after the step. Where processes share parameters (FSDP2), gradients arrive as averages, and
+    the processes add up the norms of their parts.
 
     Args:
         model: Its host is watched; seeds are to be given to `watch` as they come.
@@ -58,11 +60,9 @@ class Gradients:
         norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
             learned = [] if part is None else [(own, own.grad) for own in part.parameters()]
-            found = [
-                self._get_norm(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None
-            ]
+            found = [self._get_norm(own, gradient) for own, gradient in learned if gradient is not None]
             if found:
-                norms[place] = torch.linalg.vector_norm(torch.stack(found))
+                norms[place] = compute_total_norm(found)
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 

@@ -42,12 +42,12 @@ from esper.grower.passes import Passes
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.reporter import Reporter
-from esper.grower.scores import Scores
+from esper.grower.scores import Figures, Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.validation import Validation
 from esper.grower.watch import OptimizerCheck, TrainingWatch
-from esper.growth.hooks import require_attached
+from esper.growth.hooks import require_growable
 from esper.growth.look import Look
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
 from esper.lifecycle.actions import Op, wait
@@ -76,7 +76,8 @@ class Grower:
     ```
 
     All is as in populations, with a single network: a policy that `esper train` made sees here what it saw there. In
-    several processes the first decides for all, as `esper.grower.distributed` tells.
+    several processes the first decides for all, as `esper.grower.distributed` tells; where they share parameters
+    (`GrowingModel.shard_growth`), all of them measure together.
 
     Args:
         model: From `esper.attach`, without live seeds unless `load_state_dict` follows.
@@ -88,7 +89,7 @@ class Grower:
             mapping of names to numbers that has ``loss``; `esper.Validation` is one for the usual tasks. It is called
             once per decision and for each seed whose turn it is (without the former call, where `step` is told the
             figures of the whole, unless that call lets the others share passes, as `esper.grower.passes` tells), and
-            anew after a rollback; of several processes, only in the first.
+            anew after a rollback; of several processes, only in the first, but in all where they share parameters.
         metric: Name of the figure that growth is about, as `esper.grower.scores` tells, plateaus included; None:
             accuracy where `evaluate` gives one, otherwise the loss, and plateaus are those of the loss.
         higher_is_better: Whether that figure is; to be said of all but loss and accuracy.
@@ -174,7 +175,7 @@ class Grower:
         require_time_to_plant(self.controller, conduct.plateau)
         warn_of_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
-        self._processes = Processes()
+        self._processes = Processes(sharing=model.sharded)
         self.terms = Terms(
             controller=str(controller) if isinstance(controller, str | Path) else self.controller.name,
             horizon=horizon,
@@ -207,7 +208,7 @@ class Grower:
         parts = self.passes, self.apart, self._gradients, self._listener
         self._examiner = Examiner(self.network, self.scores, self.constraints, evaluate, *parts)
         require_rules(self.rules, self.network.specs.kinds, constrained=bool(self.constraints.limits))
-        self._processes.agree(self._examiner.refer)
+        self._processes.agree_on_model(self._examiner.refer)
         self._begin()
         own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
         self.reporter = Reporter(self._processes, own, verbose=verbose)
@@ -218,7 +219,12 @@ class Grower:
         """Look after whatever learns from now on."""
         model, optimizer, evidence = self.model, self.optimizer, self.terms.evidence
         require_loss(self.rules, evidence, self.controller, loss, optimizer)
-        require_attached(model)
+        if model.sharded and self.learns_apart:
+            raise ConfigError(
+                "where processes share parameters (FSDP2) nothing learns apart, which takes copies and passes through "
+                "parts of the model: take isolation none and evidence dependence"
+            )
+        require_growable(model)
         model.link(optimizer)
         self._trained = OptimizerCheck(model.host, optimizer)
         watch = self.conduct.governor
@@ -264,6 +270,8 @@ class Grower:
             ConfigError: nothing is compiled; torch keeps fewer graphs than that takes; seeds learn apart, in passes of
                 their own; or a pass makes a step of the optimizer.
         """
+        if self.model.sharded:
+            raise ConfigError("where processes share parameters (FSDP2) there is no rehearsal: leave it out")
         if self.learns_apart:
             raise ConfigError(
                 "what learns apart makes passes of its own, which a rehearsal does not know: take isolation none and "
@@ -307,16 +315,16 @@ class Grower:
         self._processes.agree(lambda: self._examiner.prepare(1 + self.decisions, look))
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
         require_planted(self.model, self.network.table)
-        require_attached(self.model)
+        require_growable(self.model)
         self._trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        now, found, verdict = self._processes.agree(lambda: self._look(given, due))
+        now, found, verdict = self._look(given, due)
         value_before = math.nan if found is None else self.scores.value(found.usual)
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:
-            found = self._processes.agree(lambda: self._examiner.measure(now.train_loss, None, np.ones_like(due)))
+            found = self._measure(now.train_loss, None, np.ones_like(due))
         # Let gates and the controller know, and bar what there are no grounds for.
         idle = self._gradients.idle
         self._processes.agree(lambda: self._examiner.look_ahead(1 + self.decisions, look, rollback is not None))
@@ -380,10 +388,9 @@ class Grower:
         if self.network.table.live.any():
             self.reporter.require_open()
         require_planted(self.model, self.network.table)
-        require_attached(self.model)
-        watch = self._watch
-        if watch is not None and self.network.table.live.any():
-            self._undo(self._processes.agree(lambda: None if watch.finite(0.0) else watch.judge_broken(math.nan)))
+        require_growable(self.model)
+        if self.network.table.live.any() and not self._finite(0.0):
+            self._undo(self._judge_broken(math.nan))
         ending = resolve_unfinished(
             self.network, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
@@ -433,13 +440,31 @@ class Grower:
         """Whether `learn_apart` is to be called for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
-    def _look(self, now: StepInputs, due: Bools) -> tuple[StepInputs, Measurement | None, GovernorVerdict | None]:
-        """Measure the model, if it can be, and judge it; to be done in the first process."""
-        watch, loss = self._watch, now.train_loss
-        if watch is not None and not watch.finite(loss):
-            return now, None, watch.judge_broken(loss)
-        found = self._examiner.measure(loss, now.whole, due)
-        return now, found, None if watch is None else watch.judge(loss, found.usual, blind=found.blind)
+    def _look(self, now_here: StepInputs, due: Bools) -> tuple[StepInputs, Measurement | None, GovernorVerdict | None]:
+        """Measure the model, if it can be, and judge it, with what the first process was told."""
+        now = self._processes.agree(lambda: now_here)
+        loss, watch = now.train_loss, self._watch
+        if not self._finite(loss):
+            return now, None, self._judge_broken(loss)
+        found = self._measure(loss, now.whole, due)
+        if watch is None:
+            return now, found, None
+        return now, found, self._processes.agree(lambda: watch.judge(loss, found.usual, blind=found.blind))
+
+    def _finite(self, train_loss: float) -> bool:
+        """Whether the model can be measured; without a governor nobody asks."""
+        watch = self._watch
+        return watch is None or self._processes.agree_on_model(lambda: watch.finite(train_loss))
+
+    def _judge_broken(self, train_loss: float) -> GovernorVerdict:
+        """The verdict on what is not finite."""
+        watch = self._watch
+        assert watch is not None
+        return self._processes.agree(lambda: watch.judge_broken(train_loss))
+
+    def _measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
+        """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
+        return self._processes.agree_on_model(lambda: self._examiner.measure(train_loss, whole, due))
 
     def _undo(self, verdict: GovernorVerdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up."""
@@ -496,7 +521,7 @@ class Grower:
 
     def _contributions(self, slots: Bools) -> tuple[Floats, bool]:
         """What the seeds in ``slots`` ``[1, S]`` contribute, and whether none may be kept; for `finish`."""
-        contributions, unfit = self._processes.agree(lambda: self._examiner.measure_dependence(slots))
+        contributions, unfit = self._processes.agree_on_model(lambda: self._examiner.measure_dependence(slots))
         store_contributions(self.model, contributions)
         return contributions, unfit
 
@@ -514,7 +539,8 @@ class Grower:
 
         Between decisions the features of slots are in it as well, of the examples that are listened to.
 
-        Save it beside the state dicts of model and optimizer; of several processes, the first one's.
+        Save it beside the state dicts of model and optimizer; of several processes, the first one's; where they share
+        parameters, each one's, for as many processes.
 
         Raises:
             CheckpointError: the controller's state cannot be saved.

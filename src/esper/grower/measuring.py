@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -29,6 +30,7 @@ from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.scores import LOSS, Figures, Scores
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
+from esper.growth.sharding import reshard
 from esper.growth.side_pass import keep_modes
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
@@ -56,6 +58,14 @@ class Measurement(NamedTuple):
     """``[1, S]``: the slots that were to be measured."""
     blind: bool
     """Whether the model as it is gave the same answer to everything; False where nobody listened."""
+
+
+@contextmanager
+def examine(model: GrowingModel) -> Generator[None]:
+    """Within the block the model is measured; afterwards it is as it was."""
+    with keep_modes(model):
+        yield
+    reshard(model)
 
 
 def measure_seeds(
@@ -87,7 +97,7 @@ def measure_seeds(
     def compute_figures(model: GrowingModel) -> Figures:
         return read(measure(model))
 
-    with keep_modes(model):
+    with examine(model):
         alone = {name: weight for name, weight in changes.items() if name not in forks}
         usual, others = passes.measure(compute_figures, alone, whole)
         for name, fork in forks.items():
@@ -222,7 +232,7 @@ class Examiner:
         """Measure the model before growth, if a constraint is about that."""
         if self._constraints.limits:
             model = self._passes.model
-            with keep_modes(model):
+            with examine(model):
                 self._constraints.refer_to(self._constraints.read(self._evaluate(model)))
 
     def find_culprit(self, found: Measurement) -> Bools:

@@ -39,7 +39,7 @@ class Passes:
 
     def __init__(self, model: GrowingModel) -> None:
         self.model = model
-        self.separate: str | None = None
+        self.separate: str | None = "processes share its parameters" if model.sharded else None
         """Why passes are separate; None while they are shared."""
         self._proved: set[Any] = set()
         """Sets of seeds, and which of them change, with which sharing was found to give the same outputs."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.control.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import ConfigError
 from esper.grower.scores import LOSS, Figures, Scores
+from esper.growth.sharding import local_part
 from esper.lifecycle.actions import Op
 from esper.state import from_plain, to_plain
 from esper.training.governor.detectors import GovernorSettings
@@ -52,7 +53,8 @@ class TrainingWatch:
 
     def finite(self, train_loss: float) -> bool:
         """Whether the model can be measured at all."""
-        return math.isfinite(train_loss) and self._governor.finite(gradients=not self._scaled)
+        healthy = self._governor.finite(gradients=not self._scaled)  # which all processes may be needed for
+        return healthy and math.isfinite(train_loss)
 
     def judge_broken(self, train_loss: float) -> GovernorVerdict:
         """The verdict on what is not finite."""
@@ -189,8 +191,9 @@ class OptimizerCheck:
 
     @torch.no_grad()
     def _sum_parameters(self) -> Tensor:
-        """The sum of the values of each learning parameter, ``[P]``."""
+        """The sum of the values of each learning parameter, ``[P]``, as far as this process holds them."""
         learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
         if not learning:
             return torch.zeros(0)
-        return torch.stack([parameter.sum(dtype=torch.float64).to(learning[0].device) for parameter in learning])
+        device, held = learning[0].device, map(local_part, learning)
+        return torch.stack([values.sum(dtype=torch.float64).to(device) for values in held])

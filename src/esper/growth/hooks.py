@@ -47,6 +47,16 @@ def require_attached(model: GrowingModel) -> None:
     require_called(model)
 
 
+def require_growable(model: GrowingModel) -> None:
+    """Refuse a model whose host does not call its slots any more, or was sharded although what grows in it is not.
+
+    Raises:
+        SlotError: a submodule was replaced since slots were attached, the model was released, or its host was sharded
+            without `GrowingModel.shard_growth`.
+    """
+    (require_called if model.sharded else require_attached)(model)
+
+
 def require_called(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more.
 

@@ -19,7 +19,7 @@ from esper.growth.copies import Copies
 from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
-from esper.growth.hooks import require_attachable, require_attached, require_called
+from esper.growth.hooks import require_attachable, require_attached, require_growable
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
@@ -119,7 +119,7 @@ def _require_planted(_: nn.Module, found: Any) -> None:
 def _require_called(model: nn.Module, *_: Any) -> None:
     """As a hook before a state dict is made: refuse one with seeds that nobody calls any more."""
     assert isinstance(model, GrowingModel)
-    (require_called if model.sharded else require_attached)(model)
+    require_growable(model)
 
 
 class GrowingModel(nn.Module):
@@ -330,12 +330,11 @@ class GrowingModel(nn.Module):
             fully_shard(block, mesh=mesh)
         fully_shard(net, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
-        model.link(optimizer)
-        model.slots["blocks.3"].germinate("block_copy", torch.Generator().manual_seed(0), alpha=1.0)
+        grower = esper.Grower(model, optimizer, "all_at_plateau", evaluate=validate)  # in all processes
         ```
 
         Shard the host itself, not the growing model, in which seeds that come later would not be looked after. They
-        are planted by hand, in all processes alike: a grower, `esper.branch`, averages, copies and `finalize` need
+        are planted by a grower, or by hand in all processes alike; `esper.branch`, averages, copies and `finalize` need
         whole parameters. For these load a checkpoint of `torch.distributed.checkpoint` into a model that is not
         sharded, in which the same seeds were planted. Copies of blocks have what the blocks have, but attributes that
         were set after this call.

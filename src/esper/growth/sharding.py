@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -38,6 +38,45 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of it, sharing memory; all of what is whole."""
+    values: Any = tensor
+    return values.to_local() if is_sharded(tensor) else tensor
+
+
+def reshard(module: nn.Module) -> None:
+    """Let go of parameters that forward passes without a backward one have gathered and kept."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 (as above)
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def compute_total_norm(norms: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of all that has these norms, ``[]``; of those that are sharded all processes add up their parts."""
+    whole, shared = list[Tensor](), list[Tensor]()
+    for norm in norms:
+        (shared if is_sharded(norm) else whole).append(norm)
+    if shared:
+        values: Any = _norm_of(shared)
+        whole.append(values.full_tensor())
+    return _norm_of([norm.to(whole[0].device) for norm in whole])
+
+
+def _norm_of(norms: list[Tensor]) -> Tensor:
+    return cast(Tensor, torch.linalg.vector_norm(torch.stack(norms)))
+
+
+def all_agree(holds: bool) -> bool:
+    """Whether it holds in all processes, which wait for each other."""
+    answers: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(answers, holds)
+    return all(answers)
+
+
 def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Refuse parameters of which this process has a part.
 
@@ -48,9 +87,9 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     if sharded is not None:
         raise SlotError(
             f"parameter {sharded!r} is a DTensor: where fully_shard (FSDP2) or tensor parallelism has sharded a model, "
-            "seeds are planted by hand, after model.shard_growth(mesh=...), which comes before fully_shard; all else "
-            "needs whole parameters: use DistributedDataParallel, or load a checkpoint of torch.distributed in one "
-            "process"
+            "seeds grow after model.shard_growth(mesh=...), which comes before fully_shard; what copies the model, or "
+            "attaches slots, needs whole parameters: use DistributedDataParallel, or load a checkpoint of "
+            "torch.distributed in one process"
         )
 
 

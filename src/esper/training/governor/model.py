@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from esper.errors import CheckpointError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
+from esper.growth.sharding import all_agree, is_sharded, local_part, reshard
 from esper.growth.side_pass import global_generators
 from esper.state import from_plain, to_plain
 from esper.training.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
@@ -76,6 +77,7 @@ class Governor:
     pruned and leave the optimizer; so does a fossil that germinated after the snapshot.
 
     A check reads all parameters and, if vitals are good, copies them: do it once per epoch, or every hundred steps.
+    Where processes share parameters (FSDP2), each copies its own part; all of them check, and hear the same figures.
 
     Args:
         model: Any module.
@@ -107,8 +109,9 @@ class Governor:
     @torch.no_grad()
     def snapshot(self) -> None:
         """Keep the present state as the one to return to. `check` does so by itself whenever vitals are good."""
+        reshard(self.model)
         self._snapshot = _Snapshot(
-            [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()],
+            [(parameter, local_part(parameter).detach().clone()) for parameter in self.model.parameters()],
             [(module, name, buffer.clone()) for module, name, buffer in _buffers(self.model)],
             [(generator, generator.get_state()) for generator in self._generators],
             self._loss,
@@ -128,7 +131,9 @@ class Governor:
 
     def finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters and the optimizer's moments are, and the ``gradients`` too."""
-        return all(bool(tensor.isfinite().all()) for tensor in self._tensors(gradients))
+        reshard(self.model)
+        here = all(bool(local_part(tensor).isfinite().all()) for tensor in self._tensors(gradients))
+        return all_agree(here) if any(map(is_sharded, self.model.parameters())) else here
 
     def judge(self, loss: float, skills: Sequence[float], finite: bool, *, hopeless: bool = False) -> GovernorVerdict:
         """The first half of `check`: look, and do nothing about it.
@@ -174,12 +179,13 @@ class Governor:
         Raises:
             DivergedError: there have been `max_rollbacks` before; the model is restored all the same.
         """
+        reshard(self.model)
         known = {parameter for parameter, _ in self._snapshot.parameters}
         pruned = self._prune(known) if isinstance(self.model, GrowingModel) else ()
         present = set(self.model.parameters())
         for parameter, saved in self._snapshot.parameters:
             if parameter in present:
-                parameter.copy_(saved)
+                local_part(parameter).copy_(saved)
         for module, name, saved in self._snapshot.buffers:
             module.get_buffer(name).copy_(saved)
         if isinstance(self.model, GrowingModel):
@@ -200,7 +206,10 @@ class Governor:
         return Rollback(self._trouble, self._loss, self._snapshot.loss, pruned)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the governor remembers, with the snapshot, as plain values: as large as the model."""
+        """What the governor remembers, with the snapshot, as plain values: as large as the model, or as this process's
+        part of it.
+        """
+        reshard(self.model)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         places = {(module, name): path for path, module, name in _buffer_places(self.model)}
         snapshot = self._snapshot
@@ -225,6 +234,7 @@ class Governor:
         Raises:
             CheckpointError: it is of another model or another number of generators.
         """
+        reshard(self.model)
         parameters = dict(self.model.named_parameters())
         buffers = {path: (module, name) for path, module, name in _buffer_places(self.model)}
         tensors = {**parameters, **{path: module.get_buffer(name) for path, (module, name) in buffers.items()}}
@@ -234,7 +244,7 @@ class Governor:
         like = {
             "rollbacks": self.rollbacks,
             "monitor": self._monitor,
-            "parameters": {name: tensors[name] for name in state["parameters"]},
+            "parameters": {name: local_part(tensors[name]) for name in state["parameters"]},
             "buffers": {name: tensors[name] for name in state["buffers"]},
             "generators": [generator.get_state() for generator in self._generators],
             "loss": self._loss,
