@@ -20,6 +20,7 @@ from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.distributed import Processes
+from esper.training.governor.model import Governor
 from grower.training_loop import APART, HELD, data, growing, packed, validate
 
 RANKS, DECISIONS, SAVED_AFTER, BLOWN_UP = 2, 12, 6, 9
@@ -82,6 +83,7 @@ def _work(rank: int, folder: str) -> None:
         share(model, RANKS)
         torch.save(live(make(model, how), mine, rank), f"{folder}/{how}-{rank}.pt")
     _resume(mine, folder, rank)
+    torch.save(_find_broken(rank), f"{folder}/broken-{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -99,6 +101,21 @@ def _resume(mine: slice, folder: str, rank: int) -> None:
     with pytest.raises(CheckpointError, match="the governor"):
         make_again(grower).load_state_dict({**elsewhere, "seeds": saved["seeds"]})
     torch.save({"saved": packed(saved), "again": packed(again.state_dict())}, f"{folder}/resumed-{rank}.pt")
+
+
+def _find_broken(rank: int) -> dict[str, Any]:
+    """Whether a governor finds all well, before and after a number that only the second process has is none."""
+    model = growing()
+    share(model, RANKS)
+    governor = Governor(model, torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
+    before, bias = governor.finite(), model.host.get_parameter("0.bias")
+    assert isinstance(bias, DTensor)
+    if rank == 1:
+        with torch.no_grad():
+            bias.to_local().fill_(float("nan"))
+    after = governor.finite()
+    governor.rollback()
+    return {"found": [before, after, governor.finite()]}
 
 
 def make_again(grower: Grower) -> Grower:
@@ -139,6 +156,12 @@ def test_what_the_first_hears_is_planted_by_all(left: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_one_process_finds_broken_is_broken_for_all(left: Path) -> None:
+    for one in read(left, "broken"):
+        assert one["found"] == [True, False, True]
+
+
+@pytest.mark.slow
 def test_each_process_saves_its_part_and_goes_on_with_it(left: Path) -> None:
     found = read(left, "resumed")
     for one in found:
@@ -154,6 +177,11 @@ def alone(tmp_path: Path) -> Iterator[GrowingModel]:
     share(model, 1)
     yield model
     distributed.destroy_process_group()
+
+
+def test_passes_are_separate(alone: GrowingModel) -> None:
+    """What a process finds out about its own passes must not make their number another one."""
+    assert make(alone, "random").passes.separate == "processes share its parameters"
 
 
 def test_what_learns_apart_is_refused(alone: GrowingModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 from weakref import WeakSet
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.arrays import Floats, replace_where
 from esper.growth.model import GrowingModel
-from esper.growth.sharding import compute_total_norm
+from esper.growth.sharding import add_up_norms, count_copies, local_part
 from esper.state import to_plain
 from esper.training.gradients import GradientNorms, HealthTable, assess_health
 
@@ -52,7 +53,7 @@ class Gradients:
     def take_in(self, parameter: Tensor) -> None:
         """See the gradient that ``parameter`` has now."""
         assert parameter.grad is not None
-        self._arrived[parameter] = _norm(parameter.grad)
+        self._arrived[parameter] = self._norm(parameter.grad)
 
     @torch.no_grad()
     def _observe(self, *_: Any) -> None:
@@ -60,14 +61,25 @@ class Gradients:
         norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
             learned = [] if part is None else [(own, own.grad) for own in part.parameters()]
-            found = [self._get_norm(own, gradient) for own, gradient in learned if gradient is not None]
+            found = [
+                self._get_norm(own, gradient).to(norms.device) for own, gradient in learned if gradient is not None
+            ]
             if found:
-                norms[place] = compute_total_norm(found)
+                norms[place] = torch.linalg.vector_norm(torch.stack(found))
+        if self._model.sharded:
+            norms = add_up_norms(norms)
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 
     def _get_norm(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        return self._arrived[parameter] if parameter in self._arrived else _norm(gradient)
+        return self._arrived[parameter] if parameter in self._arrived else self._norm(gradient)
+
+    def _norm(self, gradient: Tensor) -> Tensor:
+        """Of what this process has to add to that of the whole."""
+        values = gradient.coalesce().values() if gradient.is_sparse else local_part(gradient)
+        # Detached, as gradients that are differentiated again have a graph of their own.
+        norm = cast(Tensor, torch.linalg.vector_norm(values.detach()))
+        return norm / math.sqrt(count_copies(gradient)) if self._model.sharded else norm
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen since the last report, as plain values."""
@@ -112,12 +124,6 @@ class Gradients:
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-
-
-def _norm(gradient: Tensor) -> Tensor:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    # Detached, as gradients that are differentiated again have a graph of their own.
-    return cast(Tensor, torch.linalg.vector_norm(values.detach()))
 
 
 def on_gradients(modules: Iterable[nn.Module], told: Callable[[Tensor], None], known: WeakSet[nn.Module]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -55,19 +56,21 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
-def compute_total_norm(norms: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of all that has these norms, ``[]``; of those that are sharded all processes add up their parts."""
-    whole, shared = list[Tensor](), list[Tensor]()
-    for norm in norms:
-        (shared if is_sharded(norm) else whole).append(norm)
-    if shared:
-        values: Any = _norm_of(shared)
-        whole.append(values.full_tensor())
-    return _norm_of([norm.to(whole[0].device) for norm in whole])
+def count_copies(tensor: Tensor) -> int:
+    """In how many processes each value of it is, of a model that they share: all of them have what is whole."""
+    if not is_sharded(tensor):
+        return distributed.get_world_size()
+    values: Any = tensor
+    return math.prod(
+        values.device_mesh.size(at) for at, placement in enumerate(values.placements) if placement.is_replicate()
+    )
 
 
-def _norm_of(norms: list[Tensor]) -> Tensor:
-    return cast(Tensor, torch.linalg.vector_norm(torch.stack(norms)))
+def add_up_norms(norms: Tensor) -> Tensor:
+    """L2 norms of all parts together, from those of the parts that each process has, of the same shape."""
+    squares = norms.square()
+    distributed.all_reduce(squares)
+    return squares.sqrt()
 
 
 def all_agree(holds: bool) -> bool:
