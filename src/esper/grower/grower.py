@@ -22,7 +22,6 @@ from esper.grower.arguments import (
     MINIBATCH_LOSS,
     OPTIONS,
     STATE,
-    StepInputs,
     Terms,
     check_step,
     require_conduct,
@@ -35,18 +34,18 @@ from esper.grower.decision import Decision, Ending, describe_decision, resolve_u
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
-from esper.grower.measuring import Evaluate, Examiner, Measurement, Number, store_contributions
+from esper.grower.measuring import Evaluate, Examiner, Number, store_contributions
 from esper.grower.network import GrowingNetwork
+from esper.grower.oversight import Oversight
 from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.reporter import Reporter
-from esper.grower.scores import Figures, Scores
+from esper.grower.scores import Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.validation import Validation
-from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
@@ -54,11 +53,11 @@ from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, concatenate, finish, revoke
+from esper.lifecycle.transitions import Step, Transitions, concatenate, finish
 from esper.rl.episode_config import EpisodeConfig
 from esper.state import from_plain, to_plain
 from esper.training.budget import RentBasis
-from esper.training.governor.model import Governor, GovernorVerdict, Rollback
+from esper.training.governor.model import GovernorVerdict, Rollback
 
 
 class Grower:
@@ -205,10 +204,10 @@ class Grower:
         self._listener = (
             None if wanted is None else Listener(model, kinds, wanted, scaler, self.spending.add, active=hears)
         )
-        parts = self.passes, self.apart, self._gradients, self._listener
+        parts = self.passes, self.apart, self._gradients, self._listener, self._processes
         self._examiner = Examiner(self.network, self.scores, self.constraints, evaluate, *parts)
         require_rules(self.rules, self.network.specs.kinds, constrained=bool(self.constraints.limits))
-        self._processes.agree_on_model(self._examiner.refer)
+        self._examiner.refer()
         self._begin()
         own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
         self.reporter = Reporter(self._processes, own, verbose=verbose)
@@ -226,12 +225,10 @@ class Grower:
             )
         require_growable(model)
         model.link(optimizer)
-        self._trained = OptimizerCheck(model.host, optimizer)
-        watch = self.conduct.governor
-        self.governor = None if watch is None else Governor(model, optimizer, watch)
-        self._watch = (
-            None if self.governor is None else TrainingWatch(self.governor, self.scores, scaled=scaler is not None)
-        )
+        about = self.conduct.governor, self.scores, self._processes
+        self._oversight = Oversight(self.network, optimizer, *about, scaled=scaler is not None)
+        self.governor = self._oversight.governor
+        """That returns the model to its last good state; None without one."""
         self._gradients = Gradients(model, optimizer, scaler)
         told = (self._gradients.take_in, self._processes.average)
         self.apart = ApartLearner(model, optimizer, evidence, loss, scaler, *told)
@@ -312,26 +309,27 @@ class Grower:
             RunError: the run's folder is another grower's, or cannot be written.
         """
         self.reporter.require_open()
-        self._processes.agree(lambda: self._examiner.prepare(1 + self.decisions, look))
+        self._examiner.prepare(1 + self.decisions, look)
         given = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
         require_planted(self.model, self.network.table)
         require_growable(self.model)
-        self._trained.require()
+        self._oversight.trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
         due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
-        now, found, verdict = self._look(given, due)
+        now = self._processes.agree(lambda: given)
+        measurable = self._oversight.is_measurable(now.train_loss)
+        found = self._examiner.measure(now.train_loss, now.whole, due) if measurable else None
+        verdict = self._oversight.judge(now.train_loss, found)
         value_before = math.nan if found is None else self.scores.value(found.usual)
         rollback, undone = self._undo(verdict)
         if found is None or rollback is not None:
-            found = self._measure(now.train_loss, None, np.ones_like(due))
+            found = self._examiner.measure(now.train_loss, None, np.ones_like(due))
         # Let gates and the controller know, and bar what there are no grounds for.
         idle = self._gradients.idle
-        self._processes.agree(lambda: self._examiner.look_ahead(1 + self.decisions, look, rollback is not None))
+        self._examiner.look_ahead(1 + self.decisions, look, rollback is not None)
         evaluation = self._examiner.record(now, found, self._actions)
-        barred: tuple[Op, ...] = ()
-        if self._watch is not None and verdict is not None:
-            barred = self._watch.find_barred(verdict, now.train_loss, found.usual, blind=found.blind, idle=idle)
+        barred = self._oversight.find_barred(verdict, now.train_loss, found, idle=idle)
         # Decide, carry it out, and tell whoever wants to know.
         finished, before = self.finished, self.network.table
         broken = self.constraints.find_broken(found.usual)
@@ -389,8 +387,8 @@ class Grower:
             self.reporter.require_open()
         require_planted(self.model, self.network.table)
         require_growable(self.model)
-        if self.network.table.live.any() and not self._finite(0.0):
-            self._undo(self._judge_broken(math.nan))
+        if self.network.table.live.any() and not self._oversight.is_measurable(0.0):
+            self._undo(self._oversight.judge(math.nan, None))
         ending = resolve_unfinished(
             self.network, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
         )
@@ -440,48 +438,13 @@ class Grower:
         """Whether `learn_apart` is to be called for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
 
-    def _look(self, now_here: StepInputs, due: Bools) -> tuple[StepInputs, Measurement | None, GovernorVerdict | None]:
-        """Measure the model, if it can be, and judge it, with what the first process was told."""
-        now = self._processes.agree(lambda: now_here)
-        loss, watch = now.train_loss, self._watch
-        if not self._finite(loss):
-            return now, None, self._judge_broken(loss)
-        found = self._measure(loss, now.whole, due)
-        if watch is None:
-            return now, found, None
-        return now, found, self._processes.agree(lambda: watch.judge(loss, found.usual, blind=found.blind))
-
-    def _finite(self, train_loss: float) -> bool:
-        """Whether the model can be measured; without a governor nobody asks."""
-        watch = self._watch
-        return watch is None or self._processes.agree_on_model(lambda: watch.finite(train_loss))
-
-    def _judge_broken(self, train_loss: float) -> GovernorVerdict:
-        """The verdict on what is not finite."""
-        watch = self._watch
-        assert watch is not None
-        return self._processes.agree(lambda: watch.judge_broken(train_loss))
-
-    def _measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
-        """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
-        return self._processes.agree_on_model(lambda: self._examiner.measure(train_loss, whole, due))
-
     def _undo(self, verdict: GovernorVerdict | None) -> tuple[Rollback | None, Transitions]:
-        """Undo the training since the last good state, if it blew up."""
-        governor = self.governor
-        if governor is None or verdict is None or not governor.accept(verdict):
-            return None, Transitions.none()
+        """Undo the training since the last good state, if it blew up, and tell if that was once too often."""
         try:
-            rollback = governor.rollback()
+            return self._oversight.undo(verdict)
         except DivergedError as error:
             self.reporter.tell_failure(self.decisions, error)
             raise
-        finally:  # the one too many prunes as well before it raises
-            self._trained.rebase()
-            gone = np.array([[slot.seed is None for slot in self.model.slots.values()]])
-            self.network.table, changes = revoke(self.network.table, gone)
-            self.network.evidence = self.network.evidence.without(gone)
-        return rollback, changes
 
     def _decide(self, barred: tuple[Op, ...], culprit: Bools) -> tuple[Ints, Step]:
         """Prune the seed in the slot ``culprit`` ``[1, S]``, if there is one; else ask the controller, or wait if there
@@ -490,10 +453,9 @@ class Grower:
         A failure leaves model, optimizer and table as they were.
         """
         network = self.network
-        rollbacks = 0.0 if self.governor is None else self.governor.rollbacks_used
         progress = self._timing.progress(1 + self.decisions)
         progress = self._processes.agree(lambda: limit_progress(progress, self.spending, self._timing.planned))
-        seen = progress, self._timing.horizon, self.terms, rollbacks
+        seen = progress, self._timing.horizon, self.terms, self._oversight.rollbacks_used
         affordable = network.affordable(self.rules.blends)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
@@ -513,15 +475,13 @@ class Grower:
         network.table, self._state, self._actions = result.table, state, actions
         network.weigh_seeds(self.rules.isolation)
         network.evidence = self.apart.update_forks(network.table, network.evidence)
-        if self.governor is not None and (result.transitions.after == Stage.PRUNED).any():
-            self.governor.expect_change()
-            if self._watch is not None and (culprit.any() or self.model.frozen.names):
-                self._watch.forget()
+        if (result.transitions.after == Stage.PRUNED).any():
+            self._oversight.expect_loss(forget=bool(culprit.any() or self.model.frozen.names))
         return actions, result
 
     def _contributions(self, slots: Bools) -> tuple[Floats, bool]:
         """What the seeds in ``slots`` ``[1, S]`` contribute, and whether none may be kept; for `finish`."""
-        contributions, unfit = self._processes.agree_on_model(lambda: self._examiner.measure_dependence(slots))
+        contributions, unfit = self._examiner.measure_dependence(slots)
         store_contributions(self.model, contributions)
         return contributions, unfit
 
@@ -530,8 +490,8 @@ class Grower:
         table, changes = finish(self.network.table, kept, pruned)
         self.network.apply(changes, wait(1), self.terms.seed)
         self.network.table = table
-        if self.governor is not None and pruned.any():
-            self.governor.expect_change()
+        if pruned.any():
+            self._oversight.expect_loss(forget=False)
         return changes
 
     def state_dict(self) -> dict[str, Any]:
@@ -570,7 +530,7 @@ class Grower:
         """
         require_same(state, self._signature(), ("seeds", "memory", "refit"))
         require_structure(self.model, state["seeds"])
-        self._trained.rebase()
+        self._oversight.trained.rebase()
         self._attend()
         memory = from_plain(self._memory(), state["memory"], "the grower's state")
         self.decisions, self._state, self._actions = memory["decisions"], memory["controller"], memory["actions"]
@@ -613,6 +573,6 @@ class Grower:
             "governor": self.governor,
             "references": self.constraints.references,
             "spending": self.spending,
-            "watch": self._watch,
+            "watch": self._oversight.watch,
             "promises": self._listener,
         }

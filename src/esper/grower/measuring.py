@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ from esper.control.observation import FeatureInputs, Observation, observe
 from esper.grower.apart import ApartLearner
 from esper.grower.arguments import StepInputs, Terms, check_look
 from esper.grower.constraints import ConstraintSet, Score
+from esper.grower.distributed import Processes
 from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
@@ -189,7 +191,7 @@ def _have_different_rows(rows: Tensor) -> bool:
 
 
 class Examiner:
-    """Examines a model at every decision.
+    """Examines a model at every decision; in several processes what the first one finds holds for all.
 
     Args:
         network: The model with its lifecycle table, and the evidence that gates know.
@@ -200,6 +202,7 @@ class Examiner:
         apart: Has the forks that seeds on trial are compared with.
         gradients: Of the training since the last decision.
         listener: Where somebody goes by what blueprints promise.
+        processes: Those that the growth is in.
     """
 
     def __init__(
@@ -212,7 +215,9 @@ class Examiner:
         apart: ApartLearner,
         gradients: Gradients,
         listener: Listener | None,
+        processes: Processes,
     ) -> None:
+        self._processes = processes
         self._network, self._scores, self._constraints, self._evaluate = network, scores, constraints, evaluate
         self._passes, self._apart, self._gradients, self._listener = passes, apart, gradients, listener
         shape = 1, len(passes.model.slots), len(network.specs.kinds)
@@ -222,18 +227,26 @@ class Examiner:
     def measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
         """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
         forks = self._apart.ripe_forks()
-        found = measure_seeds(
-            self._passes, self._network.table, self._evaluate, self._constraints.read, whole, due, forks
-        )
+        measured = partial(self._measure, whole, due, forks)
+        found = self._processes.agree_on_model(measured)
         self._scores.begin(found.usual, train_loss)
         return found
+
+    def _measure(
+        self, whole: Figures | None, due: Bools, forks: Mapping[str, SeedlessFork | None] = MappingProxyType({})
+    ) -> Measurement:
+        read = self._constraints.read
+        return measure_seeds(self._passes, self._network.table, self._evaluate, read, whole, due, forks)
 
     def refer(self) -> None:
         """Measure the model before growth, if a constraint is about that."""
         if self._constraints.limits:
-            model = self._passes.model
-            with examine(model):
-                self._constraints.refer_to(self._constraints.read(self._evaluate(model)))
+            self._processes.agree_on_model(self._refer)
+
+    def _refer(self) -> None:
+        model = self._passes.model
+        with examine(model):
+            self._constraints.refer_to(self._constraints.read(self._evaluate(model)))
 
     def find_culprit(self, found: Measurement) -> Bools:
         """The live seed without which constraints are broken by least, bool ``[1, S]``; none, if none is broken or none
@@ -271,6 +284,9 @@ class Examiner:
         Raises:
             ConfigError: nothing was heard of training where it matters, or ``look`` is none, or of no use.
         """
+        self._processes.agree(lambda: self._prepare(decision, look))
+
+    def _prepare(self, decision: int, look: Look | None) -> None:
         check_look(look, self._listener)
         if self._listener is not None:
             self._listener.prepare(decision, look, trained=self._gradients.stepped)
@@ -288,9 +304,10 @@ class Examiner:
 
     def look_ahead(self, decision: int, look: Look | None, undone: bool) -> None:
         """Measure what is promised before a decision, or take it from ``look``; nothing, if training was ``undone``."""
-        if self._listener is not None:
-            free = self._network.table.stage[0] == Stage.DORMANT
-            self._listener.measure(decision, look, free, trained=self._gradients.stepped, undone=undone)
+        listener = self._listener
+        if listener is not None:
+            free, trained = self._network.table.stage[0] == Stage.DORMANT, self._gradients.stepped
+            self._processes.agree(lambda: listener.measure(decision, look, free, trained=trained, undone=undone))
 
     def observe(self, progress: float, horizon: int, terms: Terms, rollbacks: float) -> Observation:
         """What controllers see now, where ``progress`` of so many decisions is over, and that share of rollbacks."""
@@ -312,6 +329,6 @@ class Examiner:
         And whether none of them is to be kept: its answer is the same to everything, or it breaks a constraint.
         """
         table, score = self._network.table, self._scores.score
-        found = measure_seeds(self._passes, table, self._evaluate, self._constraints.read, None, slots)
+        found = self._processes.agree_on_model(lambda: self._measure(None, slots))
         contributions = compute_contributions(found, self._passes.model, table, score)
         return contributions.accuracy_contribution, found.blind or bool(self._constraints.find_broken(found.usual))

@@ -18,7 +18,7 @@ from esper.lifecycle.actions import Blend, Head
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
 from esper.random_streams import seed_generator
 from esper.state import from_plain, to_plain
 from esper.training.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
@@ -166,6 +166,12 @@ class GrowingNetwork:
         gone = np.zeros((1, len(slots)), np.bool_)
         gone[0, changes.slot[fresh]] = True
         self.evidence = self.evidence.without(gone)
+
+    def revoke(self, gone: Bools) -> Transitions:
+        """Empty the slots ``gone`` ``[1, S]``, whose seeds were taken by another hand; returns what changed."""
+        self.table, changes = revoke(self.table, gone)
+        self.evidence = self.evidence.without(gone)
+        return changes
 
     def weigh_seeds(self, isolation: Isolation) -> None:
         """Give every seed the weight that the table says, and let it learn from its second step on."""
