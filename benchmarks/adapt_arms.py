@@ -2,25 +2,28 @@
 
     python benchmarks/adapt_arms.py FOLDER --tune        # rates, on a seed of their own: half an hour of one core
     python benchmarks/adapt_arms.py FOLDER               # ten seeds, an hour of one core each; may be stopped
-    python benchmarks/adapt_arms.py FOLDER --table       # what is known so far
+    python benchmarks/adapt_arms.py FOLDER --table       # what is known so far, as docs/adapt.md has it
 
 Hosts, shifts and data are those of adapt_gap.py, with other seeds. Every arm takes the same steps of Adam, with the one
 of its rates that is best on the other shifts of the tuning seed. Two figures each: accuracy on the new data, and the
 same after what was learned was scaled down, in tenths, until the loss on old data that nothing learned from is up by a
 hundredth at most. Controllers learn from three quarters of the new data, and judge by the rest. Rivals normalise by the
 statistics of their batches while they train, as whoever fine-tunes does; a frozen host by its own.
+
+What is known is kept, a JSON line for each arm and shift: `benchmarks/results/adapt_arms` is what docs/adapt.md tells.
 """
 
 from __future__ import annotations
 
 import json
-import time
+import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -43,7 +46,6 @@ from adapt_rivals import (
     tune_part,
 )
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,12 +54,14 @@ from esper.experiments.process_pool import prepare_process
 from esper.growth.model import GrowingModel
 from esper.ui.output import say
 
-CONSOLE = Console(width=200)
+CONSOLE = Console(width=400)
 TUNING_SEED = 0
 TUNING_EVERY = 2
 """Rates are tuned on every second shift."""
 SEEDS = tuple(range(10, 20))
 TOLERANCE = 0.01
+DIGITS = 5
+"""Of figures that are kept."""
 SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
 FIXED = {"resnet": ("layer2", "conv3x3"), "vit": ("block1", "block_copy"), "conv1d": ("layer3", "conv3x3")}
 """The best single places of all shifts together, by adapt_gap.py, whose seeds are not these."""
@@ -165,43 +169,84 @@ def split(data: Data) -> list[Data]:
     return [data.pick(rows) for rows in torch.arange(len(data.labels)).split(BATCH)]
 
 
+HOST_NAMES = tuple(FIXED)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way of adapting, and what there is to choose from."""
+
+    title: str
+    """In docs/adapt.md."""
+    way: Way
+    rates: Sequence[float] = ()
+    """Of Adam, to choose from; none: the rate of `LIKE`."""
+    hosts: tuple[str, ...] = HOST_NAMES
+    """That it knows what to do with."""
+
+
 FINE, LAYER, SEED = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (1e-2, 3e-2, 1e-1)
 OWN = (0.0,)
-"""Of an arm that chooses its rate by itself."""
-ARMS: dict[str, tuple[Way, Sequence[float]]] = {
-    "full": (tune_fully, FINE),
-    "replay": (lambda one: tune_fully(one, replayed=REPLAYED), FINE),
-    "half replay": (lambda one: tune_fully(one, replayed=BATCH), FINE),
-    "last layer": (lambda one: tune_part(one, "head"), LAYER),
-    "unfrozen place": (lambda one: tune_part(one, FIXED[one.case.host][0]), LAYER),
-    "largest gradient": (tune_largest, LAYER),
-    "auto-rgn": (tune_by_gradients, LAYER),
-    "layers, tried": (search_layers, OWN),
-    "lora 4": (lambda one: tune_lora(one, 4), LAYER),
-    "lora 16": (lambda one: tune_lora(one, 16), LAYER),
-    "lora 16, half replay": (lambda one: tune_lora(one, 16, replayed=BATCH), LAYER),
-    "lora, tried": (search_lora, OWN),
-    "adalora": (tune_adalora, SEED),
-    "fixed place": (lambda one: grow_all(one, dict([FIXED[one.case.host]])), SEED),
-    "blocks": (lambda one: grow_all(one, dict.fromkeys(one.case.places["block_copy"], "block_copy")), SEED),
-    "everywhere": (
-        lambda one: grow_all(one, dict.fromkeys(one.case.places[BIG[one.case.host]], BIG[one.case.host])),
-        SEED,
-    ),
-    "most promising": (grow_most_promising, ()),
-    "rule look": (lambda one: grow_by_controller(one, "look"), ()),
-    "policy esper": (lambda one: grow_by_controller(one, "esper"), ()),
-    "esper.adapt": (adapt_by_trying, ()),
-    "esper.adapt, source": (lambda one: adapt_by_trying(one, protect=True), ()),
-}
-"""With the rates to choose from; none: the rate of `LIKE`."""
+"""Of an arm that chooses its rate by itself, or learns nothing."""
 LIKE = "fixed place"
 """Whose rate is that of all that looks for a place: they are too dear to be tuned."""
 FREE, PROTECTING = "esper.adapt", "esper.adapt, source"
 """What the others are compared with: on new data, and where old data must not suffer."""
+ARMS = {
+    "host": Arm("the host as it is", lambda one: Adapted(one.host, lambda _: one.host, 0, 0.0), OWN),
+    "full": Arm("full fine-tuning", tune_fully, FINE),
+    "replay": Arm("the same with 5% replay", lambda one: tune_fully(one, replayed=REPLAYED), FINE),
+    "half replay": Arm("the same, half of it replay", lambda one: tune_fully(one, replayed=BATCH), FINE),
+    "last layer": Arm("last layer", lambda one: tune_part(one, "head"), LAYER),
+    "unfrozen place": Arm(
+        "one existing layer, where the best fixed place is",
+        lambda one: tune_part(one, FIXED[one.case.host][0]),
+        LAYER,
+    ),
+    "largest gradient": Arm("layer of the largest relative gradient", tune_largest, LAYER),
+    "auto-rgn": Arm("Auto-RGN", tune_by_gradients, LAYER),
+    "layers, tried": Arm("**each layer, and all, by trying** (surgical fine-tuning)", search_layers, OWN),
+    "lora 4": Arm("LoRA everywhere, rank 4 (PEFT)", lambda one: tune_lora(one, 4), LAYER),
+    "lora 16": Arm("the same, rank 16", lambda one: tune_lora(one, 16), LAYER),
+    "lora 16, half replay": Arm("the same, half of it replay", lambda one: tune_lora(one, 16, replayed=BATCH), LAYER),
+    "lora, tried": Arm("LoRA, rank and rate by trying", search_lora, OWN),
+    "adalora": Arm("AdaLoRA (PEFT; vit alone)", tune_adalora, SEED, ("vit",)),
+    LIKE: Arm("best fixed place", lambda one: grow_all(one, dict([FIXED[one.case.host]])), SEED),
+    "blocks": Arm(
+        "a copy behind every block",
+        lambda one: grow_all(one, dict.fromkeys(one.case.places["block_copy"], "block_copy")),
+        SEED,
+    ),
+    "everywhere": Arm(
+        "one kind of seed in all its places",
+        lambda one: grow_all(one, dict.fromkeys(one.case.places[BIG[one.case.host]], BIG[one.case.host])),
+        SEED,
+    ),
+    "most promising": Arm("the most promising single seed", grow_most_promising),
+    "rule look": Arm("`Grower`, the rule that looks", lambda one: grow_by_controller(one, "look")),
+    "policy esper": Arm("`Grower`, the policy `esper`", lambda one: grow_by_controller(one, "esper")),
+    FREE: Arm("**`esper.adapt`**", adapt_by_trying),
+    PROTECTING: Arm("`esper.adapt(source=...)`", lambda one: adapt_by_trying(one, protect=True)),
+}
 KINDS = ("input", "feature", "output")
-LINEAR_ONLY = {"adalora": ("vit",)}
-"""Hosts that an arm knows what to do with, if not all."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an arm came to on one shift, by one seed: accuracies, and what it costs."""
+
+    shift: str
+    kind: str
+    arm: str
+    rate: float
+    new: float
+    old: float
+    kept: float
+    """On new data, once so much is scaled down that the loss on old data is up by `TOLERANCE` at most."""
+    share: float
+    """Of what was learned, that is left then."""
+    parameters: int
+    trainings: float
 
 
 @torch.no_grad()
@@ -210,19 +255,18 @@ def mean_loss(network: nn.Module, data: Data) -> float:
     return float(F.cross_entropy(network(data.inputs), data.labels))
 
 
-def judge(one: Setting, arm: Way) -> dict[str, float]:
-    """What an arm reaches, and what it costs."""
-    held = one.problem.held
-    before, began = mean_loss(one.host, held), time.monotonic()
-    made = arm(one)
-    seconds = time.monotonic() - began
-    found = {"new": accuracy(made.network, one.problem.test), "old": accuracy(made.network, held)}
+def judge(one: Setting, name: str) -> Result:
+    """Let an arm adapt the host."""
+    problem, before = one.problem, mean_loss(one.host, one.problem.held)
+    made = ARMS[name].way(one)
+    new, old = accuracy(made.network, problem.test), accuracy(made.network, problem.held)
     for share in SHARES:
         network = made.weigh(share)
-        if mean_loss(network, held) <= before * (1 + TOLERANCE):
+        if mean_loss(network, problem.held) <= before * (1 + TOLERANCE):
             break
-    spent = {"parameters": made.learned, "flops": made.flops, "seconds": seconds}
-    return {**found, "kept": accuracy(network, one.problem.test), "share": share, **spent}
+    kept = accuracy(network, problem.test)
+    figures = [round(figure, DIGITS) for figure in (new, old, kept)]
+    return Result(problem.shift, problem.kind, name, one.rate, *figures, share, made.learned, made.trainings)
 
 
 def measure(
@@ -230,114 +274,129 @@ def measure(
     case: Case,
     seed: int,
     rates: Callable[[str, str], Sequence[float]],
-    arms: list[str],
+    arms: Sequence[str],
     every: int = 1,
 ) -> None:
     """Every arm at ``rates(arm, shift)`` on every shift, or every second one and so on, that is not known yet."""
     path = folder / f"{case.host}-{seed}.jsonl"
-    known = {record["shift"] for record in read(path)}
+    known = {(result.shift, result.arm, result.rate) for result in read(path)}
     host, learned = None, None
     for problem in islice(case.problems(seed), 0, None, every):
-        if problem.shift in known:
-            continue
-        if host is None or learned is not problem.source:
+        wanted = [(name, rate) for name in arms if case.host in ARMS[name].hosts for rate in rates(name, problem.shift)]
+        missing = [(name, rate) for name, rate in wanted if (problem.shift, name, rate) not in known]
+        if missing and (host is None or learned is not problem.source):
             host, learned = train_host(case, problem, seed), problem.source
-        found = {
-            f"{name} @{rate}": judge(Setting(case, problem, host, rate, seed), ARMS[name][0])
-            for name in arms
-            if case.host in LINEAR_ONLY.get(name, (case.host,))
-            for rate in rates(name, problem.shift)
-        }
-        before = accuracy(host, problem.test)
-        with path.open("a") as file:
-            file.write(
-                json.dumps({"shift": problem.shift, "kind": problem.kind, "before": before, "found": found}) + "\n"
-            )
-        told = ", ".join(f"{name} {one['new']:.3f}" for name, one in found.items())
-        say(CONSOLE, f"{case.host} {seed} {problem.shift}: {before:.3f}; {told}")
+        for name, rate in missing:
+            assert host is not None
+            result = judge(Setting(case, problem, host, rate, seed), name)
+            with path.open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+        if missing:
+            say(CONSOLE, f"{case.host}, seed {seed}, {problem.shift}: {len(missing)} ways measured")
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def read(path: Path) -> list[Result]:
+    return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def tuned_rate(folder: Path, case: Case) -> Callable[[str, str], Sequence[float]]:
     """For an arm and a shift the rate that is best on the other shifts of the tuning seed."""
-    records = read(folder / f"{case.host}-{TUNING_SEED}.jsonl")
+    results = read(folder / f"{case.host}-{TUNING_SEED}.jsonl")
 
     def choose(arm: str, shift: str) -> Sequence[float]:
-        name = arm if ARMS[arm][1] else LIKE
-        rates = ARMS[name][1]
+        name = arm if ARMS[arm].rates else LIKE
+        rates = ARMS[name].rates
         if len(rates) == 1:
             return rates
-        others = [record["found"] for record in records if record["shift"] != shift]
+        others = [one for one in results if one.arm == name and one.shift != shift]
         if not others:
-            raise SystemExit(f"no rates are known for {case.host}: say --tune before")
-        return [max(rates, key=lambda rate: float(np.mean([found[f"{name} @{rate}"]["new"] for found in others])))]
+            raise SystemExit(f"no rates are known for {name} on {case.host}: say --tune before")
+        return [max(rates, key=lambda rate: float(np.mean([one.new for one in others if one.rate == rate])))]
 
     return choose
 
 
-Row = tuple[str, str, dict[str, dict[str, float]]]
-"""Host and shift, kind of shift, and what each arm came to with one seed."""
+POINTS = "{:.1%}"
+Cell = tuple[str, str]
+"""A host, and one of its shifts."""
+Table = dict[str, dict[Cell, dict[int, Result]]]
+"""By arm, then by host and shift, then by seed."""
 
 
-def show(folder: Path, hosts: Sequence[str]) -> None:
-    """Means over shifts and seeds, and how far `esper.adapt` is ahead of each arm: standard errors over shifts."""
-    rows: list[Row] = []
-    seeds = set[str]()
-    for case in CASES:
-        for path in sorted(folder.glob(f"{case.host}-*.jsonl")) if case.host in hosts else []:
-            if (seed := path.stem.rpartition("-")[2]) != str(TUNING_SEED):
-                seeds.add(seed)
-                for record in read(path):
-                    by_arm = {name.partition(" @")[0]: one for name, one in record["found"].items()}
-                    rows.append((f"{case.host} {record['shift']}", record["kind"], by_arm))
-    if not rows:
+def collect(folder: Path, hosts: Sequence[str]) -> Table:
+    """All that is known, but of the tuning seed."""
+    table: Table = {name: {} for name in ARMS}
+    for host in hosts:
+        for path in folder.glob(f"{host}-*.jsonl"):
+            seed = int(path.stem.rpartition("-")[2])
+            for one in read(path) if seed != TUNING_SEED else []:
+                table[one.arm].setdefault((host, one.shift), {})[seed] = one
+    return {name: cells for name, cells in table.items() if cells}
+
+
+def show(folder: Path, hosts: Sequence[str]) -> str:
+    """Means over seeds, then over shifts, and how far `esper.adapt` is ahead: a table of markdown.
+
+    An arm that is not known on all shifts has no means over them.
+    """
+    table = collect(folder, hosts)
+    if not table:
         raise SystemExit(f"{folder} has no results yet")
-    say(CONSOLE, f"{len({row[0] for row in rows})} shifts, seeds {', '.join(sorted(seeds))}; accuracy in points")
-    titles = ("arm", "new", *KINDS, FREE, "old", "within", PROTECTING, "parameters", "trainings", "seconds")
-    table = Table(*titles, box=None)
-    for name in ARMS:
-        here = [row for row in rows if name in row[2]]
-        if here:
-            table.add_row(name, *_describe(name, here))
-    CONSOLE.print(table)
-    for case in CASES:
-        here = [row for row in rows if row[0].startswith(case.host)]
-        told = (f"{name} {_mean(here, name, 'new')}" for name in ARMS if here and name in here[0][2])
-        say(CONSOLE, f"{case.host}: {', '.join(told)}")
+    everywhere = {cell for cells in table.values() for cell in cells}
+    by_host = hosts if len(hosts) > 1 else ()
+    titles = ["way", "new data", *by_host, *KINDS, "`esper.adapt` is ahead by", "old data"]
+    titles += ["new, old loss +1% at most", "`source` is ahead by", "parameters", "trainings"]
+    lines = [titles, ["---"] * len(titles)]
+    for name, cells in table.items():
+        whole = list(cells.values()) if cells.keys() == everywhere else []
+        row = [ARMS[name].title, mean(whole, "new")]
+        row += [mean([found for cell, found in cells.items() if cell[0] == host], "new") for host in by_host]
+        row += [mean([found for found in whole if kind_of(found) == kind], "new") for kind in KINDS]
+        row += [compare(table, FREE, name, "new"), mean(whole, "old"), mean(whole, "kept")]
+        row += [compare(table, PROTECTING, name, "kept")]
+        row += [mean(whole, "parameters", "{:,.0f}"), mean(whole, "trainings", "{:.0f}")]
+        lines.append(row)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _describe(name: str, rows: list[Row]) -> Iterator[str]:
-    yield _mean(rows, name, "new")
-    for kind in KINDS:
-        yield _mean([row for row in rows if row[1] == kind], name, "new")
-    yield compare(rows, FREE, name, "new")
-    yield _mean(rows, name, "old")
-    yield _mean(rows, name, "kept")
-    yield compare(rows, PROTECTING, name, "kept")
-    for key, digits in (("parameters", 0), ("flops", 0), ("seconds", 1)):
-        yield f"{np.mean([row[2][name][key] for row in rows]):,.{digits}f}"
+def kind_of(found: dict[int, Result]) -> str:
+    """Of a shift."""
+    return next(iter(found.values())).kind
 
 
-def _mean(rows: list[Row], name: str, key: str) -> str:
-    return f"{100 * np.mean([row[2][name][key] for row in rows]):.1f}"
+def mean(cells: Sequence[dict[int, Result]], key: str, form: str = POINTS) -> str:
+    """Over seeds, then over shifts; nothing, where there are none."""
+    means = [float(np.mean([getattr(one, key) for one in found.values()])) for found in cells]
+    return form.format(np.mean(means)).rstrip("%") if means else ""
 
 
-def compare(rows: list[Row], better: str, name: str, key: str) -> str:
-    """What ``better`` is ahead of another arm, in points: mean over shifts ± its standard error."""
-    by_shift = defaultdict[str, list[float]](list)
-    for shift, _, found in rows:
-        by_shift[shift].append(found[better][key] - found[name][key])
-    means = 100 * np.array([np.mean(differences) for differences in by_shift.values()])
-    return f"{means.mean():+.1f} ± {means.std(ddof=1) / len(means) ** 0.5:.1f}" if len(means) > 1 else ""
+def compare(table: Table, better: str, name: str, key: str) -> str:
+    """What ``better`` is ahead of another arm, in points: mean over shifts ± its standard error, of paired seeds."""
+    means: list[float] = []
+    for cell, found in table[name].items():
+        other = table.get(better, {}).get(cell, {})
+        differences = [getattr(other[seed], key) - getattr(found[seed], key) for seed in found if seed in other]
+        means += [100 * float(np.mean(differences))] if differences else []
+    if name == better or len(means) < 2:
+        return ""
+    return f"{np.mean(means):+.1f} ± {np.std(means, ddof=1) / len(means) ** 0.5:.1f}"
+
+
+def describe(folder: Path, hosts: Sequence[str]) -> str:
+    """By how many seeds all arms were measured on all shifts, for each host."""
+    table = collect(folder, hosts)
+    seeds = {
+        host: {len(found) for cells in table.values() for cell, found in cells.items() if cell[0] == host}
+        for host in hosts
+    }
+    return ", ".join(f"{host} {min(found)} to {max(found)} seeds" for host, found in seeds.items() if found)
 
 
 def main(
     folder: tyro.conf.Positional[Path],
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="Of hosts, data and adaptations.")] = SEEDS,
-    hosts: tuple[str, ...] = ("conv1d", "resnet", "vit"),
+    hosts: tuple[str, ...] = HOST_NAMES,
+    arms: tuple[str, ...] = tuple(ARMS),
     tune: bool = False,
     table: bool = False,
 ) -> None:
@@ -347,15 +406,16 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     cases = [case for case in CASES if case.host in hosts]
     if tune:
-        several = [name for name, (_, rates) in ARMS.items() if len(rates) > 1]
+        several = [name for name in arms if len(ARMS[name].rates) > 1]
         for case in cases:
-            measure(folder, case, TUNING_SEED, lambda name, _: ARMS[name][1], several, TUNING_EVERY)
-    elif not table:
+            measure(folder, case, TUNING_SEED, lambda name, _: ARMS[name].rates, several, TUNING_EVERY)
+        return
+    if not table:
         for seed in seeds:
             for case in cases:
-                measure(folder, case, seed, tuned_rate(folder, case), list(ARMS))
-    if not tune:
-        show(folder, hosts)
+                measure(folder, case, seed, tuned_rate(folder, case), arms)
+    say(CONSOLE, describe(folder, hosts))
+    sys.stdout.write(show(folder, hosts) + "\n")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ class Adapted:
     """The network with that share, in [0, 1], of what it learned."""
     learned: int
     """Parameters that learned, or were added."""
-    flops: float = 1.0
-    """Of training, relative to one training of 120 steps; rough."""
+    trainings: float = 1.0
+    """Of 120 steps with `BATCH` examples, by which an arm learns as much; rough."""
 
 
 Way = Callable[[Setting], Adapted]
@@ -220,7 +220,7 @@ def search(one: Setting, candidates: Sequence[Way]) -> Adapted:
 
     found = [np.mean([try_out(candidate, part) for part in parts]) for candidate in candidates]
     best = candidates[int(np.argmax(found))](one)
-    return replace(best, flops=1.0 + (FOLDS - 1) * len(candidates))
+    return replace(best, trainings=1.0 + (FOLDS - 1) * len(candidates))
 
 
 def search_lora(one: Setting) -> Adapted:

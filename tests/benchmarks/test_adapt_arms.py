@@ -1,0 +1,115 @@
+"""What docs/adapt.md tells is what was measured, and means and errors are over what they say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "adapt_arms"
+
+
+@pytest.fixture
+def arms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("adapt_arms")
+
+
+def write(arms: ModuleType, folder: Path, place: str, seed: int, **news: dict[str, float]) -> None:
+    """Results of a seed on a host: accuracies on new data by arm and shift."""
+    with (folder / f"{place}-{seed}.jsonl").open("a") as file:
+        for arm, by_shift in news.items():
+            for shift, new in by_shift.items():
+                told = arms.Result(shift, shift, arm, 0.01, new, 0.5, 0.3, 1.0, 1000, 1.0)
+                file.write(json.dumps(asdict(told)) + "\n")
+
+
+def rows(table: str) -> dict[str, dict[str, str]]:
+    """The cells of a table by row and column."""
+    titles, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {line[0]: dict(zip(titles, line, strict=True)) for line in lines}
+
+
+@pytest.mark.parametrize("hosts", [("conv1d",), None], ids=["conv1d", "all"])
+def test_the_page_has_the_table_that_the_results_give(arms: ModuleType, hosts: tuple[str, ...] | None) -> None:
+    page = (ROOT / "docs" / "adapt.md").read_text()
+    table = arms.show(RESULTS, hosts or arms.HOST_NAMES)
+    missing = [line for line in table.splitlines() if line not in page]
+    assert missing == []
+
+
+def test_all_that_was_measured_is_of_arms_there_are(arms: ModuleType) -> None:
+    """By the rates that the tuning seed chooses on the other shifts, where there is something to choose."""
+    cases = {case.host: case for case in arms.CASES}
+    for path in RESULTS.glob("*.jsonl"):
+        host, _, seed = path.stem.rpartition("-")
+        choose = arms.tuned_rate(RESULTS, cases[host])
+        for one in arms.read(path) if int(seed) != arms.TUNING_SEED else []:
+            assert [one.rate] == list(choose(one.arm, one.shift))
+
+
+def test_means_are_over_seeds_then_over_shifts(arms: ModuleType, tmp_path: Path) -> None:
+    """A shift with more seeds counts no more than another."""
+    write(arms, tmp_path, "conv1d", 10, full={"input": 0.5, "output": 0.9}, **{"esper.adapt": {"input": 0.6}})
+    write(arms, tmp_path, "conv1d", 11, full={"input": 0.7}, **{"esper.adapt": {"input": 0.7, "output": 1.0}})
+    found = rows(arms.show(tmp_path, ("conv1d",)))["full fine-tuning"]
+    assert (found["new data"], found["input"], found["output"]) == ("75.0", "60.0", "90.0")
+
+
+def test_differences_are_of_equal_seeds_and_their_error_is_over_shifts(arms: ModuleType, tmp_path: Path) -> None:
+    write(arms, tmp_path, "conv1d", 10, full={"input": 0.5, "output": 0.5, "feature": 0.1})
+    write(arms, tmp_path, "conv1d", 10, **{"esper.adapt": {"input": 0.6, "output": 0.5}})
+    write(arms, tmp_path, "conv1d", 11, full={"input": 0.5}, **{"esper.adapt": {"input": 0.8, "feature": 0.9}})
+    told = rows(arms.show(tmp_path, ("conv1d",)))["full fine-tuning"]["`esper.adapt` is ahead by"]
+    differences = np.array([(10 + 30) / 2, 0])  # by no seed are both known on the third shift
+    assert told == f"{differences.mean():+.1f} ± {differences.std(ddof=1) / math.sqrt(2):.1f}"
+
+
+def test_an_arm_that_lacks_shifts_has_no_mean_over_them(arms: ModuleType, tmp_path: Path) -> None:
+    write(arms, tmp_path, "conv1d", 10, full={"input": 0.5}, replay={"input": 0.5})
+    write(arms, tmp_path, "vit", 10, full={"input": 0.7})
+    found = rows(arms.show(tmp_path, ("conv1d", "vit")))
+    assert found["full fine-tuning"]["new data"] == "60.0"
+    assert found["the same with 5% replay"]["new data"] == ""
+    assert found["the same with 5% replay"]["conv1d"] == "50.0"
+
+
+def test_the_tuning_seed_is_not_reported(arms: ModuleType, tmp_path: Path) -> None:
+    write(arms, tmp_path, "conv1d", arms.TUNING_SEED, full={"input": 0.5})
+    with pytest.raises(SystemExit, match="no results yet"):
+        arms.show(tmp_path, ("conv1d",))
+
+
+def test_a_rate_is_chosen_by_other_shifts(arms: ModuleType, tmp_path: Path) -> None:
+    case = next(case for case in arms.CASES if case.host == "conv1d")
+    with (tmp_path / f"conv1d-{arms.TUNING_SEED}.jsonl").open("w") as file:
+        for rate in arms.FINE:
+            for shift, best in (("noise", 1e-3), ("cycled", 3e-2), ("merged", 3e-2)):
+                told = arms.Result(shift, "input", "full", rate, float(rate == best), 0.5, 0.3, 1.0, 1000, 1.0)
+                file.write(json.dumps(asdict(told)) + "\n")
+    choose: Any = arms.tuned_rate(tmp_path, case)
+    assert choose("full", "noise") == [3e-2]
+    with pytest.raises(SystemExit, match="no rates are known for last layer on conv1d: say --tune before"):
+        choose("last layer", "noise")
+
+
+def test_what_is_known_is_not_measured_again(arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in arms.CASES if case.host == "conv1d")
+    monkeypatch.setattr(arms, "islice", lambda problems, *_: [next(problems)])
+    write(arms, tmp_path, "conv1d", 10, host={"noise": 0.123})
+    path = tmp_path / "conv1d-10.jsonl"
+    path.write_text(path.read_text().replace('"rate": 0.01', '"rate": 0.0'))
+    arms.measure(tmp_path, case, 10, lambda *_: (0.0,), ["host"])
+    assert [one.new for one in arms.read(path)] == [0.123]
+    arms.measure(tmp_path, case, 10, lambda *_: (0.01,), ["host", "last layer"])
+    assert [one.arm for one in arms.read(path)] == ["host", "host", "last layer"]
+    assert all(0 < one.new < 1 and one.shift == "noise" for one in arms.read(path))
