@@ -7,18 +7,20 @@
 Hosts, shifts and data are those of adapt_gap.py, with other seeds. Every arm takes the same steps of Adam, with the one
 of its rates that is best on the other shifts of the tuning seed. Two figures each: accuracy on the new data, and the
 same after what was learned was scaled down, in tenths, until the loss on old data that nothing learned from is up by a
-hundredth at most. Controllers learn from three quarters of the new data, and judge by the rest. Rivals normalise by the
-statistics of their batches while they train, as whoever fine-tunes does; a frozen host by its own.
+hundredth at most. Growers learn from three quarters of the new data, in as many steps, and judge by the rest. Rivals
+normalise by the statistics of their batches while they train, as whoever fine-tunes does; a frozen host by its own.
 
 What is known is kept, a JSON line for each arm and shift: `benchmarks/results/adapt_arms` is what docs/adapt.md tells.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -55,6 +57,10 @@ from esper.growth.model import GrowingModel
 from esper.ui.output import say
 
 CONSOLE = Console(width=400)
+DATA = {"resnet": "digits", "vit": "digits", "conv1d": "mnist1d"}
+"""What hosts learn."""
+SHIFTS = 12
+"""Of each host."""
 TUNING_SEED = 0
 TUNING_EVERY = 2
 """Rates are tuned on every second shift."""
@@ -122,6 +128,7 @@ def grow_by_controller(one: Setting, controller: str) -> Adapted:
     model, data = attach_everything(one), one.problem.target
     held_out, rest = data.pick(slice(VALIDATION)), data.pick(slice(VALIDATION, None))
     optimizer = torch.optim.Adam(model.parameter_groups(lr=one.rate))
+    epochs = EPOCHS * len(data.labels) // len(rest.labels)  # as many steps as all take
 
     @torch.no_grad()
     def validate(model: nn.Module) -> tuple[float, float]:
@@ -131,10 +138,10 @@ def grow_by_controller(one: Setting, controller: str) -> Adapted:
         return float(F.cross_entropy(outputs, held_out.labels)), float(right)
 
     grower = esper.Grower(
-        model, optimizer, controller, evaluate=validate, horizon=EPOCHS, train_size=len(rest.labels), seed=one.seed
+        model, optimizer, controller, evaluate=validate, horizon=epochs, train_size=len(rest.labels), seed=one.seed
     )
     generator = torch.Generator().manual_seed(one.seed)
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         total, batches = 0.0, torch.randperm(len(rest.labels), generator=generator).split(BATCH)
         model.train()
         for rows in batches:
@@ -308,10 +315,11 @@ def tuned_rate(folder: Path, case: Case) -> Callable[[str, str], Sequence[float]
         rates = ARMS[name].rates
         if len(rates) == 1:
             return rates
-        others = [one for one in results if one.arm == name and one.shift != shift]
-        if not others:
-            raise SystemExit(f"no rates are known for {name} on {case.host}: say --tune before")
-        return [max(rates, key=lambda rate: float(np.mean([one.new for one in others if one.rate == rate])))]
+        found = {(one.shift, one.rate): one.new for one in results if one.arm == name}
+        tuned = {tried for tried, _ in found if all((tried, rate) in found for rate in rates)}
+        if len(tuned) < SHIFTS // TUNING_EVERY:
+            raise SystemExit(f"{name} on {case.host}: rates are known on {len(tuned)} shifts only: say --tune before")
+        return [max(rates, key=lambda rate: float(np.mean([found[tried, rate] for tried in tuned - {shift}])))]
 
     return choose
 
@@ -319,27 +327,31 @@ def tuned_rate(folder: Path, case: Case) -> Callable[[str, str], Sequence[float]
 POINTS = "{:.1%}"
 Cell = tuple[str, str]
 """A host, and one of its shifts."""
-Table = dict[str, dict[Cell, dict[int, Result]]]
-"""By arm, then by host and shift, then by seed."""
+Cells = dict[Cell, dict[int, Result]]
+"""By host and shift, then by seed."""
+Table = dict[str, Cells]
+"""By arm."""
 
 
-def collect(folder: Path, hosts: Sequence[str]) -> Table:
-    """All that is known, but of the tuning seed."""
-    table: Table = {name: {} for name in ARMS}
-    for host in hosts:
-        for path in folder.glob(f"{host}-*.jsonl"):
-            seed = int(path.stem.rpartition("-")[2])
-            for one in read(path) if seed != TUNING_SEED else []:
+def collect(folder: Path, hosts: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> Table:
+    """All that is known of these."""
+    table: Table = {name: {} for name in ARMS if name in arms}
+    for host, seed in itertools.product(hosts, seeds):
+        for one in read(folder / f"{host}-{seed}.jsonl"):
+            if one.arm in table:
                 table[one.arm].setdefault((host, one.shift), {})[seed] = one
     return {name: cells for name, cells in table.items() if cells}
 
 
-def show(folder: Path, hosts: Sequence[str]) -> str:
-    """Means over seeds, then over shifts, and how far `esper.adapt` is ahead: a table of markdown.
+def show(
+    folder: Path, hosts: Sequence[str], arms: Sequence[str] = tuple(ARMS), seeds: Sequence[int] = SEEDS
+) -> tuple[str, str]:
+    """By how many seeds all is known, and a table of markdown: means over seeds, then over shifts, and how far
+    `esper.adapt` is ahead.
 
-    An arm that is not known on all shifts has no means over them.
+    An arm that lacks a shift of a host that others know has no means over them.
     """
-    table = collect(folder, hosts)
+    table = collect(folder, hosts, arms, seeds)
     if not table:
         raise SystemExit(f"{folder} has no results yet")
     everywhere = {cell for cells in table.values() for cell in cells}
@@ -350,13 +362,26 @@ def show(folder: Path, hosts: Sequence[str]) -> str:
     for name, cells in table.items():
         whole = list(cells.values()) if cells.keys() == everywhere else []
         row = [ARMS[name].title, mean(whole, "new")]
-        row += [mean([found for cell, found in cells.items() if cell[0] == host], "new") for host in by_host]
+        row += [mean(list(find_host(cells, everywhere, host).values()), "new") for host in by_host]
         row += [mean([found for found in whole if kind_of(found) == kind], "new") for kind in KINDS]
         row += [compare(table, FREE, name, "new"), mean(whole, "old"), mean(whole, "kept")]
         row += [compare(table, PROTECTING, name, "kept")]
         row += [mean(whole, "parameters", "{:,.0f}"), mean(whole, "trainings", "{:.0f}")]
         lines.append(row)
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    known = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return ", ".join(count_seeds(table, everywhere, host) for host in hosts), known
+
+
+def find_host(cells: Cells, everywhere: set[Cell], host: str) -> Cells:
+    """The shifts of one host; none, if one is missing."""
+    found = {cell: one for cell, one in cells.items() if cell[0] == host}
+    return found if found.keys() == {cell for cell in everywhere if cell[0] == host} else {}
+
+
+def count_seeds(table: Table, everywhere: set[Cell], host: str) -> str:
+    """By how many seeds each arm that is known on all shifts of a host is known there."""
+    counts = {len(one) for cells in table.values() for one in find_host(cells, everywhere, host).values()}
+    return f"{host}: {' to '.join(map(str, sorted({min(counts), max(counts)})))} seeds" if counts else f"{host}: none"
 
 
 def kind_of(found: dict[int, Result]) -> str:
@@ -371,25 +396,26 @@ def mean(cells: Sequence[dict[int, Result]], key: str, form: str = POINTS) -> st
 
 
 def compare(table: Table, better: str, name: str, key: str) -> str:
-    """What ``better`` is ahead of another arm, in points: mean over shifts ± its standard error, of paired seeds."""
-    means: list[float] = []
-    for cell, found in table[name].items():
-        other = table.get(better, {}).get(cell, {})
-        differences = [getattr(other[seed], key) - getattr(found[seed], key) for seed in found if seed in other]
-        means += [100 * float(np.mean(differences))] if differences else []
-    if name == better or len(means) < 2:
+    """What ``better`` is ahead of another arm, in points: mean over shifts of paired seeds ± its standard error.
+
+    Hosts that learn the same data meet the same shifts: errors are clustered by data and shift (Liang and Zeger 1986,
+    Biometrika 73).
+    """
+    units, differences = list[Cell](), list[float]()
+    for (host, shift), found in table[name].items():
+        other = table.get(better, {}).get((host, shift), {})
+        paired = [getattr(other[seed], key) - getattr(found[seed], key) for seed in found if seed in other]
+        if paired:
+            units.append((DATA[host], shift))
+            differences.append(100 * float(np.mean(paired)))
+    clusters = len(set(units))
+    if name == better or clusters < 2:
         return ""
-    return f"{np.mean(means):+.1f} ± {np.std(means, ddof=1) / len(means) ** 0.5:.1f}"
-
-
-def describe(folder: Path, hosts: Sequence[str]) -> str:
-    """By how many seeds all arms were measured on all shifts, for each host."""
-    table = collect(folder, hosts)
-    seeds = {
-        host: {len(found) for cells in table.values() for cell, found in cells.items() if cell[0] == host}
-        for host in hosts
-    }
-    return ", ".join(f"{host} {min(found)} to {max(found)} seeds" for host, found in seeds.items() if found)
+    sums, center = Counter[Cell](), float(np.mean(differences))
+    for unit, difference in zip(units, differences, strict=True):
+        sums[unit] += difference - center
+    error = math.sqrt(clusters / (clusters - 1) * sum(one**2 for one in sums.values())) / len(differences)
+    return f"{center:+.1f} ± {error:.1f}"
 
 
 def main(
@@ -414,8 +440,7 @@ def main(
         for seed in seeds:
             for case in cases:
                 measure(folder, case, seed, tuned_rate(folder, case), arms)
-    say(CONSOLE, describe(folder, hosts))
-    sys.stdout.write(show(folder, hosts) + "\n")
+    sys.stdout.write("\n".join(show(folder, hosts, arms, seeds)) + "\n")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class Problem:
     target: Data
     test: Data
     held: Data
-    """More of what the host has learned, which nothing is trained on."""
+    """More of what the host has learned, which nothing is trained on, not after the shift either."""
 
 
 def shift_classes(
@@ -124,9 +124,10 @@ def shift_classes(
     order = torch.randperm(len(labels), generator=generator)
     count = int(SOURCE_SHARE * len(labels))
     source, rest = whole.pick(order[:count]), whole.pick(order[count:])
+    unseen = rest.pick(slice(TARGET, None))
     for name, shift in shifts.items():
         moved = Data(shift(rest.inputs), rest.labels)
-        yield Problem(name, "input", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), rest)
+        yield Problem(name, "input", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), unseen)
     permuted = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(1))
     answers: dict[str, Callable[[Tensor], Tensor]] = {
         "cycled": lambda labels: (labels + 1) % CLASSES,
@@ -136,7 +137,7 @@ def shift_classes(
     }
     for name, answer in answers.items():
         moved = Data(rest.inputs, answer(rest.labels))
-        yield Problem(name, "output", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), rest)
+        yield Problem(name, "output", source, moved.pick(slice(TARGET)), moved.pick(slice(TARGET, None)), unseen)
     for number in range(FEATURE_SHIFTS):
         pairs = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(number)).view(-1, 2)
         parent = torch.empty(CLASSES, dtype=torch.int64)
@@ -159,7 +160,8 @@ def shift_texts(seed: int) -> Iterator[Problem]:
     for name, kind, moved in list_shifts(Windows(rest.inputs, rest.labels)):
         chosen = torch.randperm(len(moved.inputs), generator=torch.Generator().manual_seed(seed))
         new = Data(moved.inputs, moved.labels).pick(chosen)
-        yield Problem(name, kind, source, new.pick(slice(TARGET)), new.pick(slice(TARGET, None)), rest)
+        held = rest if kind == "feature" else rest.pick(chosen[TARGET:])  # the same windows before the shift
+        yield Problem(name, kind, source, new.pick(slice(TARGET)), new.pick(slice(TARGET, None)), held)
 
 
 RESNET_CONVOLUTIONS = [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("conv1", "conv2")]

@@ -42,7 +42,7 @@ def rows(table: str) -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("hosts", [("conv1d",), None], ids=["conv1d", "all"])
 def test_the_page_has_the_table_that_the_results_give(arms: ModuleType, hosts: tuple[str, ...] | None) -> None:
     page = (ROOT / "docs" / "adapt.md").read_text()
-    table = arms.show(RESULTS, hosts or arms.HOST_NAMES)
+    table = arms.show(RESULTS, hosts or arms.HOST_NAMES)[1]
     missing = [line for line in table.splitlines() if line not in page]
     assert missing == []
 
@@ -61,7 +61,7 @@ def test_means_are_over_seeds_then_over_shifts(arms: ModuleType, tmp_path: Path)
     """A shift with more seeds counts no more than another."""
     write(arms, tmp_path, "conv1d", 10, full={"input": 0.5, "output": 0.9}, **{"esper.adapt": {"input": 0.6}})
     write(arms, tmp_path, "conv1d", 11, full={"input": 0.7}, **{"esper.adapt": {"input": 0.7, "output": 1.0}})
-    found = rows(arms.show(tmp_path, ("conv1d",)))["full fine-tuning"]
+    found = rows(arms.show(tmp_path, ("conv1d",))[1])["full fine-tuning"]
     assert (found["new data"], found["input"], found["output"]) == ("75.0", "60.0", "90.0")
 
 
@@ -69,7 +69,7 @@ def test_differences_are_of_equal_seeds_and_their_error_is_over_shifts(arms: Mod
     write(arms, tmp_path, "conv1d", 10, full={"input": 0.5, "output": 0.5, "feature": 0.1})
     write(arms, tmp_path, "conv1d", 10, **{"esper.adapt": {"input": 0.6, "output": 0.5}})
     write(arms, tmp_path, "conv1d", 11, full={"input": 0.5}, **{"esper.adapt": {"input": 0.8, "feature": 0.9}})
-    told = rows(arms.show(tmp_path, ("conv1d",)))["full fine-tuning"]["`esper.adapt` is ahead by"]
+    told = rows(arms.show(tmp_path, ("conv1d",))[1])["full fine-tuning"]["`esper.adapt` is ahead by"]
     differences = np.array([(10 + 30) / 2, 0])  # by no seed are both known on the third shift
     assert told == f"{differences.mean():+.1f} ± {differences.std(ddof=1) / math.sqrt(2):.1f}"
 
@@ -77,7 +77,7 @@ def test_differences_are_of_equal_seeds_and_their_error_is_over_shifts(arms: Mod
 def test_an_arm_that_lacks_shifts_has_no_mean_over_them(arms: ModuleType, tmp_path: Path) -> None:
     write(arms, tmp_path, "conv1d", 10, full={"input": 0.5}, replay={"input": 0.5})
     write(arms, tmp_path, "vit", 10, full={"input": 0.7})
-    found = rows(arms.show(tmp_path, ("conv1d", "vit")))
+    found = rows(arms.show(tmp_path, ("conv1d", "vit"))[1])
     assert found["full fine-tuning"]["new data"] == "60.0"
     assert found["the same with 5% replay"]["new data"] == ""
     assert found["the same with 5% replay"]["conv1d"] == "50.0"
@@ -89,16 +89,43 @@ def test_the_tuning_seed_is_not_reported(arms: ModuleType, tmp_path: Path) -> No
         arms.show(tmp_path, ("conv1d",))
 
 
+def test_what_is_asked_for_is_shown(arms: ModuleType, tmp_path: Path) -> None:
+    for seed, new in ((10, 0.5), (11, 0.7)):
+        write(arms, tmp_path, "conv1d", seed, full={"input": new}, replay={"input": new})
+    seeds, table = arms.show(tmp_path, ("conv1d", "vit"), ["full"], [11])
+    assert seeds == "conv1d: 1 seeds, vit: none"
+    assert {name: row["conv1d"] for name, row in rows(table).items()} == {"full fine-tuning": "70.0"}
+
+
+def test_hosts_of_the_same_data_do_not_count_twice(arms: ModuleType, tmp_path: Path) -> None:
+    """The error of the mean of two shifts is the same whether one host or two equal ones met them."""
+    for host in ("resnet", "vit"):
+        write(
+            arms,
+            tmp_path,
+            host,
+            10,
+            full={"input": 0.5, "output": 0.5},
+            **{"esper.adapt": {"input": 0.6, "output": 0.9}},
+        )
+    column = "`esper.adapt` is ahead by"
+    told = {
+        hosts: rows(arms.show(tmp_path, hosts)[1])["full fine-tuning"][column]
+        for hosts in (("vit",), ("vit", "resnet"))
+    }
+    assert set(told.values()) == {"+25.0 ± 15.0"}
+
+
 def test_a_rate_is_chosen_by_other_shifts(arms: ModuleType, tmp_path: Path) -> None:
     case = next(case for case in arms.CASES if case.host == "conv1d")
     with (tmp_path / f"conv1d-{arms.TUNING_SEED}.jsonl").open("w") as file:
         for rate in arms.FINE:
-            for shift, best in (("noise", 1e-3), ("cycled", 3e-2), ("merged", 3e-2)):
+            for shift, best in (("noise", 1e-3), *((str(at), 3e-2) for at in range(arms.SHIFTS // arms.TUNING_EVERY))):
                 told = arms.Result(shift, "input", "full", rate, float(rate == best), 0.5, 0.3, 1.0, 1000, 1.0)
                 file.write(json.dumps(asdict(told)) + "\n")
     choose: Any = arms.tuned_rate(tmp_path, case)
     assert choose("full", "noise") == [3e-2]
-    with pytest.raises(SystemExit, match="no rates are known for last layer on conv1d: say --tune before"):
+    with pytest.raises(SystemExit, match="last layer on conv1d: rates are known on 0 shifts only: say --tune before"):
         choose("last layer", "noise")
 
 

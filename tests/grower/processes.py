@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from esper import Grower, warmup_stable_decay
+from esper import Grower, Score, warmup_stable_decay
 from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
-from grower.training_loop import APART, HELD, data, growing, packed, validate
+from grower.training_loop import APART, CLASSES, HELD, data, growing, packed, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -59,7 +59,9 @@ def main(folder: Path, rank: int, how: str) -> None:
         model,
         optimizer,
         EAGER if how == "look" else "random",
-        evaluate=_only_first(rank),
+        evaluate=_only_first(rank, constrained=how == "constrained"),
+        objective="target" if how == "constrained" else None,
+        constraints={"source": 0.01} if how == "constrained" else None,
         horizon=20,
         seed=SEED + rank,
         rules=rules,
@@ -123,12 +125,23 @@ def _steady(step: int) -> float:
     return 1.0
 
 
-def _only_first(rank: int) -> Evaluate:
-    def evaluate(model: nn.Module) -> tuple[float, float]:
+def _only_first(rank: int, *, constrained: bool) -> Evaluate:
+    def evaluate(model: nn.Module) -> Any:
         assert rank == 0, "only the first process evaluates"
-        return validate(model)
+        return _validate_sets(model) if constrained else validate(model)
 
     return evaluate
+
+
+@torch.no_grad()
+def _validate_sets(model: nn.Module) -> dict[str, Score]:
+    """Two sets that ask for different answers to the same."""
+    inputs, labels = data(64, seed=1)
+    logits = model.eval()(inputs)
+    return {
+        name: Score(F.cross_entropy(logits, (labels + turned) % CLASSES))
+        for name, turned in {"target": 0, "source": 1}.items()
+    }
 
 
 if __name__ == "__main__":

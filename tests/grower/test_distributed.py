@@ -65,6 +65,16 @@ def test_what_the_first_hears_is_planted_by_all(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_what_must_hold_is_judged_alike_by_all(tmp_path: Path):
+    """By what the first has measured before growth, and the others have not."""
+    first, second = run(tmp_path, "constrained")
+    assert first["told"] == second["told"]
+    assert any("source loss up" in decision for decision in first["told"])
+    assert any("prune" in decision for decision in first["told"])
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
 def test_what_goes_by_the_budget_is_alike_in_all(tmp_path: Path):
     """Though only the first measures, and so spends more than the others."""
     first, second = run(tmp_path, "budget")

@@ -220,7 +220,7 @@ def compare(
     model, reports = by_itself(single, rules, conduct, settings)
     np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
     alike = count_alike(single, crowd)
-    assert alike >= FEWEST_ALIKE
+    assert alike == len(single.seen) or (settings.name == "adamw" and alike >= FEWEST_ALIKE)
     for step, (ours, theirs) in enumerate(zip(single.seen[:alike], crowd.seen[:alike], strict=True)):
         for part in Observation._fields:
             difference = (getattr(ours, part) - getattr(theirs, part)).abs().max()

@@ -72,8 +72,8 @@ class Processes:
     def agree_on_model(self, compute: Callable[[], T]) -> T:
         """As `agree`, for what calls the model: where processes share it, all of them call ``compute``.
 
-        Raises:
-            DistributedError: in the other processes, if it failed in the first alone.
+        If that fails in one of them, it ends, and the others wait, as for any pass that not all make, until
+        torch.distributed's timeout or whoever started them ends them, too: `torchrun` does.
         """
         return self._agree(compute, called=self.first or self._sharing)
 
@@ -81,14 +81,16 @@ class Processes:
         """What ``compute`` returns in the first process; it is ``called`` in this one."""
         if self._group is None:
             return compute()
-        outcome: list[Any] = []
+        box: list[Any] = [None]
         try:
             if called:
-                outcome = [compute()]
-        finally:  # lest the others wait for ever
-            box = [outcome]
-            distributed.broadcast_object_list(box, src=FIRST, group=self._group)
-        if not box[0]:
+                box = [[compute()]]
+        except BaseException:
+            if not self._sharing:  # lest the others wait for ever; where all call, they are not here yet
+                distributed.broadcast_object_list(box, src=FIRST, group=self._group)
+            raise
+        distributed.broadcast_object_list(box, src=FIRST, group=self._group)
+        if box[0] is None:
             raise DistributedError("growth failed in the first process: see its message")
         return box[0][0]
 

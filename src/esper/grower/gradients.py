@@ -19,7 +19,7 @@ from esper.training.gradients import GradientNorms, HealthTable, assess_health
 
 
 class Gradients:
-    """Looks at the gradients of every step of the optimizer, without waiting for a device.
+    """Looks at the gradients of every step of the optimizer, without waiting for a device, but for other processes.
 
     What a step is said to have had are the gradients that its last backward pass left: added up over the passes since
     they were zeroed, before they are clipped or averaged over processes. A gradient that was put there by another hand
@@ -67,7 +67,7 @@ class Gradients:
             if found:
                 norms[place] = torch.linalg.vector_norm(torch.stack(found))
         if self._model.sharded:
-            norms = add_up_norms(norms)
+            norms = add_up_norms(norms.to(next(self._model.host.parameters()).device))
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 

@@ -200,7 +200,7 @@ class Grower:
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
         wanted, kinds = require_promise(self.controller, conduct.promise), self.network.specs.kinds
-        hears = self._processes.first
+        hears = model.sharded or self._processes.first
         self._listener = (
             None if wanted is None else Listener(model, kinds, wanted, scaler, self.spending.add, active=hears)
         )

@@ -36,7 +36,7 @@ LEAST = 2
 FEWEST_EXAMPLES = 32
 """Asked however many parameters a blueprint has."""
 _BYTES = torch.float32.itemsize
-_CALLER = 9
+_CALLER = 10
 """Calls between a warning and the loop that called `esper.Grower.step`."""
 
 
@@ -69,7 +69,8 @@ class Listener:
         settings: How often, and by how many examples.
         scaler: Of the loop, where it scales losses.
         spend: Is told what FLOPs measuring takes.
-        active: Whether it listens at all: of several processes the first does.
+        active: Whether it listens at all: of several processes the first does, and all where they share the model,
+            since to listen may change what a backward pass computes.
     """
 
     def __init__(
@@ -90,13 +91,12 @@ class Listener:
         self._warned: set[str] = set()
 
     def prepare(self, decision: int, look: Look | None, *, trained: bool) -> None:
-        """Before anything is measured for a decision: stop listening, and refuse what could not be decided.
+        """Before anything is measured for a decision: refuse what could not be decided.
 
         Raises:
             ConfigError: it is time to measure, the optimizer stepped, but nothing was heard of it, and there is no
                 ``look``.
         """
-        self._listen(False)
         if look is None and trained and self.is_due(decision) and not any(self._heard.values()):
             raise ConfigError(
                 "the controller goes by what blueprints promise, and listens to the backward passes of training, but "
@@ -104,11 +104,12 @@ class Listener:
                 "grower.looks_next says so, or take another controller"
             )
 
-    def measure(self, decision: int, look: Look | None, free: Bools, *, trained: bool, undone: bool) -> None:
+    def measure(self, decision: int, look: Look | None, free: Bools, *, trained: bool, undone: bool) -> bool:
         """Take a decision into account, and measure what is promised in ``free`` slots, bool ``[S]``, if it is time to.
 
         ``look`` tells what was measured by other hands. ``undone`` says that the training was rolled back, so that
-        nothing is known of the model as it is: then, as where no finite gradient was heard, it is due at the next.
+        nothing is known of the model as it is: then, as where no finite gradient was heard, it is due at the next, as
+        the answer says.
 
         Raises:
             ConfigError: ``look`` is of another model.
@@ -122,7 +123,11 @@ class Listener:
             found = self._compute(free)
         if found is not None:
             self.record.record(everyone, *found)
-        self._owed = due and found is None
+        return due and found is None
+
+    def forget(self, *, owed: bool) -> None:
+        """Forget what was heard; whether that was of no use, and measuring is due at the next decision."""
+        self._owed = owed
         for heard in self._heard.values():
             heard.clear()
 
@@ -133,6 +138,10 @@ class Listener:
     def is_due(self, decision: int) -> bool:
         """Whether it is to be measured at the decision of that number."""
         return self._owed or bool(self.record.settings.due(np.array([decision]))[0])
+
+    def rest(self) -> None:
+        """Listen no more until `listen_before`."""
+        self._listen(False)
 
     def _listen(self, listening: bool) -> None:
         for slot in self._model.slots.values():
@@ -206,6 +215,10 @@ class Listener:
 
     def _promise_of(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
         """By the newest examples, as many as are wanted, or fewer where a blueprint has very many parameters."""
+        if kind.reads is Reads.CALL and slot.sharding is not None:
+            # All processes would have to gather the block's parameters, and one measures.
+            self._warn(kind.name, f"blueprint {kind.name!r} copies a block whose parameters processes share")
+            return None
         bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
         heard = self._newest(slot.name, min(self.record.settings.examples, max(bound, FEWEST_EXAMPLES)))
         firsts = [one.first for one in heard if one.first is not None]

@@ -65,9 +65,11 @@ class Measurement(NamedTuple):
 @contextmanager
 def examine(model: GrowingModel) -> Generator[None]:
     """Within the block the model is measured; afterwards it is as it was."""
-    with keep_modes(model):
-        yield
-    reshard(model)
+    try:
+        with keep_modes(model):
+            yield
+    finally:
+        reshard(model)
 
 
 def measure_seeds(
@@ -241,12 +243,9 @@ class Examiner:
     def refer(self) -> None:
         """Measure the model before growth, if a constraint is about that."""
         if self._constraints.limits:
-            self._processes.agree_on_model(self._refer)
-
-    def _refer(self) -> None:
-        model = self._passes.model
-        with examine(model):
-            self._constraints.refer_to(self._constraints.read(self._evaluate(model)))
+            nothing = np.zeros(self._network.table.stage.shape, np.bool_)
+            found = self._processes.agree_on_model(partial(self._measure, None, nothing))
+            self._constraints.refer_to(found.usual)
 
     def find_culprit(self, found: Measurement) -> Bools:
         """The live seed without which constraints are broken by least, bool ``[1, S]``; none, if none is broken or none
@@ -284,6 +283,8 @@ class Examiner:
         Raises:
             ConfigError: nothing was heard of training where it matters, or ``look`` is none, or of no use.
         """
+        if self._listener is not None:
+            self._listener.rest()
         self._processes.agree(lambda: self._prepare(decision, look))
 
     def _prepare(self, decision: int, look: Look | None) -> None:
@@ -307,7 +308,8 @@ class Examiner:
         listener = self._listener
         if listener is not None:
             free, trained = self._network.table.stage[0] == Stage.DORMANT, self._gradients.stepped
-            self._processes.agree(lambda: listener.measure(decision, look, free, trained=trained, undone=undone))
+            owed = self._processes.agree(lambda: listener.measure(decision, look, free, trained=trained, undone=undone))
+            listener.forget(owed=owed)
 
     def observe(self, progress: float, horizon: int, terms: Terms, rollbacks: float) -> Observation:
         """What controllers see now, where ``progress`` of so many decisions is over, and that share of rollbacks."""

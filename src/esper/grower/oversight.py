@@ -81,7 +81,6 @@ class Oversight:
         governor = self.governor
         if governor is None or verdict is None or not governor.accept(verdict):
             return None, Transitions.none()
-        changes = Transitions.none()
         try:
             rollback = governor.rollback()
         finally:  # the one too many prunes as well before it raises

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.errors import CheckpointError, ConfigError
+from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
@@ -111,6 +111,7 @@ class GrowthInStateDict:
     """
 
     def __init__(self, model: GrowingModel) -> None:
+        _require_unshared(model)
         self._parts: dict[str, Stateful] = {}
         self._arrived: dict[str, dict[str, Any]] = {}
         """States that were loaded before the part was there."""
@@ -129,6 +130,7 @@ class GrowthInStateDict:
     def __call__(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Add to ``state_dict``, as a hook of the model; torch wants an object here, not a method."""
         assert isinstance(model, GrowingModel)
+        _require_unshared(model)
         state = {
             "seeds": structure(model),
             "twins": _drop_twins(state_dict, prefix),
@@ -149,6 +151,15 @@ class GrowthInStateDict:
 
     def __getstate__(self) -> Mapping[str, Any]:
         return {**self.__dict__, "_parts": {}, "_arrived": {}}
+
+
+def _require_unshared(model: GrowingModel) -> None:
+    if model.sharded:
+        raise SlotError(
+            "processes share the model's parameters (FSDP2), and its state dict cannot hold what has grown in all: "
+            "save it by torch.distributed.checkpoint, and each process's grower.state_dict() by itself, which the "
+            "callbacks for trainers do not"
+        )
 
 
 def _drop_twins(state_dict: dict[str, Tensor], prefix: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.control.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import ConfigError
 from esper.grower.scores import LOSS, Figures, Scores
-from esper.growth.sharding import local_part
+from esper.growth.sharding import local_part, reshard
 from esper.lifecycle.actions import Op
 from esper.state import from_plain, to_plain
 from esper.training.governor.detectors import GovernorSettings
@@ -125,7 +125,7 @@ class TrainingWatch:
             f"the network {what} for {self._astray} decisions: its validation loss is {self._last_loss:.4g}, {chance} "
             f"{self._scores.chance_loss:.4g}{seen}; no seed is kept until it does better: check the learning rate, the "
             "loss and the data",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     @property
@@ -192,6 +192,7 @@ class OptimizerCheck:
     @torch.no_grad()
     def _sum_parameters(self) -> Tensor:
         """The sum of the values of each learning parameter, ``[P]``, as far as this process holds them."""
+        reshard(self._host)
         learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
         if not learning:
             return torch.zeros(0)

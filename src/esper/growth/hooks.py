@@ -9,7 +9,7 @@ from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.hook_tables import find_hook_tables
-from esper.growth.sharding import require_whole
+from esper.growth.sharding import require_shared, require_whole, reshard
 from esper.growth.slot import Slot
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def require_attached(model: GrowingModel) -> None:
     require_called(model)
 
 
-def require_growable(model: GrowingModel) -> None:
+def require_savable(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more, or was sharded although what grows in it is not.
 
     Raises:
@@ -55,6 +55,18 @@ def require_growable(model: GrowingModel) -> None:
             without `GrowingModel.shard_growth`.
     """
     (require_called if model.sharded else require_attached)(model)
+
+
+def require_growable(model: GrowingModel) -> None:
+    """Refuse a model in which nothing can grow. Of one that processes share each has its own part afterwards.
+
+    Raises:
+        SlotError: as `require_savable`; or what grows is to be sharded, and the host is not.
+    """
+    require_savable(model)
+    if model.sharded:
+        reshard(model.host)
+        require_shared(model.host.parameters())
 
 
 def require_called(model: GrowingModel) -> None:

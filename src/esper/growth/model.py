@@ -19,14 +19,14 @@ from esper.growth.copies import Copies
 from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
-from esper.growth.hooks import require_attachable, require_attached, require_growable
+from esper.growth.hooks import require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
-from esper.growth.sharding import check_options, shard_slots
+from esper.growth.sharding import check_options, reshard, shard_slots
 from esper.growth.slot import InputTap, Slot, require_untraced
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
 
@@ -119,7 +119,7 @@ def _require_planted(_: nn.Module, found: Any) -> None:
 def _require_called(model: nn.Module, *_: Any) -> None:
     """As a hook before a state dict is made: refuse one with seeds that nobody calls any more."""
     assert isinstance(model, GrowingModel)
-    require_growable(model)
+    require_savable(model)
 
 
 class GrowingModel(nn.Module):
@@ -275,6 +275,7 @@ class GrowingModel(nn.Module):
         growth; adding groups later would not do. ``options`` (``lr``, ``weight_decay``, ...) hold for all of them.
         Parameters that do not require a gradient are left out.
         """
+        reshard(self)  # or those would be groups of what a forward pass has gathered
         learning = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
         groups: list[dict[str, Any]] = [{"params": learning, **options}]
         for slot in self.slots.values():
@@ -289,6 +290,7 @@ class GrowingModel(nn.Module):
         Raises:
             SlotError: the optimizer was not made from `parameter_groups`, or from those of another model.
         """
+        reshard(self)
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
     @check_arguments(SlotError, average=MODULE)
@@ -347,9 +349,9 @@ class GrowingModel(nn.Module):
             SlotError: the host is sharded already, linked to an optimizer, or mirrored; an option is unknown; or there
                 is no process group.
         """
-        require_attached(self)
         if self.sharded:
             raise SlotError("shard_growth was called already")
+        require_attached(self)
         if self.ownership.optimizer is not None:
             raise SlotError("an optimizer has the parameters as they are: shard first, and make the optimizer then")
         if self.copies.mirrored:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,8 @@ RESHARD = "reshard_after_forward"
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds a part of it."""
-    if not distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 (there is none in builds without torch.distributed)
-
-    return isinstance(tensor, DTensor)
+    module = sys.modules.get("torch.distributed.tensor")  # dear to import, and imported wherever there is one
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -58,12 +56,13 @@ def reshard(module: nn.Module) -> None:
 
 def count_copies(tensor: Tensor) -> int:
     """In how many processes each value of it is, of a model that they share: all of them have what is whole."""
+    world = distributed.get_world_size()
     if not is_sharded(tensor):
-        return distributed.get_world_size()
+        return world
     values: Any = tensor
-    return math.prod(
-        values.device_mesh.size(at) for at, placement in enumerate(values.placements) if placement.is_replicate()
-    )
+    mesh, placements = values.device_mesh, values.placements
+    replicas = math.prod(mesh.size(at) for at, placement in enumerate(placements) if placement.is_replicate())
+    return replicas * world // mesh.size()  # what other meshes have is the same, or they would not learn alike
 
 
 def add_up_norms(norms: Tensor) -> Tensor:
@@ -89,10 +88,10 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     sharded = next((name for name, parameter in parameters if is_sharded(parameter)), None)
     if sharded is not None:
         raise SlotError(
-            f"parameter {sharded!r} is a DTensor: where fully_shard (FSDP2) or tensor parallelism has sharded a model, "
-            "seeds grow after model.shard_growth(mesh=...), which comes before fully_shard; what copies the model, or "
-            "attaches slots, needs whole parameters: use DistributedDataParallel, or load a checkpoint of "
-            "torch.distributed in one process"
+            f"parameter {sharded!r} is a DTensor, of which this process holds a part (FSDP2, tensor parallelism), and "
+            "this takes whole parameters: load a checkpoint of torch.distributed in one process, or use "
+            "DistributedDataParallel. To grow while the model is sharded call model.shard_growth(mesh=...) before "
+            "fully_shard"
         )
 
 

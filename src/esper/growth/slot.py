@@ -21,7 +21,7 @@ from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
 from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
-from esper.growth.sharding import require_shared, require_whole, shard
+from esper.growth.sharding import require_shared, require_whole, reshard, shard
 from esper.growth.site import IN_ORDER, Site
 from esper.lifecycle.actions import Blend
 
@@ -299,6 +299,7 @@ class Slot(GrowthHook):
         if self.sharding is None:
             require_whole(self.depth.host.named_parameters())
         else:
+            reshard(self.depth.host)
             require_shared(self.depth.host.parameters())
             shard(seed, self.sharding)
         self.ownership.extend(self.name, list(seed.parameters()))

@@ -70,8 +70,8 @@ class LoRA(Blueprint):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
-        layer = _require_layer(site)
-        return cls.rank * (layer.weight[0].numel() + len(layer.weight))
+        outputs, *inner = _require_layer(site).weight.shape
+        return cls.rank * (math.prod(inner) + outputs)
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
