@@ -52,6 +52,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
+from esper.errors import DivergedError
 from esper.experiments.process_pool import prepare_process
 from esper.growth.model import GrowingModel
 from esper.ui.output import say
@@ -150,7 +151,10 @@ def grow_by_controller(one: Setting, controller: str) -> Adapted:
             loss.backward()
             optimizer.step()
             total += float(loss) / len(batches)
-        grower.step(train_loss=total)
+        try:
+            grower.step(train_loss=total)
+        except DivergedError:  # once too often; the model is in its last good state
+            break
     grower.finish()
     return Adapted(model, reweigh(model), model.added_parameters)
 
