@@ -169,7 +169,7 @@ class TestSelfTest:
         assert found.agrees
         assert found.seeds >= found.blended > 0
         assert found.difference is not None
-        assert 0 < found.difference < TOLERANCE
+        assert 0 <= found.difference < TOLERANCE  # on some processors they are equal to the bit
         assert found.faster == ("stacked" if found.stacked_seconds < found.looped_seconds else "looped")
 
     @pytest.mark.usefixtures("real")
