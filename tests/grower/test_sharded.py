@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from esper import Grower, GrowingModel, Score, attach
 from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule, LookSettings
-from esper.errors import CheckpointError, ConfigError, SlotError
+from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
 from esper.grower.distributed import Processes
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.sharding import count_copies
@@ -150,6 +150,8 @@ def _work(rank: int, folder: str) -> None:
         torch.save(live(grower, mine, scenario.decisions, rank), f"{folder}/{how}-{rank}.pt")
     _resume(mine, folder, rank)
     torch.save(_find_broken(rank), f"{folder}/broken-{rank}.pt")
+    with pytest.raises(ZeroDivisionError if rank == 0 else DistributedError):  # and nobody waits for ever
+        Processes(sharing=True).agree(lambda: 1 // 0)
     distributed.destroy_process_group()
 
 

@@ -67,7 +67,7 @@ class Processes:
         Raises:
             DistributedError: in the other processes, if it failed in the first.
         """
-        return self._agree(compute, called=self.first)
+        return self._agree(compute, together=False)
 
     def agree_on_model(self, compute: Callable[[], T]) -> T:
         """As `agree`, for what calls the model: where processes share it, all of them call ``compute``.
@@ -75,18 +75,18 @@ class Processes:
         If that fails in one of them, it ends, and the others wait, as for any pass that not all make, until
         torch.distributed's timeout or whoever started them ends them, too: `torchrun` does.
         """
-        return self._agree(compute, called=self.first or self._sharing)
+        return self._agree(compute, together=self._sharing)
 
-    def _agree(self, compute: Callable[[], T], *, called: bool) -> T:
-        """What ``compute`` returns in the first process; it is ``called`` in this one."""
+    def _agree(self, compute: Callable[[], T], *, together: bool) -> T:
+        """What ``compute`` returns in the first process, in all of them; all call it if ``together``, else that one."""
         if self._group is None:
             return compute()
         box: list[Any] = [None]
         try:
-            if called:
+            if together or self.first:
                 box = [[compute()]]
         except BaseException:
-            if not self._sharing:  # lest the others wait for ever; where all call, they are not here yet
+            if not together:  # the others wait here; where all compute, they wait elsewhere, or failed themselves
                 distributed.broadcast_object_list(box, src=FIRST, group=self._group)
             raise
         distributed.broadcast_object_list(box, src=FIRST, group=self._group)
