@@ -47,7 +47,7 @@ def reshard(module: nn.Module) -> None:
     """Let go of parameters that forward passes without a backward one have gathered and kept."""
     if not distributed.is_available() or not distributed.is_initialized():
         return
-    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 (as above)
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 (there is none in builds without torch.distributed)
 
     for part in module.modules():
         if isinstance(part, FSDPModule):
