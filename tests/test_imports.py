@@ -1,7 +1,11 @@
-"""The core works without any optional extra."""
+"""The core works without any optional extra, and any module may be imported first."""
 
+import graphlib
 import subprocess
 import sys
+
+import grimp
+import pytest
 
 EXTRAS = (
     "datasets",
@@ -62,3 +66,29 @@ def test_every_module_imports_without_the_extras():
     result = subprocess.run([sys.executable, "-c", IMPORT_EVERYTHING], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert {"esper.cli", "esper.config", "esper.telemetry.store"} <= set(result.stdout.split())
+
+
+LATE = {"esper.experiments.workers": "esper.experiments.ray_workers"}
+"""Imported within a function by the one, since it takes seconds and an extra; the other needs the one."""
+
+
+def order_imports(imports: dict[str, set[str]]) -> list[str]:
+    """Modules such that each follows all that it needs: what it imports, and the packages that these are in."""
+    needs = dict[str, set[str]]()
+    for module, imported in imports.items():
+        parts = [name.split(".") for name in imported]
+        packages = {".".join(names[:depth]) for names in parts for depth in range(1, len(names) + 1)}
+        needs[module] = {name for name in packages if not f"{module}.".startswith(f"{name}.")}
+    return list(graphlib.TopologicalSorter(needs).static_order())
+
+
+def test_any_module_may_be_imported_first() -> None:
+    graph = grimp.build_graph("esper", exclude_type_checking_imports=True)
+    imports = {name: graph.find_modules_directly_imported_by(name) - {LATE.get(name)} for name in graph.modules}
+    assert set(order_imports(imports)) == graph.modules
+
+
+def test_a_module_that_needs_its_package_is_found() -> None:
+    circle = {"a": set[str](), "a.b": {"a.b.one"}, "a.b.one": {"a.two"}, "a.two": {"a.b.three"}, "a.b.three": set()}
+    with pytest.raises(graphlib.CycleError):
+        order_imports(circle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -332,6 +333,76 @@ def test_what_diverges_is_worse_than_all_else() -> None:
     failed = [one for one in found.trials if one.structure == {"1": "mlp"}]
     assert [one.found.score for one in failed] == [-math.inf]
     assert found.trials[-1] in failed or found.trials[-1].found.score == -math.inf
+
+
+def explode_at_last(trials: int, count: int) -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
+    """Optimizers of which ``count`` explode, once ``trials`` in two folds each were trained."""
+    made = itertools.count()
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        explodes = 2 * trials <= next(made) < 2 * trials + count
+        return torch.optim.SGD(groups, 1.0, weight_decay=math.inf) if explodes else fast(groups)
+
+    return make
+
+
+def test_where_the_last_training_diverges_the_next_best_grows() -> None:
+    usual = adapt(attached())
+    model = attached()
+    found = adapt(model, optimizer=explode_at_last(len(usual.trials), 2))
+    assert found.diverged == usual.trials[:2]
+    assert found.kept == usual.trials[2]
+    assert {name: seed.blueprint.name for name, seed in model.seeds.items()} == usual.trials[2].structure
+    assert mean(model, accuracy, data(40, 1, shift=1)) > found.before.score
+    assert "2 did better, but diverged" in repr(found)
+
+
+def test_where_every_last_training_diverges_nothing_is_kept_and_the_search_is_not_lost() -> None:
+    usual = adapt(attached())
+    model = attached()
+    found = adapt(model, optimizer=explode_at_last(len(usual.trials), 99))
+    assert found.kept is None
+    assert not model.seeds
+    assert found.trials == usual.trials
+    assert found.diverged == tuple(one for one in usual.trials if one.found.rank > usual.before.rank)
+    assert "give an optimizer with a lower learning rate" in repr(found)
+
+
+def test_what_counts_for_nothing_in_the_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = Trainer.fit
+
+    def forgetful(trainer: Trainer, structure: Structure, batches: list[Batch], *key: int) -> Retention:
+        found = fit(trainer, structure, batches, *key)
+        return Retention(0.0, 0.0) if len(batches) == 4 else found
+
+    monkeypatch.setattr(Trainer, "fit", forgetful)
+    model = attached()
+    found = adapt(model, source=data(100, 0), tolerance=10.0)
+    assert found.kept is None
+    assert not model.seeds
+    assert any(one.found.rank > found.before.rank for one in found.trials)
+    assert "Nothing was kept: grown on all of the new data, the best raises the loss on source too much" in repr(found)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_stays_in_its_mode(training: bool) -> None:
+    model = attached().train(training)
+    assert adapt(model).kept is not None
+    assert model.training == training
+    assert {slot.training for slot in model.slots.values()} == {training}
+    assert {seed.training for seed in model.seeds.values()} == {training}
+    assert not model.host.training, "what is frozen"
+    model.swap(None)
+    with pytest.raises(ConfigError, match="diverges"):
+        adapt(model, loss=diverging)
+    assert model.training == training
+
+
+def test_a_loss_of_parts_is_refused_though_the_model_was_called_before() -> None:
+    model = attached()
+    model(torch.zeros(7, 2))
+    with pytest.raises(ConfigError, match="does not call the model as a whole"):
+        adapt(model, loss=lambda model, batch: F.cross_entropy(nn.Sequential(*model.host)(batch[0]), batch[1]))
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scores: Callable[[Structure], float], worthless: str = "") -> Adaptation:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from esper.adaptation.report import Adaptation, Trial
+from esper.adaptation.trainer import Figures, Retention
 from esper.cli import main
+from esper.errors import ConfigError
+from esper.practice import shifts
+from esper.practice.shifts import BATCH
+from esper.tasks.practice.registry import DataAccess, get_task
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ("--task", "mnist1d", "--host", "conv1d", "--epochs", "3", "--examples", "100", "--seconds", "1")
@@ -38,6 +47,32 @@ def test_old_data_are_protected_if_asked(capsys: Capture) -> None:
     assert record["retention"]["rise"] <= 0.05
 
 
+def test_what_is_protected_is_what_the_host_has_not_learned(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    seen: dict[str, Any] = {}
+
+    def adapt(*_: Any, source: Any, **__: Any) -> Any:
+        seen["source"] = source
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(shifts, "adapt", adapt)
+    assert main(["adapt", *QUICK, "--protect", "0.05"]) == 2
+    assert "enough" in capsys.readouterr().err
+    splits = get_task("mnist1d").load(DataAccess())
+    spare = list(splits.validation.in_order(BATCH))[2:4]
+    assert all(torch.equal(one.inputs, other.inputs) for one, other in zip(seen["source"], spare, strict=True))
+
+
+def test_what_diverged_is_null_for_machines(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    before, worst = Figures(0.5, 1.0, 100), Figures(-math.inf, math.inf, 100)
+    failed = Trial({"0": "mlp"}, worst, Retention(0.0, 0.0), {"0": 0.0}, 9)
+    told = Adaptation((failed,), 0, before, None, (), Retention(1.0, 0.0), math.nan, None, 1.0)
+    monkeypatch.setattr(shifts, "adapt", lambda *_, **__: told)
+    assert main(["adapt", *QUICK, "--json"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    record = json.loads(line, parse_constant=pytest.fail)
+    assert record["trials"][0]["found"] == [None, None, 100]
+
+
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
@@ -47,6 +82,8 @@ def test_old_data_are_protected_if_asked(capsys: Capture) -> None:
         (("--protect", "nan"), "--protect nan"),
         (("--epochs", "0"), "--epochs 0"),
         (("--seconds", "0"), "--seconds 0"),
+        (("--seconds", "inf"), "--seconds inf"),
+        (("--protect", "0.1", "--examples", "450"), "give 400 at most"),
         (("--task", "charlm", "--host", "gpt"), "this task is text"),
     ],
 )

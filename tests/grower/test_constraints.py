@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,6 +119,33 @@ def test_the_worst_seed_goes_at_once_whatever_the_controller_wants() -> None:
     assert "PRUNE" in seen
 
 
+def test_a_culprit_is_found_at_once_though_its_turn_to_be_measured_is_later() -> None:
+    conduct = esper.EpisodeConfig(counterfactual_every=5)
+    model, optimizer, grower = adapting("all_at_start", horizon=30, conduct=conduct)
+    decisions = [grower.step(train_loss=go(model, optimizer)) for _ in range(6)]
+    broken = [decision.op for decision in decisions if decision.broken]
+    assert broken[:1] == [Op.PRUNE]
+    assert set(broken) == {Op.PRUNE}
+
+
+def test_only_what_breaks_a_constraint_is_measured_out_of_turn() -> None:
+    calls: list[float] = []
+
+    def counted(model: GrowingModel) -> dict[str, esper.Score]:
+        calls.append(0.0)
+        return both(model)
+
+    conduct = esper.EpisodeConfig(counterfactual_every=10)
+    told = {"horizon": 30, "conduct": conduct, "evaluate": counted, "constraints": {"source": 1e9}}
+    model, optimizer, grower = adapting("all_at_start", **told)
+    while not all(slot.seed is not None and float(slot.seed.alpha) > 0 for slot in model.slots.values()):
+        grower.step(train_loss=go(model, optimizer, 1))
+    calls.clear()
+    for _ in range(10):
+        grower.step(train_loss=go(model, optimizer, 1))
+    assert len(calls) < 20, "some decisions measured no seed"
+
+
 def test_a_reference_is_the_model_before_growth_and_survives_resumption() -> None:
     model, optimizer, grower = adapting(Never())
     assert grower.constraints.references == {"source": float(both(model)["source"].loss)}
@@ -197,6 +226,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "the objective itself": ({"constraints": {"target": 0.1}}, "is the objective"),
     "not measured": ({"constraints": {"other": 0.1}}, "target, other"),
     "no scores": ({"evaluate": lambda model: {"target": (1.0, 0.5), "source": (1.0, 0.5)}}, "give an esper.Score"),
+    "a pair as a loss": (
+        {"evaluate": lambda model: {"target": esper.Score((1.0, 0.5)), "source": esper.Score(1.0)}},  # pyright: ignore[reportArgumentType]
+        "the loss of 'target' is a tuple",
+    ),
+    "figures as a loss": (
+        {"evaluate": lambda model: {"target": esper.Score(1.0), "source": esper.Score({"loss": 1.0})}},  # pyright: ignore[reportArgumentType]
+        "the loss of 'source' is a mapping",
+    ),
     "one figure": ({"evaluate": lambda model: 1.0}, "mapping of target, source"),
     "negative": ({"constraints": {"source": -0.1}}, "constraints is"),
     "no number": ({"constraints": {"source": "1%"}}, "constraints is"),
@@ -218,6 +255,12 @@ def test_what_cannot_be_is_refused(wrong: str) -> None:
     options, sentence = WRONG[wrong]
     with pytest.raises(ConfigError, match=sentence):
         adapting(Never(), **options)
+
+
+@pytest.mark.parametrize("limit", [np.float32(0.25), torch.tensor(0.25), Fraction(1, 4), np.int64(0)])
+def test_limits_are_any_real_numbers(limit: Any) -> None:
+    _model, _optimizer, grower = adapting(Never(), constraints={"source": limit})
+    assert grower.constraints.limits == {"source": float(limit)}
 
 
 def test_an_objective_needs_no_constraints() -> None:

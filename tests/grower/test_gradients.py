@@ -17,6 +17,39 @@ from grower.training_loop import SLOTS, WIDTH, data, host
 CLIPPED = 1e-3
 
 
+class Quantised(nn.Module):
+    """Some of its parameters are no numbers that could learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.arange(-8, 8, dtype=torch.int8).view(4, 4), requires_grad=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(inputs @ (self.codes.float() / 8))
+
+
+def test_a_quantised_host_grows() -> None:
+    inputs, labels = data()
+    model = esper.attach(Quantised(), {"head": ["lora"]}, inputs[:2], freeze_host=True)
+    optimizer = torch.optim.Adam(model.parameter_groups(lr=0.1))
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(inputs), labels)
+
+    grower = esper.Grower(model, optimizer, "all_at_start", evaluate=evaluate, horizon=12)
+    before = float(evaluate(model))
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        grower.step(train_loss=loss.detach())
+    assert model.seeds
+    assert float(evaluate(model)) < before
+
+
 class Branching(nn.Sequential):
     """Of its two ends a forward pass uses one, and it can begin late."""
 

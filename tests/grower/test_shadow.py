@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -84,9 +85,15 @@ def closed(run: Run, inputs: Tensor, labels: Tensor) -> None:
     run.optimizer.step(closure)
 
 
-def begun(controller: str, host: Callable[[], nn.Module] = Noisy, *, scales: bool = False) -> Run:
+def begun(
+    controller: str,
+    host: Callable[[], nn.Module] = Noisy,
+    *,
+    scales: bool = False,
+    slots: Mapping[str, Sequence[str]] = SLOTS,
+) -> Run:
     torch.manual_seed(0)
-    model = esper.attach(host(), SLOTS, torch.zeros(4, 4))
+    model = esper.attach(host(), slots, torch.zeros(4, 4))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scales)
     grower = Grower(
@@ -119,6 +126,23 @@ def test_isolated_seeds_learn_and_nobody_else_notices(epoch: Epoch) -> None:
     mine, theirs = grown.model.host.state_dict(), bare.model.host.state_dict()
     for name, tensor in theirs.items():
         assert torch.equal(mine[name], tensor), name
+
+
+def test_what_is_fixed_in_an_isolated_seed_stays() -> None:
+    def host() -> nn.Module:
+        network = Noisy()
+        network[2].bias.requires_grad_(False)
+        return network
+
+    run = begun("all_at_start", host, slots={"2": ["block_copy"]})
+    before = copy.deepcopy(run.model.host[2])
+    for _ in range(EPOCHS):
+        run.model.train()
+        plain(run, *data())
+        run.grower.step(train_loss=1.0)
+    block = run.model.seeds["2"].blueprint.block
+    assert torch.equal(block.bias, before.bias)
+    assert not torch.equal(block.weight, before.weight)
 
 
 @pytest.mark.parametrize("epoch", [accumulated, scaled, closed])

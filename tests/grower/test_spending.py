@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.control.rules.simple import Never
@@ -50,21 +55,123 @@ def test_a_pass_forward(count: int) -> None:
     assert spending.flops == count * (HOST + seed)
 
 
-def test_a_pass_that_trains_takes_three_times_as_much() -> None:
-    model = attached()
+@pytest.mark.parametrize("training", [True, False])
+def test_a_pass_that_trains_takes_three_times_as_much_in_whatever_mode(training: bool) -> None:
+    model = attached().train(training)
     spending, seed = spent(model)
-    model(inputs())
+    loss = model(inputs()).sum()
+    assert spending.flops == EXAMPLES * (HOST + seed), "nobody differentiated yet"
+    loss.backward(retain_graph=True)
     assert spending.flops == EXAMPLES * 3 * (HOST + seed)
+    loss.backward()
+    assert spending.flops == EXAMPLES * 5 * (HOST + seed)
 
 
-def test_a_frozen_host_is_differentiated_by_its_features_alone_and_not_without_seeds() -> None:
-    model = attached(freeze_host=True)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_frozen_host_is_differentiated_by_its_features_alone_and_not_without_seeds(training: bool) -> None:
+    model = attached(freeze_host=True).train(training)
+    spending = Spending(model)
+    loss = model(inputs()).sum()
+    if training:  # by what a slot adds, so that a loop need not know whether anything grows
+        loss.backward()
+    assert spending.flops == EXAMPLES * HOST
+    again, seed = spent(model)
+    model(inputs()).sum().backward()
+    assert again.flops == EXAMPLES * (2 * HOST + 3 * seed)
+
+
+def test_a_host_that_was_frozen_by_hand_counts_as_frozen() -> None:
+    model = esper.attach(host().requires_grad_(False), {"1": ["mlp"]}, inputs(2))
     spending = Spending(model)
     model(inputs())
     assert spending.flops == EXAMPLES * HOST
+    model(inputs().requires_grad_()).sum().backward()
+    assert spending.flops == EXAMPLES * 3 * HOST, "once more for the features, as before it something learns"
     again, seed = spent(model)
-    model(inputs())
+    model(inputs()).sum().backward()
     assert again.flops == EXAMPLES * (2 * HOST + 3 * seed)
+
+
+class Answer:
+    """Not looked into."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+@dataclass
+class Parts:
+    """Looked into."""
+
+    logits: Tensor
+
+
+class Wrapping(nn.Module):
+    """Returns its answer in some form, and perhaps a parameter beside it."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.form, self.scale = host(), form, nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.form(self.net(inputs), self.scale)
+
+
+@pytest.mark.parametrize(
+    ("form", "take"),
+    [
+        (lambda logits, _: (None, [logits, 3]), lambda answer: answer[1][0]),
+        (lambda logits, scale: {"scale": scale, "logits": logits}, lambda answer: answer["logits"]),
+        (lambda logits, _: Parts(logits), lambda answer: answer.logits),
+        (lambda logits, _: Answer(logits), lambda answer: answer.logits),
+    ],
+    ids=["tuple", "mapping", "dataclass", "of its own"],
+)
+def test_a_backward_pass_is_counted_once_whatever_the_host_returns(form: Any, take: Any) -> None:
+    model = esper.attach(Wrapping(form), {"net.1": ["mlp"]}, inputs(2)).eval()
+    spending = Spending(model)
+    for passes in (3, 6):
+        take(model(inputs())).sum().backward()
+        assert spending.flops == EXAMPLES * passes * HOST
+    with torch.no_grad():
+        model(inputs())
+    assert spending.flops == EXAMPLES * 7 * HOST
+    assert not model.host.get_parameter("scale")._backward_hooks
+
+
+def test_what_computes_parts_once_more_or_alone_is_not_counted() -> None:
+    model = attached()
+    spending = Spending(model)
+    model.host[1](inputs())
+    assert spending.flops == 0
+    model.host[0].forward = partial(checkpoint, model.host[0].forward, use_reentrant=False)
+    model(inputs()).sum().backward()
+    assert spending.flops == EXAMPLES * 3 * HOST
+
+
+def test_backward_passes_of_branches_pickles_and_copies_are_their_own() -> None:
+    model = attached()
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
+    total = Spending(model)
+    model(inputs()).sum().backward()
+    rung = esper.branch(model, optimizer, counted_in=total)
+    rung.model(inputs()).sum().backward()
+    assert rung.spending.flops == EXAMPLES * 3 * HOST
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        own = Spending(made)
+        made(inputs()).sum().backward()
+        assert own.flops == EXAMPLES * 3 * HOST
+    assert total.flops == EXAMPLES * 6 * HOST
+
+
+def test_a_loop_in_evaluation_mode_ends_with_its_budget() -> None:
+    model = attached()
+    grower, optimizer = grower_of(model, Never(), training_flops=5 * EXAMPLES * 4 * HOST)
+    steps = 0
+    while not grower.finished and steps < 20:
+        grower.step(train_loss=train(model, optimizer, training=False))
+        steps += 1
+    assert steps == 5
 
 
 def test_passes_of_copies_are_their_own() -> None:
@@ -93,13 +200,13 @@ def grower_of(model: GrowingModel, controller: Any = "look", **options: Any) -> 
     return esper.Grower(model, optimizer, controller, evaluate=evaluate, classes=CLASSES, **options), optimizer
 
 
-def train(model: GrowingModel, optimizer: torch.optim.Optimizer) -> float:
-    model.train()
+def train(model: GrowingModel, optimizer: torch.optim.Optimizer, *, training: bool = True) -> float:
+    model.train(training)
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs()), torch.arange(EXAMPLES) % CLASSES)
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def test_training_validation_and_looking_are_counted() -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import esper
+from esper.errors import SlotError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
 from esper.growth.outputs import find_outputs
+from esper.growth.sharding import blank
 from growth.hosts import TransformerBlock
 
 WIDTH = 6
@@ -87,6 +92,197 @@ def test_a_configuration_counts_what_grew(config: Any) -> None:
     model.release()
     assert model.host.config is config
     assert all(block.config is config for block in model.host.blocks)
+
+
+def germinated(model: GrowingModel) -> GrowingModel:
+    model.slots["blocks.0"].germinate("block_copy", alpha=1.0)
+    return model
+
+
+def raced(model: GrowingModel) -> GrowingModel:
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+
+    def learn(model: GrowingModel, optimizer: torch.optim.Optimizer, step: int) -> None:
+        model(inputs()).square().mean().backward()
+        optimizer.step()
+
+    candidates = [{"blocks.0": "block_copy"}]
+    esper.race(model, optimizer, candidates, learn, lambda one: one(inputs()).detach().mean(), training_flops=1)
+    return model
+
+
+def mirrored(model: GrowingModel) -> GrowingModel:
+    average = copy.deepcopy(model)
+    model.mirror(average)
+    germinated(model)
+    return average
+
+
+def swapped(model: GrowingModel) -> GrowingModel:
+    germinated(model)
+    model.swap(model.swap(None))
+    return model
+
+
+def copied_as_shards_are(model: GrowingModel) -> GrowingModel:
+    slot = model.slots["blocks.0"]
+    slot.site = replace(slot.site, layer=blank(slot.site.layer))
+    return germinated(model)
+
+
+@pytest.mark.parametrize("grow", [germinated, raced, mirrored, swapped, copied_as_shards_are])
+def test_a_block_has_the_configuration_of_its_host_whatever_way_it_came(
+    grow: Callable[[GrowingModel], GrowingModel],
+) -> None:
+    model = esper.attach(Stack(Config(3), 3), {"blocks.0": ["block_copy"]}, inputs(), freeze_host=grow is swapped)
+    model = grow(model)
+    model.slots["blocks.0"].fossilize()
+    for one in (model, model.finalize()):
+        configurations = [part.config for part in one.modules() if "config" in vars(part)]
+        assert len(configurations) == 5
+        assert all(config is one.config for config in configurations)
+        assert one.config.n_layer == 4
+
+
+class Plain:
+    def __init__(self, n_layer: int) -> None:
+        self.n_layer, self.rate, self.nested = n_layer, 0.1, {"rate": 0.1}
+
+
+@dataclass(slots=True)
+class Slotted:
+    n_layer: int
+    rate: float = 0.1
+    nested: Any = None
+
+
+class Stored:
+    """Keeps its attributes elsewhere."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self)["values"] = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "values" or name not in self.values:
+            raise AttributeError(name)
+        return self.values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.values[name] = value
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Plain(3), Slotted(3, nested={}), SimpleNamespace(n_layer=3, rate=0.1, nested={})],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_is_set_on_a_configuration_while_something_grows_stays(config: Any) -> None:
+    model = esper.attach(Stack(config, 3), {r"re:blocks\.\d+": ["block_copy"]}, inputs())
+    model.slots["blocks.0"].germinate("block_copy", alpha=1.0)
+    model.config.rate = 0.5
+    model.config.nested["rate"] = 0.5
+    model.slots["blocks.1"].germinate("block_copy", alpha=1.0)
+    assert (model.config.n_layer, model.config.rate) == (5, 0.5)
+    model.config.rate = 0.7
+    model.slots["blocks.0"].prune()
+    assert (model.config.n_layer, model.config.rate, model.config.nested["rate"]) == (4, 0.7, 0.5)
+    model.config.rate = 0.9
+    model.slots["blocks.1"].fossilize()
+    plain = model.finalize()
+    assert (plain.config.n_layer, plain.config.rate, plain.config.nested["rate"]) == (4, 0.9, 0.5)
+    model.release()
+    assert model.host.config is config
+    assert (config.n_layer, config.rate, config.nested["rate"]) == (3, 0.9, 0.5)
+
+
+def test_a_configuration_that_keeps_its_attributes_elsewhere_stays_as_it_is() -> None:
+    config = Stored(n_layer=3)
+    model = grown(config, 0)
+    assert (model.config.n_layer, model.finalize().config.n_layer, config.n_layer) == (4, 4, 3)
+
+
+def test_two_lists_of_blocks_of_one_configuration_give_it_back() -> None:
+    host = nn.Sequential(Stack(None, 2), Stack(None, 3))
+    host.config = given = Config(2)  # type: ignore[assignment]
+    model = esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs())
+    model.slots["0.blocks.0"].germinate("block_copy")
+    model.slots["1.blocks.0"].germinate("block_copy")  # whose list now is as long as the configuration says
+    assert model.config.n_layer == 4
+    model.release()
+    assert host.config is given
+
+
+class Counted(nn.Module):
+    """Reads its configuration when it is called."""
+
+    def __init__(self, block: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.config = Config(2)
+        self.blocks = nn.ModuleList([block(number) for number in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(self.config.n_layer):
+            if number < len(self.blocks):
+                x = self.blocks[number](x) / math.sqrt(self.config.n_layer)
+        return x
+
+
+def test_a_host_without_a_cache_reads_how_many_blocks_it_has_itself() -> None:
+    host = Counted(lambda _: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+    expected = host(inputs())
+    model = esper.attach(host, {"blocks.0": ["block_copy"]}, inputs())
+    model.slots["blocks.0"].germinate("block_copy")
+    assert model.config.n_layer == 2
+    assert torch.equal(model(inputs()), expected)
+
+
+def test_without_growth_a_host_reads_how_many_blocks_it_has_itself() -> None:
+    host = Counted(lambda number: Mixing(None, number))
+    given, expected = host.config, host(inputs())
+    model = esper.attach(host, {"blocks.0": ["block_copy"]}, inputs())
+    model.slots["blocks.0"].germinate("block_copy", alpha=1.0)
+    assert not torch.equal(model(inputs()), expected)
+    with model.without_growth():
+        with model.without_growth():
+            assert torch.equal(model(inputs()), expected)
+        assert model.config is given
+        given.layer_types = ("said", "meanwhile")
+    assert (model.config.n_layer, given.n_layer) == (3, 2)
+    assert model.config.layer_types == ("said", "meanwhile", "said")
+
+
+class Tuple(NamedTuple):
+    n_layer: int = 3
+
+
+class ReadOnly:
+    @property
+    def n_layer(self) -> int:
+        return 3
+
+
+class Global:
+    n_layer = 3
+
+
+@pytest.mark.parametrize("config", [Tuple(), ReadOnly(), Global], ids=["tuple", "property", "class"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_configuration_that_cannot_be_set_is_refused_before_anything_is_planted(config: Any, cached: bool) -> None:
+    host = nn.Sequential(Stack(Config(2), 2), Stack(config, 3))
+    if not cached:
+        for block in host[1].blocks:
+            del block.layer_idx
+            block.forward = lambda x, cache=None: x
+    model = esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs())
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+    model.slots["0.blocks.0"].germinate("block_copy")
+    with pytest.raises(SlotError, match=r"says by 'n_layer' that there are 3 blocks, and cannot be told of more"):
+        model.slots["1.blocks.0"].germinate("block_copy")
+    assert list(model.seeds) == ["0.blocks.0"]
+    assert [len(group["params"]) for group in optimizer.param_groups[1:]] == [2, 0]
+    assert (host[0].config.n_layer, host[1].config, config.n_layer) == (3, config, 3)
 
 
 @pytest.mark.parametrize("config", [None, {"n_layer": 3}, Config(7)])

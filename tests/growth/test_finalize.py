@@ -8,15 +8,18 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
+import esper
 from esper.errors import ExportError
 from esper.growth.attach import attach
-from esper.growth.blueprints.registry import Blueprint, Family
+from esper.growth.blueprints.registry import Blueprint, Family, get
 from esper.growth.fossils import trace
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
@@ -358,3 +361,266 @@ def test_it_works_where_esper_cannot_be_imported(tmp_path: Path) -> None:
     done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0
+
+
+class Stochastic(nn.Module):
+    """A block that drops out and gathers statistics."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.dropout(self.norm(self.linear(inputs)).tanh())
+
+
+class AskingStochastic(Stochastic):
+    """Which may run whatever it holds, for all that is known."""
+
+    def count(self) -> int:
+        return len(list(self.children()))
+
+
+def grown_stochastic(block: nn.Module, alpha: float = 0.5) -> GrowingModel:
+    """In training mode, with a learned copy of the block."""
+    seeded()
+    model = attach(nn.Sequential(nn.Linear(5, 6), block, nn.Linear(6, 3)), {"1": ["block_copy"]}, random(8, 5))
+    plant(model, "1", "block_copy", alpha=alpha)
+    model.slots["1"].fossilize()
+    model.train()(random(8, 5))
+    return model
+
+
+IN_TURN = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("block", [Stochastic(), AskingStochastic(), IN_TURN], ids=lambda one: type(one).__name__)
+@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
+def test_a_model_that_is_in_training_has_a_plain_one_with_both_modes(block: nn.Module) -> None:
+    model = grown_stochastic(copy.deepcopy(block))
+    plain = model.finalize()
+    assert plain.training
+    model.eval(), plain.eval()
+    for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert_close(one(random(7, 5)), model(random(7, 5)))
+    assert model.slots["1"].training is False
+    compiled = torch.compile(plain, backend="eager", fullgraph=True)
+    assert_close(compiled(random(7, 5)), model(random(7, 5)))
+
+
+@pytest.mark.parametrize("block", [Stochastic(), IN_TURN], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
+def test_a_copy_of_a_block_drops_out_and_gathers_statistics_in_the_plain_model(block: nn.Module, trained: bool) -> None:
+    model = grown_stochastic(copy.deepcopy(block)).train(trained)
+    plain = model.finalize()
+    assert {part.training for part in plain.modules()} == {trained}
+    plain.train()
+    model.train()
+    first, second = ([seeded_call(one, random(8, 5), seed=seed) for one in (model, plain)] for seed in (0, 1))
+    assert torch.equal(*first)
+    assert torch.equal(*second)
+    assert not torch.equal(first[0], second[0])
+    model.eval(), plain.eval()
+    assert torch.equal(plain(random(8, 5)), model(random(8, 5)))
+
+
+def seeded_call(network: nn.Module, *inputs: Tensor, seed: int) -> Tensor:
+    seeded(seed)
+    return network(*inputs)
+
+
+class Encoder(nn.Module):
+    """Torch's own blocks, which drop out, with a mask or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, inputs: Tensor, padding: Tensor | None = None) -> Tensor:
+        return self.encoder(inputs, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
+def test_a_copy_of_torchs_own_block_drops_out_and_takes_masks_in_the_plain_model(masked: bool) -> None:
+    seeded()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    given = (random(2, 5, 6), padding)
+    model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, given if masked else given[0])
+    plant(model, "encoder.layers.0", "block_copy", alpha=0.5)
+    model.slots["encoder.layers.0"].fossilize()
+    plain = model.train().finalize()
+    found, expected = (seeded_call(one, *given, seed=1) for one in (plain, model))
+    assert torch.equal(found, expected)
+    model.eval(), plain.eval()
+    assert_close(plain(*given), model(*given))
+    assert torch.equal(plain(*given), plain(*given))
+
+
+def test_of_a_copy_that_is_a_graph_you_are_warned() -> None:
+    with pytest.warns(UserWarning, match=r"counts with 0\.50: .* as a graph, which neither drops out nor gathers"):
+        grown_stochastic(AskingStochastic()).finalize()
+
+
+def test_tracing_leaves_the_mode_of_a_seed() -> None:
+    site = Site(Layout.FEATURES, 3, (), (3,))
+    seed = Seed(get("mlp")(site, generator()), site).train()
+    trace(seed, site, "here")
+    assert all(part.training for part in seed.modules())
+
+
+class Reading(nn.Module):
+    """Reads the weight of a layer by itself as well, as a tied autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 6, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) @ self.layer.weight
+
+
+def updated(host: nn.Module, name: str) -> GrowingModel:
+    """With a low-rank update that says something."""
+    model = attach(host, {name: ["lora_4"]}, random(4, 5))
+    fossilize(model, name, "lora_4")
+    return model
+
+
+def test_a_weight_that_others_read_too_is_found_out() -> None:
+    seeded()
+    with pytest.raises(ExportError, match="added to the weight of 'layer' does not do what its seed did"):
+        updated(Reading(), "layer").finalize()
+
+
+def test_a_forward_that_copies_share_is_found_out() -> None:
+    seeded()
+    layer = nn.Linear(5, 6)
+    original = layer.forward
+    layer.forward = lambda inputs: original(inputs) + 0  # type: ignore[method-assign]
+    with pytest.raises(ExportError, match="added to the weight of '0'"):
+        updated(nn.Sequential(layer, nn.ReLU()), "0").finalize()
+
+
+@pytest.mark.parametrize(
+    ("put", "freeze_host"),
+    [
+        (parametrizations.weight_norm, False),
+        (parametrizations.weight_norm, True),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), True),
+    ],
+    ids=["weight norm", "weight norm, frozen", "pruning"],
+)
+def test_a_weight_that_is_no_parameter_any_more_is_refused(
+    put: Callable[[nn.Module], nn.Module], freeze_host: bool
+) -> None:
+    model = esper.attach(classifier(), {"0": ["lora"]}, random(4, 5), freeze_host=freeze_host)
+    fossilize(model, "0", "lora")
+    cost = str(model.summary())
+    put(model.host[0])
+    assert str(model.summary()) == cost
+    with pytest.raises(ExportError, match="the weight of '0' is computed from other tensors.*take that off"):
+        model.finalize()
+
+
+def test_an_update_of_a_model_without_an_example_is_added_with_a_warning() -> None:
+    model = pickle.loads(pickle.dumps(updated(classifier(), "0")))
+    with pytest.warns(UserWarning, match="whether the layer behind '0' alone reads its weight cannot be found out"):
+        plain = model.finalize()
+    assert_close(plain(random(3, 5)), model(random(3, 5)))
+
+
+class Counting(nn.Module):
+    """Draws random numbers and counts its calls, also in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        return {
+            "features": self.layer(inputs + torch.randn_like(inputs)),
+            "order": inputs.argsort(),
+            "calls": self.calls,
+        }
+
+
+def test_comparing_outputs_leaves_no_trace() -> None:
+    seeded()
+    model = updated(Counting(), "layer")
+    before, expected = model.calls.clone(), torch.random.get_rng_state()
+    plain = model.train().finalize()
+    assert model.calls == plain.calls == before
+    assert torch.equal(torch.random.get_rng_state(), expected)
+    assert plain.training
+    assert model.host.layer.training
+
+
+class Jumping(nn.Module):
+    """Calls its blocks by number, and returns what ``end`` makes of that and the input."""
+
+    def __init__(self, end: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(2)])
+        self.head, self.end = nn.Linear(5, 2000), end
+
+    def forward(self, inputs: Tensor) -> object:
+        return self.end(self.head(self.blocks[1](self.blocks[0](inputs))), inputs)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda outputs, _: (outputs - 9).softmax(-1),
+        lambda outputs, _: 1e-6 * outputs,
+        lambda outputs, inputs: {"inputs": inputs * 1, "outputs": outputs},
+        lambda outputs, inputs: [{"of": [inputs.sum(), outputs]}],
+        lambda outputs, _: torch.cat([outputs, torch.full_like(outputs, -torch.inf)]),
+    ],
+    ids=["many classes", "small", "not the first", "nested", "masked"],
+)
+def test_blocks_that_are_not_run_in_turn_are_found_out_whatever_the_outputs(
+    end: Callable[[Tensor, Tensor], object],
+) -> None:
+    seeded()
+    model = attach(Jumping(end), {"blocks.1": ["block_copy"]}, random(4, 5))
+    plant(model, "blocks.1", "block_copy", alpha=1.0)
+    model.slots["blocks.1"].fossilize()
+    with pytest.raises(ExportError, match="not run as the next one"):
+        model.finalize()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_that_are_coarse_may_be_rounded(kind: torch.dtype) -> None:
+    seeded()
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3)]
+    host = nn.Sequential(nn.Sequential(*blocks), nn.Linear(32, 50)).to(kind)
+    model = attach(host, {"0.0": ["block_copy"], "1": ["lora_4"]}, random(20, 32).to(kind))
+    for name, blueprint in (("0.0", "block_copy"), ("1", "lora_4")):
+        plant(model, name, blueprint, alpha=1.0)
+        model.slots[name].fossilize()
+    plain, inputs = model.finalize(), random(20, 32, seed=3).to(kind)
+    assert len(plain[0]) == 4
+    difference = (plain(inputs) - model(inputs)).abs().max()
+    assert difference <= 8 * torch.finfo(kind).eps * model(inputs).abs().max()
+    if kind is torch.bfloat16:
+        assert difference > 1e-3 * model(inputs).abs().max()  # or this were no test
+
+
+def test_a_host_of_several_types_gets_its_input_as_it_was() -> None:
+    seeded()
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.first = nn.Linear(5, 6).bfloat16(), nn.Linear(5, 5)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(self.first(inputs).bfloat16()).float()
+
+    assert updated(Mixed(), "layer").finalize()(random(3, 5)).dtype == torch.float32
+    assert updated(classifier(), "0").double().finalize()(random(3, 5).double()).dtype == torch.float64

@@ -66,6 +66,66 @@ def test_the_host_is_to_the_bit_what_it_was_after_any_training() -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.host.state_dict().items())
 
 
+def test_a_host_that_takes_a_fast_path_without_hooks_is_itself_to_the_bit() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 256, activation="gelu", norm_first=True, batch_first=True)
+    host, tokens = nn.Sequential(nn.Linear(128, 128), layer).eval(), torch.randn(4, 16, 128)
+    with torch.no_grad():
+        before = host(tokens)
+        model = esper.attach(copy.deepcopy(host), {"1": ["mlp"]}, tokens, freeze_host=True)
+        with model.without_growth():
+            assert torch.equal(model(tokens), before)
+
+
+def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
+    model, heard = grow(attached(), steps=0), list[Tensor]()
+    layer = model.host.get_submodule("layer1")
+    first = layer.register_forward_hook(lambda _, inputs, output: heard.append(output))
+    with model.without_growth():
+        layer.register_forward_hook(lambda _, inputs, output: heard.append(output))
+    model(images())
+    first.remove()
+    assert torch.equal(heard[0], heard[1])
+    with model.without_growth():
+        model(images())
+    assert not torch.equal(heard[1], heard[2])
+
+
+@pytest.mark.parametrize("change", ["swap", "save", "germinate", "prune", "adapt", "finalize"])
+def test_nothing_changes_while_growth_is_out_of_sight(change: str, tmp_path: Path) -> None:
+    model = grow(attached(), steps=0)
+    model.slots["head"].prune()
+    changes = {
+        "swap": lambda: model.swap(None),
+        "save": lambda: esper.save(model, tmp_path / "saved"),
+        "germinate": lambda: model.slots["head"].germinate("mlp"),
+        "prune": model.slots["layer1"].prune,
+        "adapt": lambda: esper.adapt(model, lambda model, batch: model(batch).mean(), [images()] * 2),
+        "finalize": model.finalize,
+    }
+    with model.without_growth(), pytest.raises(SlotError, match="switched off for the moment"):
+        changes[change]()
+    assert list(model.seeds) == ["stem", "layer1.conv1", "layer1"]
+
+
+def test_gradients_of_former_training_are_gone() -> None:
+    host = trained()
+    host(images()).mean().backward()
+    assert all(one.grad is None for one in attached(host).parameters())
+
+
+def test_seeds_have_the_type_of_the_layer_that_they_follow() -> None:
+    host = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(torch.bfloat16)
+    host[1].float()
+    host[1].register_forward_pre_hook(lambda _, inputs: inputs[0].float())
+    model = esper.attach(host, {"0": ["mlp"], "1": ["lora_4"]}, torch.randn(2, 4).bfloat16(), freeze_host=True)
+    for slot in model.slots.values():
+        slot.germinate(slot.blueprints[0], alpha=1.0)
+    assert model.seeds["0"].blueprint.parameters().__next__().dtype == torch.bfloat16
+    assert model.seeds["1"].blueprint.parameters().__next__().dtype == torch.float32
+    model(torch.randn(2, 4).bfloat16()).sum().backward()
+
+
 def test_all_that_grew_has_learned() -> None:
     fresh, model = grow(attached(), steps=0), grow(attached())
     for (name, before), after in zip(fresh.slots.named_parameters(), model.slots.parameters(), strict=True):
@@ -77,6 +137,30 @@ def test_what_is_frozen_rests_in_whatever_mode_the_model_is() -> None:
     model.train()
     assert model.training
     assert model.slots["stem"].training
+    assert not any(part.training for part in model.host.modules())
+
+
+@pytest.mark.parametrize("freeze_host", [True, ["layer1", "stem"], False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_host_that_is_let_go_is_in_the_mode_of_before_or_of_the_model(
+    freeze_host: bool | list[str], training: bool
+) -> None:
+    host = trained().train()
+    host.layer1.norm1.eval()
+    modes = {name: part.training for name, part in host.named_modules()}
+    model = attached(host, freeze_host=freeze_host)
+    if not training:
+        model.eval()
+        modes = dict.fromkeys(modes, False)
+    plain = model.finalize()
+    model.release()
+    for one in (plain, host):
+        assert {name: part.training for name, part in one.named_modules()} == modes
+
+
+def test_a_host_that_rested_before_goes_on_to_rest() -> None:
+    model = attached(trained().eval()).train()
+    model.release()
     assert not any(part.training for part in model.host.modules())
 
 
@@ -226,6 +310,7 @@ def test_growth_that_is_not_on_offer_is_refused() -> None:
     assert not other.seeds
 
 
+@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
 def test_copies_and_plain_models_compute_the_same() -> None:
     model = grow(attached()).eval()
     for seed in model.seeds.values():

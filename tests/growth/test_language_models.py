@@ -154,6 +154,50 @@ def test_the_given_configuration_stays_as_it_is() -> None:
     assert all(module.config is given for module in host.modules() if "config" in vars(module))
 
 
+def test_what_is_set_on_the_configuration_while_it_grows_stays() -> None:
+    host = host_of("llama")
+    given, expected = host.config, host(TOKENS).logits
+    model = growing("llama", host=host)
+    plant(model, "model.layers.0")
+    model.config.pad_token_id, model.config.use_cache = 5, False
+    model.set_attn_implementation("eager")
+    plant(model, "model.layers.1")
+    for slot in model.slots.values():
+        slot.fossilize()
+    for one in (model, model.finalize()):
+        assert (one.config.pad_token_id, one.config.use_cache, one.config.num_hidden_layers) == (5, False, 4)
+        configurations = [part.config for part in one.modules() if "config" in vars(part)]
+        assert {config._attn_implementation for config in configurations} == {"eager"}
+    model.release()
+    assert host.config is given
+    assert (given.pad_token_id, given._attn_implementation, given.num_hidden_layers) == (5, "eager", 2)
+    torch.testing.assert_close(host(TOKENS).logits, expected)
+
+
+def test_a_block_that_came_by_a_race_follows_its_host_and_never_sees_the_future() -> None:
+    host = host_of("llama")
+    host.set_attn_implementation("eager")
+    model = growing("llama", host=host)
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+
+    def learn(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
+        model(TOKENS, labels=TOKENS).loss.backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def evaluate(model: Any) -> Tensor:
+        return model(TOKENS, labels=TOKENS).loss
+
+    esper.race(model, optimizer, [{"model.layers.0": "block_copy"}], learn, evaluate, training_flops=1)
+    model.slots["model.layers.0"].fossilize()
+    plain: Any = model.finalize()
+    plain.set_attn_implementation("sdpa")
+    changed = TOKENS.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 23
+    torch.testing.assert_close(plain(changed).logits[:, :-1], plain(TOKENS).logits[:, :-1])
+
+
 def test_an_average_generates_too() -> None:
     model = growing("llama")
     average = copy.deepcopy(model)

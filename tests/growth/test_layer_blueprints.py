@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
+from torch.utils.flop_counter import FlopCounterMode
 
 import esper
 from esper.errors import ExportError, SlotError
@@ -39,6 +41,7 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "linear": lambda: (nn.Linear(WIDTH, 5), torch.randn(3, WIDTH)),
     "no bias": lambda: (nn.Linear(WIDTH, 5, bias=False), torch.randn(3, WIDTH)),
     "tokens": lambda: (nn.Linear(WIDTH, 5), torch.randn(3, 4, WIDTH)),
+    "rows and columns": lambda: (nn.Linear(WIDTH, 5), torch.randn(3, 4, 7, WIDTH)),
     "signals": lambda: (nn.Conv1d(WIDTH, 5, 3, stride=2, padding=1, dilation=2), torch.randn(3, WIDTH, 9)),
     "images": lambda: (nn.Conv2d(WIDTH, 5, (3, 1), stride=2, padding=(1, 0)), torch.randn(3, WIDTH, 8, 7)),
     "padded to the same": lambda: (nn.Conv2d(WIDTH, 5, 3, padding="same"), torch.randn(3, WIDTH, 8, 7)),
@@ -71,10 +74,12 @@ def test_lora_is_another_weight(layer: str) -> None:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_it_costs_is_what_it_has(layer: str) -> None:
-    model, _ = updated(layer)
+    model, x = updated(layer)
     site, seed = model.slots["layer"].site, model.seeds["layer"]
     assert seed.parameter_count == LoRA.parameters_at(site)
-    assert LoRA.flops_at(site) == 2 * site.positions * LoRA.parameters_at(site)
+    with FlopCounterMode(display=False) as counter:
+        seed.blueprint(x, x)
+    assert len(x) * LoRA.flops_at(site) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -137,15 +142,37 @@ def pruned(layer: nn.Linear) -> nn.Linear:
     return prune.l1_unstructured(layer, "weight", amount=0.5)
 
 
+def hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_hook(lambda _, arguments, output: 3 * output)
+    return layer
+
+
+def wrapped(layer: nn.Linear) -> nn.Linear:
+    original = layer.forward
+    layer.forward = lambda x: original(x).double()  # type: ignore[method-assign]
+    return layer
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda _: Tripled(WIDTH, WIDTH), parametrizations.weight_norm, nn.utils.weight_norm, pruned],
-    ids=["own forward", "weight norm", "old weight norm", "pruned"],
+    [lambda _: Tripled(WIDTH, WIDTH), parametrizations.weight_norm, nn.utils.weight_norm, pruned, hooked, wrapped],
+    ids=["own forward", "weight norm", "old weight norm", "pruned", "hooked", "wrapped"],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_layers_that_use_another_weight_than_their_own_are_not_served(make: Callable[[nn.Linear], nn.Module]) -> None:
     with pytest.raises(SlotError, match="'lora' does not serve"):
         esper.attach(Net(make(nn.Linear(WIDTH, WIDTH))), {"layer": ["lora"]}, torch.randn(3, WIDTH))
+
+
+def test_hooks_that_change_no_output_are_no_hindrance() -> None:
+    layer, heard = nn.Linear(WIDTH, WIDTH), list[Tensor]()
+    layer.register_forward_pre_hook(lambda _, arguments: 2 * arguments[0])
+    layer.register_forward_hook(lambda _, arguments, output: heard.append(output))
+    x = torch.randn(3, WIDTH)
+    model = esper.attach(Net(layer), {"layer": ["lora"]}, x)
+    nn.init.normal_(model.slots["layer"].germinate("lora", alpha=1.0).blueprint.outer)
+    model.slots["layer"].fossilize()
+    torch.testing.assert_close(model.finalize()(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_auto_offers_what_is_made_for_features() -> None:
@@ -274,6 +301,7 @@ def test_the_plain_model_is_deeper(container: type, blocks: tuple[str, ...]) -> 
     assert len(model.host.blocks) == 3
 
 
+@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
 def test_a_copy_that_counts_for_less_runs_behind_its_block() -> None:
     model = copied(Stack(), "blocks.1", alpha=0.5)
     plain = model.finalize()
@@ -284,6 +312,97 @@ def test_a_copy_that_counts_for_less_runs_behind_its_block() -> None:
 def test_a_list_that_is_not_gone_through_in_turn_is_found_out() -> None:
     with pytest.raises(ExportError, match="not run as the next one"):
         copied(Stack(in_turn=False), "blocks.0").finalize()
+
+
+class Scaled(nn.Module):
+    """A block with a scale that its owner has fixed, and one of whole numbers, if it is quantised."""
+
+    def __init__(self, quantised: bool = False) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+        if quantised:
+            self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = x @ self.weight.to(x.dtype) if hasattr(self, "weight") else x
+        return x + self.scale * self.linear(inner)
+
+
+@pytest.mark.parametrize("blueprint", ["block_copy", "block_zero"])
+def test_quantised_blocks_are_not_served(blueprint: str) -> None:
+    with pytest.raises(SlotError, match=f"'{blueprint}' does not serve"):
+        esper.attach(nn.Sequential(Scaled(quantised=True)), {"0": [blueprint]}, tokens())
+
+
+def learning(module: nn.Module) -> dict[str, bool]:
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("freeze_host", [False, True])
+def test_what_is_fixed_in_a_block_is_fixed_in_its_copy(freeze_host: bool) -> None:
+    model = esper.attach(nn.Sequential(Scaled()), {"0": ["block_copy"]}, tokens(), freeze_host=freeze_host)
+    seed = model.slots["0"].germinate("block_copy", alpha=1.0)
+    expected = {"scale": False, "linear.weight": True, "linear.bias": True}
+    assert learning(seed.blueprint.block) == expected
+    seed.requires_grad_(False)
+    assert not any(learning(seed).values())
+    seed.requires_grad_(True)  # as a grower does
+    assert learning(copy.deepcopy(seed).blueprint.block) == expected
+    seed.fossilized = True
+    plain = model.finalize()
+    assert [learning(block) for block in plain] == [expected, expected]
+
+
+@pytest.mark.parametrize("freeze_host", [False, True])
+def test_a_copy_of_a_block_that_is_fixed_as_a_whole_learns(freeze_host: bool) -> None:
+    host = nn.Sequential(Scaled().requires_grad_(False))
+    model = esper.attach(host, {"0": ["block_copy"]}, tokens(), freeze_host=freeze_host)
+    assert all(learning(model.slots["0"].germinate("block_copy")).values())
+
+
+def test_what_became_free_after_slots_were_attached_learns_in_a_copy() -> None:
+    model = esper.attach(nn.Sequential(Scaled()), {"0": ["block_copy"]}, tokens())
+    model.host[0].scale.requires_grad_(True)
+    assert all(learning(model.slots["0"].germinate("block_copy")).values())
+
+
+def test_what_a_zero_block_sets_to_zero_learns_even_if_it_is_fixed_in_the_block() -> None:
+    model = esper.attach(nn.Sequential(Scaled()), {"0": ["block_zero"]}, tokens())
+    block = model.slots["0"].germinate("block_zero", alpha=1.0).blueprint.block
+    assert torch.equal(model(tokens()), model.host[0](tokens()))
+    ends = [name for name, parameter in block.named_parameters() if not parameter.any()]
+    assert ends == ["scale"]
+    assert learning(block)["scale"]
+
+
+class Mixed(nn.Module):
+    """Linear in bfloat16, normalised in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), nn.LayerNorm(WIDTH)
+        self.register_buffer("shift", torch.full((), 1 / 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(self.norm(x.float() + self.shift).to(self.linear.weight.dtype))
+
+
+def types(module: nn.Module) -> list[torch.dtype]:
+    return [tensor.dtype for tensor in module.state_dict().values()]
+
+
+def test_a_copy_has_the_types_of_its_block() -> None:
+    x = tokens().bfloat16()
+    model = esper.attach(nn.Sequential(Mixed()), {"0": ["block_copy"]}, x, freeze_host=True)
+    average, block = copy.deepcopy(model).double(), model.host[0]
+    nn.init.constant_(block.norm.weight, 1 / 3)
+    model.mirror(average)
+    seed = model.slots["0"].germinate("block_copy", alpha=1.0)
+    model.swap(model.swap(None))
+    assert types(seed.blueprint.block) == types(block) == types(Mixed())
+    assert all(torch.equal(one, seed.blueprint.block.state_dict()[key]) for key, one in block.state_dict().items())
+    assert torch.equal(model(x), block.forward(block.forward(x)))
+    assert set(types(average.seeds["0"])) == {torch.float64}
 
 
 def test_what_changes_its_shape_has_no_copy() -> None:

@@ -135,6 +135,14 @@ def test_parameters_that_nothing_trains_are_named_once() -> None:
         train(growing, optimizer, steps=1)
 
 
+def test_an_optimizer_with_two_groups_for_a_slot_is_refused() -> None:
+    growing = model()
+    groups = growing.parameter_groups(lr=0.01)
+    plain = [{**group, "params": [], "weight_decay": 0.0} for group in groups if "slot" in group]
+    with pytest.raises(SlotError, match="2 parameter groups for slot '0'.*to one of them alone"):
+        growing.link(torch.optim.AdamW([*groups, *plain]))
+
+
 def test_optimizers_without_groups_for_slots_are_refused() -> None:
     growing = model()
     optimizer = torch.optim.SGD(growing.parameters(), lr=0.01)

@@ -53,6 +53,20 @@ def test_what_is_learned_anew_is_not_what_judges() -> None:
     assert sum(row in rows for row in judged) <= 2  # digits has some images twice
 
 
+def test_what_is_protected_was_neither_learned_nor_is_it_judged_by() -> None:
+    splits = get_task("digits").load(DataAccess())
+    assert not change_data(splits, "inversion", 200).old
+    data = change_data(splits, "inversion", 150, protected=True)
+    validation = list(splits.validation.in_order(BATCH))
+    assert len(data.new) == len(data.old) == 3
+    for old, spare in zip(data.old, validation[3:6], strict=True):
+        assert torch.equal(old.inputs, spare.inputs)
+        assert torch.equal(old.targets, spare.targets)
+    assert len(change_data(splits, "inversion", 200, protected=True).old) == 2
+    with pytest.raises(ConfigError, match="examples is 201 of 300 .* give 200 at most, or protect nothing"):
+        change_data(splits, "inversion", 201, protected=True)
+
+
 def test_noise_differs_from_batch_to_batch() -> None:
     shift = find_shift("noise", CLASSES, torch.Generator().manual_seed(0))
     before = minibatch(1, 40)

@@ -24,7 +24,7 @@ from esper.adaptation.trainer import (
     repeatable,
 )
 from esper.arguments import amount, callable_, check_arguments, instance, optional, positive, truth, whole
-from esper.errors import ConfigError, DivergedError, SlotError
+from esper.errors import ConfigError, DivergedError
 from esper.grower.spending import Spending
 from esper.growth.blueprints.registry import get
 from esper.growth.hooks import require_attached
@@ -98,18 +98,21 @@ def adapt(
     by itself, the largest ones first; then every blueprint in all of its slots; then the best 2, 4, 8, ... single ones
     together; then the best of all without the seeds that earned nothing. What does best grows once more on all of the
     new data, and is kept, if it did better than the host: it is fossilized in ``model``. ``model.swap(None)`` takes it
-    off again, and ``model.without_growth()`` gives the host's own answers, to the bit.
+    off again, and ``model.without_growth()`` gives the host's own answers, to the bit. The model is afterwards in the
+    mode, training or evaluation, in which it was.
 
     With ``source`` each batch of new data is learned together with one of every second batch of ``source``. Then what
     grew is given the greatest weight, in tenths, at which the loss on the other batches of ``source``, which nothing
     learns from, has not risen by more than ``tolerance`` (as weights are interpolated by Wortsman et al. 2022, arXiv
-    2109.01903). Structures are compared at that weight.
+    2109.01903). Structures are compared at that weight. If it is 0 in the end, nothing is kept.
 
-    A structure whose training diverges counts as worse than any other.
+    A structure whose training diverges counts as worse than any other. If the last training does, the next best grows
+    on all of the new data instead.
 
     Args:
         model: From `esper.attach` with ``freeze_host=True``, all slots free.
-        loss: ``loss(model, batch)``, the mean loss of a batch: a tensor with one number.
+        loss: ``loss(model, batch)``, the mean loss of a batch: a tensor with one number. It calls the model as a whole.
+            In means over batches each counts by its examples, which are those of the last call.
         target: Batches of new data, at least as many as there are ``folds``; they are read once and kept in memory.
         score: ``score(model, batch)``, what matters, such as the accuracy on a batch, the higher the better; None: the
             loss below zero.
@@ -122,7 +125,7 @@ def adapt(
         parameters: That may be added; structures with more are not tried.
         training_flops: For everything that is tried and measured, as `esper.grower.spending` counts. At least one
             structure is tried and trained; further ones, as long as they and the last training fit in, by what
-            those before them took.
+            those before them took. If the last training diverges, that of the next best comes on top.
         seconds: Likewise.
         seed: All that is random follows from it: first values, orders, dropout, and what a loader shuffles by torch's
             global generator.
@@ -131,11 +134,12 @@ def adapt(
     Raises:
         ConfigError: an argument is of another kind or says nothing, the host is not frozen, something grows already,
             there are fewer batches than folds, nothing may grow within ``parameters``, the loss, score or optimizer is
-            none, the loss of the host is not finite or that of every structure becomes so, or FLOPs are limited and
-            torch cannot count them.
+            none, the loss does not call the model, that of the host is not finite or that of every structure becomes
+            so, or FLOPs are limited and torch cannot count them.
         SlotError: a submodule with a slot was replaced.
     """
     _require_ready(model)
+    training = model.training
     with repeatable(seed):
         batches, kept = list(target), [] if source is None else list(source)
     _require_batches(batches, kept if source is not None else None, folds, tolerance)
@@ -146,9 +150,7 @@ def adapt(
         search = Search(trainer, batches, folds, spending, parameters, verbose=verbose)
         try:
             search.run()
-            best = search.best
-            model.swap(None)
-            retention = Retention(1.0, 0.0) if best is None else trainer.fit(best.structure, batches, folds)
+            kept, retention, diverged = _grow_best(trainer, search.better, batches, folds)
         except BaseException:
             model.swap(None)
             raise
@@ -156,16 +158,32 @@ def adapt(
             model.slots[name].fossilize()
         flops = None if model.host_flops is None or model.compilations.compiled else spending.flops
         ranked = tuple(sorted(search.trials, key=lambda one: one.found.rank, reverse=True))
-        told = (best, retention, trainer.source_loss, flops, spending.seconds)
+        told = (kept, diverged, retention, trainer.source_loss, flops, spending.seconds)
         return Adaptation(ranked, search.untried, search.before, *told)
-    except SlotError as error:
-        if model.tap.called:
-            raise
-        raise ConfigError("loss(model, batch) does not call the model: compute the loss from model(...)") from error
-    except DivergedError as error:
-        raise ConfigError(f"{error} {_SLOWER}") from error
     finally:
         model.tap.clocks.remove(spending)
+        model.train(training)
+
+
+def _grow_best(
+    trainer: Trainer, ranked: Sequence[Trial], batches: Sequence[Any], key: int
+) -> tuple[Trial | None, Retention, tuple[Trial, ...]]:
+    """Let the first of ``ranked`` whose training does not diverge grow on all ``batches``.
+
+    Returns it, what other data allow, and those before it. Nothing grows, and it is None, if there is none or if they
+    allow nothing.
+    """
+    for place, trial in enumerate(ranked):
+        try:
+            retention = trainer.fit(trial.structure, batches, key)
+        except DivergedError:
+            continue
+        if retention.share > 0:
+            return trial, retention, tuple(ranked[:place])
+        trainer.model.swap(None)
+        return None, retention, tuple(ranked[:place])
+    trainer.model.swap(None)
+    return None, Retention(1.0, 0.0), tuple(ranked)
 
 
 class Search:
@@ -194,10 +212,15 @@ class Search:
         """Share of the budget that a trial took, for each of its FLOPs; the highest."""
 
     @property
+    def better(self) -> list[Trial]:
+        """What did better than the host, the best first; of equals the smaller one."""
+        found = [one for one in self.trials if one.found.rank > self.before.rank]
+        return sorted(found, key=lambda one: (one.found.rank, -one.parameters), reverse=True)
+
+    @property
     def best(self) -> Trial | None:
-        """What did better than the host and all others; of equals the smaller one."""
-        found = max(self.trials, key=lambda one: (one.found.rank, -one.parameters), default=None)
-        return found if found is not None and found.found.rank > self.before.rank else None
+        """What did better than the host and all others."""
+        return next(iter(self.better), None)
 
     def run(self) -> None:
         """Try single seeds, then sets of them.

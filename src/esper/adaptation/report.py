@@ -42,9 +42,11 @@ class Adaptation:
     before: Figures
     """Of the host on the new data."""
     kept: Trial | None
-    """What grew again on all of the new data; None where nothing did better than the host."""
+    """What grew again on all of the new data; None where nothing did better than the host, or nothing of it stayed."""
+    diverged: tuple[Trial, ...]
+    """What did better still, but not when it grew on all of the new data: that training diverged."""
     retention: Retention
-    """Of what was kept."""
+    """Of what grew again; where the share is 0, it was taken off."""
     source_loss: float
     """Of the host on that half of the other data which nothing learns from; not a number where there are none."""
     flops: float | None
@@ -62,14 +64,26 @@ class Adaptation:
 
     def _conclude(self) -> str:
         if self.kept is None:
-            return f"Nothing was kept: no structure did better than the host, whose score is {self.before.score:.4g}."
+            return f"Nothing was kept: {self._explain()}."
         kept, before = self.kept, self.before
         return (
             f"Kept: {kept}, {kept.parameters:,} parameters.\n"
             f"On new data that it did not learn from: score {kept.found.score:.4g}, the host's {before.score:.4g}; "
             f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
             f"By that it was chosen among {len(self.trials)}, which flatters it: measure it on data of their own."
+            + (f"\n{len(self.diverged)} did better, but diverged when growing on all of them." if self.diverged else "")
         )
+
+    def _explain(self) -> str:
+        """Why nothing was kept."""
+        if self.retention.share == 0:
+            return "grown on all of the new data, the best raises the loss on source too much at any weight"
+        if self.diverged:
+            return (
+                f"{len(self.diverged)} did better than the host, but diverged when growing on all of the new data;\n"
+                "give an optimizer with a lower learning rate"
+            )
+        return f"no structure did better than the host, whose score is {self.before.score:.4g}"
 
     def _tell_earnings(self) -> str:
         assert self.kept is not None
@@ -79,6 +93,8 @@ class Adaptation:
     def _tell_source(self) -> str:
         if math.isnan(self.source_loss):
             return ""
+        if self.kept is None:
+            return f"Source, on batches that nothing learned from: loss {self.source_loss:.4g}."
         rise, share = self.retention.rise, self.retention.share
         return (
             f"Source, on batches that nothing learned from: loss {self.source_loss:.4g} before, {rise:+.2%} now, with "

@@ -36,7 +36,7 @@ class Figures(NamedTuple):
     loss: float
     """inf where training diverged."""
     examples: int
-    """So many there were."""
+    """So many there were, batch by batch in the last call of the model."""
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -197,9 +197,12 @@ class Trainer:
         return optimizer
 
     def _compute_loss(self, batch: Any) -> Tensor:
+        self.model.tap.forget()
         loss = self.recipe.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"loss(model, batch) returned {describe(loss)}: it must return a tensor with one number")
+        if not self.model.tap.called:
+            raise ConfigError("loss(model, batch) does not call the model as a whole: compute the loss from model(...)")
         if not torch.isfinite(loss):
             raise DivergedError(f"loss(model, batch) is {float(loss.detach()):g}")
         return loss

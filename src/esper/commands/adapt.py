@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import Any
 
+from esper.adaptation.report import Trial
 from esper.config import load_settings
 from esper.control.rules.simple import Never
 from esper.errors import ConfigError
@@ -39,7 +41,7 @@ def command(
         host: The network: mlp, conv, resnet, vit or conv1d; by default as suits the task.
         shift: How the data change: noise, inversion, rotation, cycled or merged (classes).
         examples: Of the changed data, rounded up to batches of 50.
-        protect: By which share the loss on the old data may rise; by default nothing protects them.
+        protect: By which share the loss on old data, which the host has not learned, may rise; by default by any.
         seconds: To spend; by default whatever it takes.
         epochs: For the host to learn before; by default as suits task and host.
         seed: All randomness follows from it; by default 0.
@@ -52,13 +54,13 @@ def command(
         raise ConfigError(f"--protect {protect:g}: it must be 0 or more")
     if epochs is not None and epochs < 1:
         raise ConfigError(f"--epochs {epochs}: it must be 1 or more")
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"--seconds {seconds:g}: it must be more than 0")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(f"--seconds {seconds:g}: it must be more than 0, and finite")
     named = {"task": task, "host": host, "seed": seed, "epochs": epochs, "controller": Never.name}
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
     settings = load_settings(GrowSettings, None, given)
     training = HostTraining(settings, get_task(settings.task).load(DataAccess(download)))
-    data = change_data(training.splits, shift, examples)
+    data = change_data(training.splits, shift, examples, protected=protect is not None)
     for number in range(1, settings.epochs + 1):
         training.epoch(number)
     learned = measure_accuracy(training.model, training.splits.test.in_order(BATCH))
@@ -76,6 +78,12 @@ def command(
                 "kept": None if kept is None else dict(kept.structure),
                 "source_loss": None if math.isnan(source_loss) else source_loss,
                 "retention": found.adaptation.retention._asdict(),
-                "trials": [asdict(trial) for trial in found.adaptation.trials],
+                "trials": [_describe(trial) for trial in found.adaptation.trials],
             }
         )
+
+
+def _describe(trial: Trial) -> dict[str, Any]:
+    """With nulls where training diverged: JSON has no infinity."""
+    figures = (value if math.isfinite(value) else None for value in trial.found)
+    return {**asdict(trial), "found": tuple(figures)}

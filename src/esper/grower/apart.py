@@ -206,6 +206,7 @@ class ApartLearner:
         self, isolated: Mapping[str, Seed], compute_loss: Callable[[], Tensor]
     ) -> dict[nn.Parameter, Tensor]:
         learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
+        learning = [parameter for parameter in learning if parameter.requires_grad]
         with side_pass(self._model, isolated.values()), torch.enable_grad():
             gradients = compute_gradients(compute_loss(), learning)
         for name, seed in isolated.items():

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from esper.arguments import Kind, describe
+from esper.arguments import Kind, amount, describe
 from esper.errors import ConfigError
-from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures
+from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
 
 PENALTY = 1.0
 """What the score of a network loses that breaks a constraint, besides the share by which it does."""
@@ -32,6 +32,9 @@ class Score(NamedTuple):
     """A fraction in [0, 1], where there is such a thing."""
 
 
+_SHARE = amount("give a share")
+
+
 def _read_limits(value: Any) -> Any:
     """Shares by name."""
     if not isinstance(value, Mapping):
@@ -41,11 +44,7 @@ def _read_limits(value: Any) -> Any:
         raise TypeError
     read: dict[str, float] = {}
     for name, limit in limits.items():
-        if isinstance(limit, bool) or not isinstance(limit, int | float):
-            raise TypeError
-        if not (math.isfinite(limit) and limit >= 0):
-            raise ValueError
-        read[name] = float(limit)
+        read[name] = _SHARE.read(limit)
     return read
 
 
@@ -142,4 +141,5 @@ def _read_score(name: str, value: Any) -> Figures:
     """Of one set."""
     if not isinstance(value, Score):
         raise ConfigError(f"evaluate returned {describe(value)} for {name!r}: give an esper.Score")
-    return check_figures(value.loss if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy})
+    given = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
+    return check_figures({part: check_number(figure, f"the {part} of {name!r}") for part, figure in given.items()})

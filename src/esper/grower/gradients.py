@@ -136,6 +136,8 @@ def on_gradients(modules: Iterable[nn.Module], told: Callable[[Tensor], None], k
             continue
         known.add(module)
         for parameter in module.parameters():
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue  # quantised: it cannot learn
             learns = parameter.requires_grad
             parameter.requires_grad_(True)  # only then torch takes a hook
             parameter.register_post_accumulate_grad_hook(told)

@@ -254,7 +254,7 @@ class Grower:
         ```
 
         All graphs that torch has made before, of whatever, are dropped. Nothing is compiled anew afterwards, as long as
-        the model is called with inputs of the same shapes. Nothing remains of the passes but graphs.
+        the model is called with the same arguments, of the same shapes. Nothing remains of the passes but graphs.
         `esper.grower.rehearsal` tells how many structures there are: three with one blueprint in one slot, and each may
         need a graph to learn and one to evaluate.
 

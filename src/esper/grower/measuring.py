@@ -227,10 +227,16 @@ class Examiner:
         """What controllers see of the past."""
 
     def measure(self, train_loss: float, whole: Figures | None, due: Bools) -> Measurement:
-        """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``."""
+        """The model, ``whole`` if that is known, and the seeds in slots that are ``due`` ``[1, S]``.
+
+        Where a constraint is broken any seed that may be pruned for it is due.
+        """
         forks = self._apart.ripe_forks()
-        measured = partial(self._measure, whole, due, forks)
-        found = self._processes.agree_on_model(measured)
+        found = self._processes.agree_on_model(partial(self._measure, whole, due, forks))
+        rest = self._suspects & ~due
+        if self._constraints.find_broken(found.usual) and rest.any():
+            more = self._processes.agree_on_model(partial(self._measure, found.usual, rest, forks))
+            found = found._replace(others={**found.others, **more.others}, due=due | rest)
         self._scores.begin(found.usual, train_loss)
         return found
 
@@ -251,13 +257,18 @@ class Examiner:
         """The live seed without which constraints are broken by least, bool ``[1, S]``; none, if none is broken or none
         of those that were measured helps.
         """
-        table, excess = self._network.table, self._constraints.excess
-        left = np.full(table.stage.shape, excess(found.usual))
+        suspects, excess = self._suspects, self._constraints.excess
+        left = np.full(suspects.shape, excess(found.usual))
         before = left.max()
         for place, slot in enumerate(self._passes.model.slots.values()):
-            if slot.name in found.others and table.live[0, place] and table.blended[0, place]:
+            if slot.name in found.others and suspects[0, place]:
                 left[0, place] = excess(found.others[slot.name])
         return (left == left.min()) & (left < before)
+
+    @property
+    def _suspects(self) -> Bools:
+        """Slots whose seeds count, and are not there for good: bool ``[1, S]``."""
+        return self._network.table.live & self._network.table.blended
 
     def record(self, now: StepInputs, found: Measurement, actions: Ints) -> Evaluation:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""

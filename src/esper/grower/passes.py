@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from esper.growth.hook_tables import find_global_hook_tables, find_hook_tables
 from esper.growth.model import GrowingModel
-from esper.growth.slot import InputTap, Slot
+from esper.growth.slot import Slot
+from esper.growth.taps import InputTap, OutputTap
 
 _log = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class _Sharing:
             return "the measure does not work under torch.no_grad() or torch.inference_mode()"
         if any(module.training for module in self._model.modules()):
             return "the measure does not put the whole network in eval mode"
-        if any(not isinstance(hook, Slot | InputTap) for table in self._hooks for hook in table.values()):
+        if any(not isinstance(hook, Slot | InputTap | OutputTap) for table in self._hooks for hook in table.values()):
             return "the host has forward hooks of its own"
         return None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.autograd.graph import register_multi_grad_hook
 
 from esper.arguments import check_arguments, describe, optional, positive
 from esper.errors import ConfigError
@@ -20,8 +21,13 @@ class Spending:
 
     A pass forward through the host takes what torch counted when slots were attached, in proportion to the size of the
     input, and each seed what its blueprint says. A backward pass takes as much once for the features, and once more for
-    the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A frozen host without seeds is
-    not differentiated. Passes that go through a part of the host alone count as whole ones.
+    the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it comes, in
+    training and in evaluation mode alike. A host that does not learn and has no seeds is not differentiated.
+
+    A backward pass that skips some layers or parameters counts as a whole one. Not counted are calls of parts of the
+    host alone, such as its encoder, and what gradient checkpointing within the host computes once more. Where the host
+    returns tensors in a form that is not looked into (neither mapping, list, tuple nor dataclass), every pass forward
+    that could be differentiated counts as if it were: evaluate under `torch.no_grad`.
 
     A grower has one, `Grower.spending`; for growth by hand make it yourself:
 
@@ -58,6 +64,8 @@ class Spending:
             raise ConfigError(f"counted_in is {describe(counted_in)}: give an esper.Spending, or leave it out")
         self._model, self._most_flops, self._most_seconds = model, training_flops, seconds
         self._flops, self._earlier = 0.0, 0.0
+        self._backward = 0.0
+        """What a backward pass takes that belongs to the latest forward pass."""
         self._began = time.monotonic()
         self._counted_in = counted_in
         self._agreed: float | None = None
@@ -117,13 +125,20 @@ class Spending:
     def count(self, inputs: Tensor) -> None:
         """A forward pass begins, of these inputs of the model; what is compiled is not seen."""
         model = self._model
-        examples = inputs.numel() / model.example_size
-        learns = model.training and torch.is_grad_enabled()
+        examples, host = inputs.numel() / model.example_size, model.host_flops or 0
         seeds = sum(slot.seed.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)
-        host_learns = not model.frozen.holds_all(model.host)
-        passes = 1 + learns * (bool(model.seeds or host_learns) + host_learns)
-        seed_passes = TRAINING_PASSES if learns else 1
-        self.add(examples * ((model.host_flops or 0) * passes + seeds * seed_passes))
+        learns = any(parameter.requires_grad for parameter in model.host.parameters())
+        passes = bool(model.seeds or learns or inputs.requires_grad) + learns
+        self._backward = examples * (host * passes + seeds * (TRAINING_PASSES - 1))
+        self.add(examples * (host + seeds))
+
+    def follow(self, outputs: Sequence[Tensor]) -> None:
+        """The forward pass is over: count any backward pass that begins at these of its outputs."""
+        flops, self._backward = self._backward, 0.0
+        if outputs:
+            register_multi_grad_hook(outputs, lambda _: self.add(flops), mode="any")
+        else:
+            self.add(flops)
 
     def _require_known(self) -> None:
         why = "passes of a compiled model are not seen" if self._model.compilations.compiled else self._unknown

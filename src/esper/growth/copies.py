@@ -95,7 +95,7 @@ def _align(slot: Slot, other: Slot) -> None:
     present = other.seed
     if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
         other.remove()
-        present = copy.deepcopy(seed).to(other.anchor.device, other.anchor.dtype).train(other.training)
+        present = other.fit(copy.deepcopy(seed))
         other.occupant = present
         other.depth.follow(other.name, present.blueprint.find_block())
     with torch.no_grad():

@@ -11,12 +11,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from torch import nn
 
+from esper.arguments import describe
+from esper.errors import SlotError
 from esper.growth.hook_tables import GrowthHook, find_hook_tables
 
 LAYER = "layer_idx"
@@ -44,52 +47,98 @@ def copy_block(block: nn.Module, others: Mapping[int, Any] = MappingProxyType({}
     return copied
 
 
+def convert_block(block: nn.Module, original: nn.Module) -> None:
+    """Let a copy of a block have the types and devices of the block's own tensors, which need not be alike."""
+    theirs = {**dict(original.named_parameters()), **dict(original.named_buffers())}
+    for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+        like = theirs.get(name, tensor)
+        if (tensor.device, tensor.dtype) != (like.device, like.dtype):
+            tensor.data = tensor.data.to(like.device, like.dtype)
+
+
 class Depth:
     """Keeps account of the blocks that grow in a host, beside those that it has.
 
-    While there are any, the host's modules and they themselves share another configuration, which counts them as well,
-    behind the host's own: the one that was given stays as it is.
+    Blocks share the configurations of the host's. Where they have layers of a cache, the host's modules and they
+    themselves share another configuration meanwhile, which counts them as well, behind the host's own: the one that was
+    given goes on to say how many blocks the host has. What else is set on the other one is set on it, too.
     """
 
     def __init__(self, host: nn.Module) -> None:
         self.host = host
         self._blocks: dict[str, nn.Module] = {}
         """By the name of the host's block that each follows."""
-        self._replaced: list[tuple[Any, Any]] = []
-        """Configurations as they were given, with those that took their place."""
+        self._replaced: list[_Replaced] = []
 
     def follow(self, name: str, block: nn.Module | None) -> None:
-        """``block`` lives behind the host's submodule ``name`` from now on; None: nothing does."""
-        before = self._blocks.pop(name, None)
+        """``block`` lives behind the host's submodule ``name`` from now on; None: nothing does.
+
+        Raises:
+            SlotError: as `Counts.deepen`; all is then as it was.
+        """
+        before = self._blocks
+        if block is before.get(name):
+            return
+        self.restore()
+        self._blocks = {other: one for other, one in before.items() if other != name}
         if block is not None:
             self._blocks[name] = block
-        if block is not before:
-            self.restore()
+            _share_configurations(block, self.host.get_submodule(name))
+        try:
             self._count()
+        except SlotError:
+            self.restore()
+            self._blocks = before
+            self._count()
+            raise
 
     def restore(self) -> None:
         """Give the host, and what grew, the configurations back that the host had."""
-        for given, other in self._replaced:
+        for given, other, made in reversed(self._replaced):
+            _set_changes(given, other, made)
             _replace(self._list_modules(), other, given)
         self._replaced.clear()
+
+    @contextmanager
+    def forget(self) -> Generator[None]:
+        """Within the block the host has the configurations that it had, as if nothing had grown."""
+        blocks = self._blocks
+        self.restore()
+        self._blocks = {}
+        try:
+            yield
+        finally:
+            self._blocks = blocks
+            self._count()
 
     def _count(self) -> None:
         grown = {module for block in self._blocks.values() for module in block.modules()}
         for parent, names in _group_by_parent(self._blocks).items():
             container = self.host.get_submodule(parent)
             first = 1 + max((number for module, number in _list_layers(container) if module not in grown), default=-1)
-            for place, name in enumerate(names):
-                for module, _ in _list_layers(self._blocks[name]):
-                    setattr(module, LAYER, first + place)
+            layers = [(one, place) for place, name in enumerate(names) for one, _ in _list_layers(self._blocks[name])]
+            for module, place in layers:
+                setattr(module, LAYER, first + place)
             counts = find_configuration(self.host, parent, len(list(container.children())))
             places = [name.rpartition(".")[2] for name in names]
-            if counts is not None and all(map(str.isdecimal, places)):
-                deeper = counts.deepen([*range(counts.depth), *map(int, places)])
-                self._replaced.append((counts.configuration, deeper))
+            if counts is None or not all(map(str.isdecimal, places)):
+                continue
+            deeper = counts.deepen([*range(counts.depth), *map(int, places)])
+            if layers:  # else only a deeper host is to know, but that it can should show before anything grows
+                self._replaced.append(_Replaced(counts.configuration, deeper, _list_attributes(deeper)))
                 _replace(self._list_modules(), counts.configuration, deeper)
 
     def _list_modules(self) -> list[nn.Module]:
         return [module for part in (self.host, *self._blocks.values()) for module in part.modules()]
+
+
+class _Replaced(NamedTuple):
+    """A configuration of the host, and the one that took its place."""
+
+    given: Any
+    other: Any
+    made: Mapping[str, Any]
+    """Attributes of the other one when it was made."""
 
 
 class Counts(NamedTuple):
@@ -101,7 +150,13 @@ class Counts(NamedTuple):
     depth: int
 
     def deepen(self, blocks: Sequence[int]) -> Any:
-        """The configuration of a model with these of the blocks that there were, by number, some more than once."""
+        """The configuration of a model with these of the blocks that there were, by number, some more than once.
+
+        It shares all else with this one, if that has plain attributes.
+
+        Raises:
+            SlotError: what says how many there are cannot be set.
+        """
         changes: dict[str, Any] = {self.name: len(blocks)}
         for name in KINDS:
             said = getattr(self.configuration, name, None)
@@ -109,13 +164,28 @@ class Counts(NamedTuple):
             if len(kinds) == self.depth:
                 same = [kinds[block] for block in blocks]
                 changes[name] = tuple(same) if isinstance(said, tuple) else same
-        deeper = copy.deepcopy(self.configuration)
         try:
-            for name, value in changes.items():
-                setattr(deeper, name, value)
-        except dataclasses.FrozenInstanceError:
-            deeper = dataclasses.replace(self.configuration, **changes)
-        return deeper
+            return _change(self.configuration, changes)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise SlotError(
+                f"the host's configuration, {describe(self.configuration)}, says by {self.name!r} that there are "
+                f"{self.depth} blocks, and cannot be told of more: {error}. Let it be an attribute that can be set, as "
+                "those of ordinary classes and dataclasses can"
+            ) from error
+
+
+def _change(configuration: Any, changes: Mapping[str, Any]) -> Any:
+    """Another configuration that says so."""
+    plain = not _list_attributes(configuration).keys().isdisjoint(DEPTHS)
+    changed = copy.copy(configuration) if plain else copy.deepcopy(configuration)
+    if changed is configuration:
+        raise TypeError("it cannot be copied")
+    try:
+        for name, value in changes.items():
+            setattr(changed, name, value)
+    except dataclasses.FrozenInstanceError:
+        return dataclasses.replace(configuration, **changes)
+    return changed
 
 
 def find_configuration(host: nn.Module, container: str, depth: int) -> Counts | None:
@@ -165,6 +235,14 @@ def _list_layers(part: nn.Module) -> Iterator[tuple[nn.Module, int]]:
             yield module, number
 
 
+def _share_configurations(block: nn.Module, original: nn.Module) -> None:
+    """Let a copy of a block have the configurations of the block's own modules, wherever it was made."""
+    theirs = dict(cast("Iterator[tuple[str, nn.Module]]", original.named_modules()))
+    for path, module in cast("Iterator[tuple[str, nn.Module]]", block.named_modules()):
+        if path in theirs and CONFIGURATION in vars(module) and CONFIGURATION in vars(theirs[path]):
+            setattr(module, CONFIGURATION, vars(theirs[path])[CONFIGURATION])
+
+
 def _list_configurations(part: nn.Module) -> list[Any]:
     return [vars(module)[CONFIGURATION] for module in part.modules() if CONFIGURATION in vars(module)]
 
@@ -173,3 +251,17 @@ def _replace(modules: Iterable[nn.Module], configuration: Any, other: Any) -> No
     for module in modules:
         if vars(module).get(CONFIGURATION) is configuration:
             setattr(module, CONFIGURATION, other)
+
+
+def _list_attributes(configuration: Any) -> dict[str, Any]:
+    """Those of its own, by name, in slots or not."""
+    state = object.__getstate__(configuration)
+    parts = cast("tuple[Any, ...]", state if isinstance(state, tuple) else (state,))
+    return {name: value for part in parts if part is not None for name, value in part.items()}
+
+
+def _set_changes(given: Any, other: Any, made: Mapping[str, Any]) -> None:
+    """Set on a configuration what was set on another since it was ``made``, but how many blocks there are."""
+    for name, value in _list_attributes(other).items():
+        if name not in (*DEPTHS, *KINDS) and (name not in made or value is not made[name]):
+            object.__setattr__(given, name, value)

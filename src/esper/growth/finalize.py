@@ -11,22 +11,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from enum import StrEnum
 from types import CodeType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Folded, Reads
 from esper.growth.depth import Depth, deepen
-from esper.growth.fossils import ALPHA, BLOCK, TracedFossil, mix_in_block, relay_input, trace
+from esper.growth.fossils import ALPHA, BLOCK, TracedFossil, mix_alone, mix_in_block, relay_input, trace
 from esper.growth.hooks import require_attached
-from esper.growth.positions import find_output_tensor
+from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
-from esper.growth.probe import call, convert
+from esper.growth.probe import call, convert, first_tensor
 from esper.growth.seed import Seed
-from esper.growth.side_pass import keep_modes
+from esper.growth.side_pass import keep_modes, side_pass
 from esper.growth.slot import Slot
+from esper.growth.taps import find_tensors
 from esper.lifecycle.rules import Isolation
 
 if TYPE_CHECKING:
@@ -35,7 +36,14 @@ if TYPE_CHECKING:
 PREFIX = "fossil_"
 """Begins the names of fossils in the submodules that they follow."""
 TOLERANCE = 1e-3
-"""Between a block that is added with weight 1 and one that follows."""
+"""Between what both models compute, as a share of the largest value; more where numbers are coarser than float32."""
+TF32 = 2**-10
+"""Rounding of the factors that accelerators may multiply in place of float32 ones."""
+_UNKNOWN = (
+    "cannot be found out where a model returns no tensors, or was pickled, which loses the example input: finalize the "
+    "one that esper.attach or esper.load returned"
+)
+"""Ends the sentence that says what."""
 _ASKING = frozenset({"_modules", "children", "named_children", "modules", "named_modules"})
 """What a module asks of itself that runs whatever it holds."""
 
@@ -52,75 +60,119 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     grown = copy.deepcopy(model)
     grown.release()
     host, names = grown.host, {name: name for name in kept}
-    inserted, foreign, called = list[str](), list[str](), dict[str, nn.Module]()
+    became, called = dict[str, Folded](), dict[str, nn.Module]()
     for name in kept:
         slot, seed = grown.slots[name], grown.seeds[name]
-        folded = seed.blueprint.fold(host, names[name], float(seed.alpha))
-        if folded is Folded.INSERTED:
-            inserted.append(name)
+        became[name] = seed.blueprint.fold(host, names[name], float(seed.alpha))
+        if became[name] is Folded.INSERTED:
             names = {other: _move(path, names[name]) for other, path in names.items()}
-        if folded is Folded.NOT and _must_call(slot, seed):
-            called[name] = _keep_block(host, names[name], slot, seed)
-            foreign.append(name)
-        elif folded is Folded.NOT:
-            traced = trace(seed, slot.site, name)
-            _fold(host, names[name], type(seed.blueprint).name, traced, grown.tap.place)
-            _keep_padded(host, names[name])
-            foreign.append(name)
+        if became[name] is Folded.NOT:
+            block = _follow(host, names[name], slot, seed, grown.tap.place)
+            if block is not None:
+                called[name] = block
+    ways = (Folded.NOT, Folded.MERGED, Folded.INSERTED)
+    foreign, merged, inserted = ([name for name in kept if became[name] is way] for way in ways)
     if inserted:
         deepen(host, {names[name]: name for name in inserted})
     depth = Depth(host)
     for name, block in called.items():
         depth.follow(names[name], block)
-    if inserted:
-        _require_equal(model, host, kept, inserted)
+    if inserted or merged:
+        _require_equal(model, host, kept, inserted, merged)
     refuse_saving(host, [names[name] for name in foreign], [names[name] for name in inserted])
     return host
 
 
-def _must_call(slot: Slot, seed: Seed) -> bool:
-    """Whether no graph can stand for the seed, as its block is called with more than features."""
-    layer = slot.site.layer
-    return seed.reads is Reads.CALL and (layer is None or not layer.alone)
+def _follow(host: nn.Module, behind: str, slot: Slot, seed: Seed, place: int | str) -> nn.Module | None:
+    """Let a seed run behind the host's submodule ``behind``: a copy of a block as it is, which is returned, or a graph.
 
-
-def _keep_block(host: nn.Module, behind: str, slot: Slot, seed: Seed) -> nn.Module:
-    """Let a copy of a block run behind the block itself, called as it is, and mix what both return; returns the copy.
+    A block may be called with more than features, and in training drop out or gather statistics: a graph does not.
+    Where the submodule runs whatever it holds, there is no place for a block.
 
     Raises:
-        ExportError: the block would run it by itself, in another way.
+        ExportError: a graph cannot do it, nor is there a place for the block.
     """
-    followed, block, kind = host.get_submodule(behind), seed.blueprint.find_block(), seed.blueprint.name
-    if block is None or _runs_what_it_holds(followed):
+    followed, block, layer = host.get_submodule(behind), seed.blueprint.find_block(), slot.site.layer
+    alpha, what = float(seed.alpha), f"{seed.blueprint.name!r} in slot {slot.name!r}"
+    placed = block is not None and not _runs_what_it_holds(followed)
+    if seed.reads is Reads.CALL and not placed and layer is not None and not layer.alone:
         raise ExportError(
-            f"{kind!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f} in a module that runs whatever it "
-            "holds: with a weight of 1 it can be part of a plain model; save the growing model by esper.save"
+            f"{what} counts with {alpha:.2f} in a module that runs whatever it holds: with a weight of 1 it can be "
+            "part of a plain model; save the growing model by esper.save"
         )
-    warnings.warn(
-        f"{kind!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}: it runs behind its block; with a weight "
-        "of 1 it would be the next one; save_pretrained is refused",
-        stacklevel=4,
-    )
-    fossil = _find_unused_name(followed, PREFIX + kind)
-    kept = nn.ModuleDict({BLOCK: block})
-    kept.register_buffer(ALPHA, seed.alpha)
-    followed.add_module(fossil, kept)
-    followed.register_forward_hook(mix_in_block(fossil), with_kwargs=True)
-    return block
+    if block is not None and (alpha != 1 or not placed):
+        how = "" if placed else ", as a graph, which neither drops out nor gathers statistics in training"
+        warnings.warn(
+            f"{what} counts with {alpha:.2f}: it runs behind its block{how}; in a list of blocks it would be the next "
+            "one with a weight of 1; save_pretrained is refused",
+            stacklevel=5,
+        )
+    if block is not None and placed:
+        _keep_block(followed, PREFIX + seed.blueprint.name, block, seed.alpha)
+    else:
+        _fold(host, behind, seed.blueprint.name, trace(seed, slot.site, slot.name), place)
+    _keep_padded(host, behind)
+    return block if placed else None
 
 
-def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], inserted: list[str]) -> None:
-    """Whether whoever owns the containers runs what was ``inserted`` there, as ``plain`` then computes as the model.
+def _keep_block(followed: nn.Module, wanted: str, block: nn.Module, alpha: Tensor) -> None:
+    """Let a copy of a block run behind the block ``followed``, called as it is, and mix what both return."""
+    alone, kept = len(list_argument_names(followed)) == 1, nn.Identity()
+    kept.add_module(BLOCK, block)
+    kept.register_buffer(ALPHA, alpha)
+    fossil = _hold(followed, wanted, kept, calls=alone)
+    if alone:  # whatever the example was, there is nothing but features
+        kept.register_forward_hook(mix_alone())
+    else:
+        followed.register_forward_hook(mix_in_block(fossil), with_kwargs=True)
+
+
+def _hold(followed: nn.Module, wanted: str, fossil: nn.Module, *, calls: bool = True) -> str:
+    """Let ``followed`` hold a fossil, and give it what it returns if it ``calls`` it; returns the name."""
+    name, fossil.training = _find_unused_name(followed, wanted), followed.training
+    followed.add_module(name, fossil)
+    if calls and type(followed).forward is not nn.Sequential.forward:  # which runs it by itself
+        followed.register_forward_hook(_make_call(name))
+    return name
+
+
+def _require_equal(
+    model: GrowingModel, plain: nn.Module, kept: list[str], inserted: list[str], merged: list[str]
+) -> None:
+    """Whether ``plain`` computes as the model: whether whoever owns the containers runs what was ``inserted`` there,
+    and the layers alone read the weights that something was ``merged`` into.
 
     Raises:
-        ExportError: it does not, or that cannot be found out.
+        ExportError: it does not; or something was inserted, and that cannot be found out.
     """
+    wanted, found = _compute_both(model, plain, kept)
+    if not wanted and inserted:
+        raise ExportError(f"whether the model runs a block behind {inserted[0]!r} {_UNKNOWN}")
+    if not wanted:
+        warnings.warn(f"whether the layer behind {merged[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
+    if len(wanted) == len(found) and all(_is_close(plain, *pair) for pair in zip(wanted, found, strict=True)):
+        return
+    why = [
+        f"a block inserted behind {name!r} is not run as the next one: the model does not go through its nn.ModuleList "
+        "in turn"
+        for name in inserted[:1]
+    ]
+    why += [
+        f"what was added to the weight of {name!r} does not do what its seed did: something else reads that weight, "
+        "too, or changes what the layer returns"
+        for name in merged[:1]
+    ]
+    raise ExportError(f"{', or '.join(why)}; save the growing model by esper.save")
+
+
+def _compute_both(model: GrowingModel, plain: nn.Module, kept: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+    """What both return of floating-point tensors for the example input, with the same random numbers, if any."""
     if model.example.arguments is None:
-        raise ExportError(
-            f"whether the model runs a block behind {inserted[0]!r} cannot be found out with a growing model "
-            "that was pickled: finalize the one that esper.attach or esper.load returned"
-        )
-    example = convert(model.example.arguments, model.slots.values()[0].anchor)
+        return [], []
+    inputs = first_tensor(model.example.arguments)
+    # A host of several types gets the type that it got before, and one that was converted since, its own.
+    like = next((one for one in model.host.parameters() if one.dtype == inputs.dtype), model.slots.values()[0].anchor)
+    example = convert(model.example.arguments, like)
     with ExitStack() as stack:
         for network in (model, plain):
             stack.enter_context(keep_modes(network))
@@ -129,12 +181,28 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], inser
             if name not in kept:
                 stack.enter_context(slot.vacate())
         stack.enter_context(torch.no_grad())
-        wanted, found = (find_output_tensor(call(network, example)) for network in (model, plain))
-    if wanted is None or found is None or not torch.allclose(wanted, found, rtol=TOLERANCE, atol=TOLERANCE):
-        raise ExportError(
-            f"a block inserted behind {inserted[0]!r} is not run as the next one: the model does not go through its "
-            "nn.ModuleList in turn; save the growing model by esper.save"
-        )
+        returned: list[list[Tensor]] = []
+        for network in (model, plain):
+            with side_pass(network, ()):
+                returned.append(_list_outputs(call(network, example)))
+    return returned[0], returned[1]
+
+
+def _list_outputs(returned: Any) -> list[Tensor]:
+    """The floating-point tensors in what a network returned."""
+    return [one for one in find_tensors(returned) if one.is_floating_point() and not one.is_nested]
+
+
+def _is_close(network: nn.Module, wanted: Tensor, found: Tensor) -> bool:
+    """Whether two outputs of a network are equal but for rounding, by the largest value and the coarsest numbers."""
+    if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+        return False
+    finite, types = wanted[wanted.isfinite()], {wanted.dtype, *(one.dtype for one in network.parameters())}
+    rounding = max(torch.finfo(one).eps for one in types if one.is_floating_point)
+    if wanted.device.type != "cpu":
+        rounding = max(rounding, TF32)
+    tolerance = max(TOLERANCE, 8 * rounding) * float(finite.abs().max()) if len(finite) else 0.0
+    return torch.allclose(wanted, found, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _move(path: str, inserted: str) -> str:
@@ -162,18 +230,15 @@ def _keep_padded(host: nn.Module, submodule: str) -> None:
 
 def _fold(host: nn.Module, behind: str, kind: str, traced: TracedFossil, place: int | str) -> None:
     """Let a traced fossil follow the host's submodule ``behind``."""
-    followed = host.get_submodule(behind)
-    fossil = _find_unused_name(followed, PREFIX + kind)
+    owner = followed = host.get_submodule(behind)
     if _runs_what_it_holds(followed):
-        owner, path, prefix = followed, behind, f"{fossil}_"
+        path, prefix = behind, f"{_find_unused_name(followed, PREFIX + kind)}_"
     else:
         # It returns what it is given, and its hook makes of that what the fossil does.
-        owner, path, prefix = nn.Identity(), f"{behind}.{fossil}", ""
+        owner, prefix = nn.Identity(), ""
         count = sum(tensor.numel() for tensor in traced.tensors.values() if isinstance(tensor, nn.Parameter))
         vars(owner)["extra_repr"] = functools.partial(str, f"what grew: {kind}, {count} parameters")
-        followed.add_module(fossil, owner)
-        if type(followed).forward is not nn.Sequential.forward:  # which runs it by itself
-            followed.register_forward_hook(_make_call(fossil))
+        path = f"{behind}.{_hold(followed, PREFIX + kind, owner)}"
     inputs = None
     if traced.reads_inputs:
         inputs = _find_unused_name(owner, f"{prefix}inputs")
@@ -191,13 +256,15 @@ def _fold(host: nn.Module, behind: str, kind: str, traced: TracedFossil, place: 
 def _runs_what_it_holds(module: nn.Module) -> bool:
     """Whether a module may run all that is registered in it, in a way of its own, so that a fossil there might disturb.
 
-    It may if it is a container with a forward pass, or if a method of its class asks for its children.
+    It may if it is a container with a forward pass, or if a method of its class asks for its children, which torch's
+    own layers do only to look at hooks.
     """
     if type(module).forward is nn.Sequential.forward:
         return False
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return True
-    own = (kind for kind in type(module).__mro__ if kind is not nn.Module and issubclass(kind, nn.Module))
+    kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
+    own = (kind for kind in kinds if not kind.__module__.startswith("torch.nn."))
     methods = (method for kind in own for method in vars(kind).values() if inspect.isfunction(method))
     return any(not _ASKING.isdisjoint(_collect_names(method.__code__)) for method in methods)
 

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from esper.errors import ExportError
 from esper.growth.blueprints.registry import LayerCall, Reads
 from esper.growth.seed import Seed
+from esper.growth.side_pass import keep_modes
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 
 TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
@@ -64,6 +65,8 @@ class TracedFossil:
 def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
     """Trace a seed at its site, for batches of any size, and for other lengths where the blueprint allows it.
 
+    A graph computes the same in either mode, so it is made of what the seed does in evaluation mode.
+
     Raises:
         ExportError: that cannot be done.
     """
@@ -74,7 +77,8 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
     example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
     axes = [{0: Dim.DYNAMIC, **dict.fromkeys(_lengths(shape, site.layout), Dim.AUTO)} for shape in shapes]
     try:
-        program = export(_Traced(seed), example, dynamic_shapes=(tuple(axes),))
+        with keep_modes(seed):
+            program = export(_Traced(seed).eval(), example, dynamic_shapes=(tuple(axes),))
     except TRACING_ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
@@ -146,7 +150,18 @@ def is_assertion(node: fx.Node) -> bool:
 
 
 BLOCK, ALPHA = "block", "alpha"
-"""What `mix_in_block` runs, and how much that counts, in the module that holds both."""
+"""What `mix_alone` and `mix_in_block` run, and how much that counts, in the module that holds both."""
+
+
+def mix_alone() -> fx.GraphModule:
+    """A forward hook of a module that holds a block: what it returns is ``h``; ``(1 - alpha) * h + alpha * block(h)``.
+
+    Unlike that of `mix_in_block` it compiles as one graph.
+    """
+    graph = fx.Graph()
+    module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
+    _mix(graph, module, features, graph.call_method(BLOCK, (module, features)))
+    return fx.GraphModule(nn.Module(), graph, class_name="MixAlone")
 
 
 def mix_in_block(fossil: str) -> functools.partial[Tensor]:
@@ -162,11 +177,15 @@ def mix_in_block(fossil: str) -> functools.partial[Tensor]:
     held = _attribute(graph, module, fossil)
     behind = graph.call_function(operator.getitem, (arguments, slice(1, None)))
     given = graph.call_function(operator.add, ((features,), behind))
-    block = graph.call_function(operator.getitem, (held, BLOCK))
-    returned = graph.call_method("__call__", (unpack, block, {}, given, keywords))
+    block = _attribute(graph, held, BLOCK)
+    _mix(graph, held, features, graph.call_method("__call__", (unpack, block, {}, given, keywords)))
+    return functools.partial(fx.GraphModule(nn.Module(), graph, class_name="MixInBlock"), functional_call)
+
+
+def _mix(graph: fx.Graph, held: fx.Node, features: fx.Node, returned: fx.Node) -> None:
+    """Return ``returned`` and ``features``, mixed by the weight in ``held``."""
     typed = [graph.call_method("to", (one, features)) for one in (returned, _attribute(graph, held, ALPHA))]
     graph.output(graph.call_function(torch.lerp, (features, *typed)))
-    return functools.partial(fx.GraphModule(nn.Module(), graph, class_name="MixInBlock"), functional_call)
 
 
 INPUT = (

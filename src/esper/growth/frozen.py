@@ -34,14 +34,24 @@ class FrozenParts:
         named = host.named_parameters()
         self._learned = tuple(name for name, one in named if one.requires_grad and is_frozen(name, names))
         """Names of parameters that learn again when the host is let go."""
+        self._trained = frozenset(name for name, part in self._list_modules(host) if part.training)
+        """Names of modules that were in training mode."""
         for part in self._find(host):
             part.requires_grad_(False)
+            part.zero_grad()  # of former training, which clipping would count
         self.rest(host)
 
-    def thaw(self, host: nn.Module) -> None:
-        """Let those parameters learn again that did before, of ``host`` or a copy of it."""
-        for name in self._learned:
-            host.get_parameter(name).requires_grad_(True)
+    def thaw(self, host: nn.Module, *, training: bool) -> None:
+        """Let those parameters learn again that did before, of ``host`` or a copy of it.
+
+        If it is in ``training``, so are those modules again that were before.
+        """
+        for name, one in host.named_parameters():  # without those that are computed from others by now
+            if name in self._learned:
+                one.requires_grad_(True)
+        if training:
+            for name, part in self._list_modules(host):  # from the outside in
+                part.train(name in self._trained)
 
     def rest(self, host: nn.Module) -> None:
         """Put the parts in evaluation mode."""
@@ -61,6 +71,11 @@ class FrozenParts:
         leaves = [f"{name}." for name, part in modules if not any(True for _ in part.children())]
         return all(map(self.holds, [*leaves, *host.state_dict()]))
 
+    def _list_modules(self, host: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The parts, and all that is in them, by name."""
+        named = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
+        return [(name, part) for name, part in named if is_frozen(f"{name}.", self.names)]
+
     def _find(self, host: nn.Module) -> Iterable[nn.Module]:
         return (host.get_submodule(name) for name in self.names)
 
@@ -71,7 +86,11 @@ def is_frozen(key: str, names: Iterable[str]) -> bool:
 
 
 def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
-    """SHA-256 of the tensors of the host's submodules ``names``; empty if there are none."""
+    """SHA-256 of the tensors of the host's submodules ``names``; empty if there are none.
+
+    Of the state dict, that is, without buffers that are not persistent: a class computes those anew, such as angles of
+    positions, which another device rounds otherwise and a longer input extends.
+    """
     if not names:
         return ""
     digest, state = hashlib.sha256(), host.state_dict()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
@@ -41,10 +42,13 @@ def require_attached(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more, or was sharded.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded.
+        SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded; or a
+            slot is switched off by a block.
     """
     require_whole(model.named_parameters())
     require_called(model)
+    for slot in model.slots.values():
+        slot.require_seen()
 
 
 def require_savable(model: GrowingModel) -> None:
@@ -54,7 +58,9 @@ def require_savable(model: GrowingModel) -> None:
         SlotError: a submodule was replaced since slots were attached, the model was released, or its host was sharded
             without `GrowingModel.shard_growth`.
     """
-    (require_called if model.sharded else require_attached)(model)
+    if not model.sharded:
+        require_whole(model.named_parameters())
+    require_called(model)
 
 
 def require_growable(model: GrowingModel) -> None:
@@ -73,15 +79,37 @@ def require_called(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, or the model was released.
+        SlotError: a submodule was replaced since slots were attached, or the model was released; or a slot is switched
+            off by a block.
     """
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
     for name, slot in model.slots.items():
         if name not in modules or slot not in _hooks(modules[name]):
+            slot.require_seen()
             raise SlotError(
                 f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
                 "or lost its hooks since esper.attach; rebuild the host first and attach then"
             )
+
+
+@contextmanager
+def unhook(model: GrowingModel) -> Generator[None]:
+    """Within the block the host calls no slot, but where it was compiled with them.
+
+    Torch's encoders take a fast path where there are no hooks, which rounds otherwise.
+    """
+    tables = [table for name in model.slots for table in find_hook_tables(model.host.get_submodule(name))]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        for key in [key for key, hook in table.items() if isinstance(hook, Slot)]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            here = {key: hook for key, hook in hooks.items() if key in table or isinstance(hook, Slot)} | dict(table)
+            table.clear()  # or those that were taken off would be called last from now on
+            table.update(here)
 
 
 def _hooks(module: nn.Module) -> list[Any]:

@@ -19,16 +19,17 @@ from esper.growth.copies import Copies
 from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
-from esper.growth.hooks import require_attachable, require_attached, require_savable
+from esper.growth.hooks import require_attachable, require_attached, require_savable, unhook
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
-from esper.growth.sharding import check_options, reshard, shard_slots
-from esper.growth.slot import InputTap, Slot, require_untraced
+from esper.growth.sharding import check_options, reshard
+from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
+from esper.growth.taps import InputTap, OutputTap, require_untraced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -171,6 +172,7 @@ class GrowingModel(nn.Module):
         shared = (self.tap, self.ownership, self.copies, self.compilations, self.depth)
         made = {name: Slot(name, site, *shared, offers[name]) for name, site in probed.sites.items()}
         self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
+        self._hooks.append(host.register_forward_hook(OutputTap(self.tap)))
         for name, slot in made.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
         self.slots = Slots(made)
@@ -189,9 +191,11 @@ class GrowingModel(nn.Module):
         """FLOPs of the host's forward pass for one example, before any growth; None if torch cannot count them."""
         self.outputs = probed.outputs
         """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
-        like = next((parameter for parameter in host.parameters() if parameter.is_floating_point()), None)
-        if like is not None:
-            self.slots.to(device=like.device, dtype=like.dtype)
+        for name, slot in made.items():
+            floating = (one for part in (host.get_submodule(name), host) for one in part.parameters())
+            like = next((one for one in floating if one.is_floating_point()), None)
+            if like is not None:
+                slot.to(device=like.device, dtype=like.dtype)
         self.register_state_dict_pre_hook(_require_called)
         self.register_load_state_dict_post_hook(_require_planted)
         self.__class__ = make_subclass(type(self), type(host))
@@ -232,6 +236,8 @@ class GrowingModel(nn.Module):
         Of a frozen host that is to the bit what it was before.
         """
         with ExitStack() as stack:
+            stack.enter_context(unhook(self))
+            stack.enter_context(self.depth.forget())
             for slot in self.slots.values():
                 stack.enter_context(slot.vacate())
             yield
@@ -357,7 +363,8 @@ class GrowingModel(nn.Module):
         if self.copies.mirrored:
             raise SlotError("an average of this model grows with it, and torch cannot copy seeds that are sharded")
         check_options(options)
-        shard_slots(self.slots.values(), options)
+        for slot in self.slots.values():
+            slot.shard_growth(options)
         self.sharded = True
 
     def summary(self) -> GrowthSummary:
@@ -438,7 +445,7 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Take the slots off the host, which then computes and learns as it did before it was attached to."""
-        self.frozen.thaw(self.host)
+        self.frozen.thaw(self.host, training=self.training)
         for one in (*self._hooks, *self._guards):
             one.remove()
         self._guards.clear()
@@ -477,8 +484,9 @@ class GrowingModel(nn.Module):
         Raises:
             ConfigError: ``unfinished`` is something else.
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
-            ExportError: `torch.export` cannot trace the blueprint of a seed; or the copy of a block cannot follow it,
-                as it is in a container that its owner does not run module by module.
+            ExportError: `torch.export` cannot trace the blueprint of a seed; the copy of a block cannot follow it, as it
+                is in a container that its owner does not run module by module; or a weight that something was added to
+                is read elsewhere, too.
         """
         return finalize(self, Unfinished(unfinished))
 

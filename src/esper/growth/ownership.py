@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -41,11 +42,18 @@ class Ownership:
         Where the model was converted to another type, as by ``model.double()``, what it remembers is converted too.
 
         Raises:
-            SlotError: a slot has no group, or the groups are of another model; from the optimizer's steps, if it lacks
-                the parameters of a seed.
+            SlotError: a slot has no group, or several, or the groups are of another model; from the optimizer's steps,
+                if it lacks the parameters of a seed.
         """
-        groups = {group.get(SLOT_KEY) for group in optimizer.param_groups}
+        groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
         missing = [name for name in slots if name not in groups]
+        split = [name for name in slots if groups[name] > 1]
+        if split:
+            raise SlotError(
+                f"the optimizer has {groups[split[0]]} parameter groups for slot {split[0]!r}, and what grows there "
+                "can go to one of them alone: leave the groups of slots as model.parameter_groups(lr=...) made them; "
+                "those of the host may be split"
+            )
         if missing:
             raise SlotError(
                 f"the optimizer has no parameter group for slot {missing[0]!r}: "

@@ -54,6 +54,7 @@ class _Seen:
 
     output: Any
     keeps_shape: bool
+    unaltered: bool
     call: LayerCall
 
 
@@ -73,7 +74,8 @@ class _LayerWitness:
         first, keeps = call.first, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
             keeps = (first.shape, first.dtype) == (output.shape, output.dtype)
-        self.seen.setdefault(name, []).append(_Seen(_pad_if_nested(output), keeps, call))
+        unaltered = _is_unaltered(module, call, output)
+        self.seen.setdefault(name, []).append(_Seen(_pad_if_nested(output), keeps, unaltered, call))
 
     def release(self) -> None:
         """See no more calls."""
@@ -154,9 +156,11 @@ def probe(
     costs = None if counted is None else {name: flops // len(inputs) for name, flops in counted.parts.items()}
     sites: dict[str, Site] = {}
     for name, (found, *_) in layers.seen.items():
-        ends = find_outputs(modules[name], found.call) if name in silenced and found.keeps_shape else ()
         flops = None if costs is None else costs[name]
-        layer = Layer(modules[name], flops, found.keeps_shape, found.call.alone, ends)
+        learning = frozenset(path for path, one in modules[name].named_parameters() if one.requires_grad)
+        layer = Layer(modules[name], flops, found.keeps_shape, found.call.alone, learning, unaltered=found.unaltered)
+        if name in silenced and layer.keeps_shape and not layer.quantised:
+            layer = replace(layer, outputs=find_outputs(layer.module, found.call))
         sites[name] = _describe_site(layer, found.output, inputs, causal)
     if apart is not False:
         reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
@@ -229,6 +233,22 @@ def _require_batch(arguments: Arguments) -> Tensor:
             "batch first, so that the batch axis can be told from others"
         )
     return inputs
+
+
+_PLAIN_LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward)
+
+
+def _is_unaltered(module: nn.Module, call: LayerCall, output: Any) -> bool:
+    """As `Layer.unaltered`, within rounding. A hook that only listens changes nothing."""
+    if type(module).forward not in _PLAIN_LAYERS:
+        return True
+    own = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
+    output = _pad_if_nested(output)
+    if own.is_meta:
+        return True
+    if not isinstance(output, Tensor) or (own.shape, own.dtype) != (output.shape, output.dtype):
+        return False
+    return torch.allclose(own, output, rtol=0.01, atol=0.01 * float(own.abs().max()), equal_nan=True)
 
 
 def _pad_if_nested(output: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -131,11 +131,19 @@ class Seed(BlendedBlueprint):
         self.contribution: float | None = None
         """Accuracy with the seed less accuracy without it, as a grower last measured it."""
         self.register_buffer("alpha", torch.zeros(()))
+        self._fixed = [name for name, one in self.named_parameters() if not one.requires_grad]
 
     @property
     def parameter_count(self) -> int:
         """How many numbers it learns."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As `torch.nn.Module.requires_grad_`; what its blueprint has fixed stays so."""
+        super().requires_grad_(requires_grad)
+        for name in self._fixed:
+            self.get_parameter(name).requires_grad_(False)
+        return self
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:

@@ -13,19 +13,15 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from esper.arguments import describe
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import Reads, get
 from esper.growth.depth import copy_block
 from esper.growth.site import Layer
-
-if TYPE_CHECKING:
-    from esper.growth.slot import Slot
 
 RESHARD = "reshard_after_forward"
 """Option of `fully_shard`."""
@@ -125,16 +121,6 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise SlotError(f"mesh is {describe(mesh)}: give what init_device_mesh returns")
     if not distributed.is_initialized():
         raise SlotError("there is no process group: call torch.distributed.init_process_group first")
-
-
-def shard_slots(slots: Iterable[Slot], options: dict[str, Any]) -> None:
-    """Let what grows in ``slots`` be sharded by ``options`` of `fully_shard`, what grew already at once."""
-    for slot in slots:
-        slot.sharding = options
-        if slot.site.layer is not None and any(get(name).reads is Reads.CALL for name in slot.blueprints):
-            slot.site = replace(slot.site, layer=blank(slot.site.layer))
-        if slot.seed is not None:
-            shard(slot.seed, options)
 
 
 def shard(seed: nn.Module, options: dict[str, Any]) -> None:

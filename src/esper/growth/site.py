@@ -40,11 +40,21 @@ class Layer:
     """Whether it returns features of the shape and type of its first argument, as a block does."""
     alone: bool
     """Whether it has no other argument that says anything."""
+    learning: frozenset[str]
+    """Names of its parameters that learned when it was probed; it may be frozen since."""
     outputs: tuple[str, ...] = ()
     """Names of the parameters that end its branches: once they are zero it returns what it is given. Empty, if there
     are none or no blueprint on offer asks."""
+    unaltered: bool = True
+    """Whether an ordinary linear layer or convolution returned what its class makes of what it was called with, so that
+    neither a hook on it nor a ``forward`` of the instance changes that; of all else nothing is said."""
     blank: nn.Module | None = None
     """The module as it was before it was sharded, without values; None where it is whole."""
+
+    @property
+    def quantised(self) -> bool:
+        """Whether it has parameters of whole numbers, which cannot learn."""
+        return any(not (one.is_floating_point() or one.is_complex()) for one in self.module.parameters())
 
 
 @dataclass(frozen=True)

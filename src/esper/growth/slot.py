@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from esper.errors import ExportError, SlotError
+from esper.errors import SlotError
 from esper.growth.blueprints.registry import OF_LAYER, Blueprint, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
-from esper.growth.depth import Depth
+from esper.growth.depth import Depth, convert_block
 from esper.growth.hook_tables import GrowthHook
 from esper.growth.ownership import Ownership
-from esper.growth.positions import NO_HINTS, cut_to_lengths, explain_apart, find_hints, pad_nested, refuse_to_mix
+from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
-from esper.growth.sharding import require_shared, require_whole, reshard, shard
+from esper.growth.sharding import blank, require_shared, require_whole, reshard, shard
 from esper.growth.site import IN_ORDER, Site
+from esper.growth.taps import InputTap
 from esper.lifecycle.actions import Blend
 
 
@@ -39,82 +41,6 @@ class Occupant(Protocol):
 Listener = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Hears what a slot's layer was called with and what the slot returns in a forward pass, and returns the same, or what
 takes its place with equal values."""
-
-
-def require_untraced() -> None:
-    """Refuse to be exported while seeds may come and go.
-
-    Raises:
-        ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
-    """
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        raise ExportError(
-            "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
-            "returns"
-        )
-
-
-class Clock(Protocol):
-    """Counts passes."""
-
-    def count(self, inputs: Tensor) -> None:
-        """One begins."""
-        ...
-
-
-class InputTap(nn.Module):
-    """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
-
-    It is held from one host forward to the next; copies do not carry it.
-
-    Args:
-        place: Of the input among the host's arguments: an index, or the name of a keyword. Where no tensor is there,
-            the input is the first tensor among them, positional ones first.
-        names: Of the host's positional arguments, in order.
-    """
-
-    def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        self.place = place
-        self.names = names
-        self.given = NO_HINTS
-        """Masks and caches of the forward pass now under way."""
-        self._inputs: Tensor | None = None
-        self.clocks: list[Clock] = []
-        """Hear the network's input in every pass, but in those that are compiled."""
-
-    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        require_untraced()
-        places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
-        tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
-        if tensors:
-            self._inputs = tensors.get(self.place, next(iter(tensors.values())))
-            if not torch.compiler.is_compiling():
-                for clock in self.clocks:
-                    clock.count(self._inputs)
-        self.given = find_hints(self.names, arguments, keywords)
-
-    @property
-    def called(self) -> bool:
-        """Whether there was a forward pass."""
-        return self._inputs is not None
-
-    @property
-    def inputs(self) -> Tensor:
-        """The input of the forward pass now under way.
-
-        Raises:
-            SlotError: there is none.
-        """
-        if self._inputs is None:
-            raise SlotError(
-                "a seed reads the network's input, but the host has not been called yet: call it as a whole"
-            )
-        return self._inputs
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clocks": []}
 
 
 class Slot(GrowthHook):
@@ -163,6 +89,8 @@ class Slot(GrowthHook):
         # Not persistent: it only tells, after any `.to()`, where new seeds belong.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
         self.occupant: Occupant | None = None
+        self.vacated = False
+        """Whether somebody lives here who is not seen for the moment."""
         self.begins_graph = False
         """Whether to give a loss something to be differentiated by where nothing before and behind learns."""
         self.listener: Listener | None = None
@@ -171,7 +99,8 @@ class Slot(GrowthHook):
         """Options of `fully_shard` for seeds; None: they are whole, as is the host."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "listener": None}  # copies are not what the loop trains
+        # Copies are not what the loop trains, and whoever is not seen now does not come back to them.
+        return {**self.__dict__, "listener": None, "vacated": False}
 
     def forward(
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
@@ -291,30 +220,43 @@ class Slot(GrowthHook):
         """Let a seed that was made for the site live here, and hand its parameters to the optimizer.
 
         Raises:
-            SlotError: the slot is taken, or the host is sharded and seeds are not to be, or the other way round.
+            SlotError: the slot is taken, or switched off by a block; the host is sharded and seeds are not to be, or
+                the other way round; or its configuration cannot be told of another block.
         """
+        self.require_seen()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
-        seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
         if self.sharding is None:
             require_whole(self.depth.host.named_parameters())
+            self.fit(seed)
         else:
             reshard(self.depth.host)
             require_shared(self.depth.host.parameters())
-            shard(seed, self.sharding)
+            shard(self.fit(seed), self.sharding)
+        self.depth.follow(self.name, seed.blueprint.find_block())
         self.ownership.extend(self.name, list(seed.parameters()))
         self._settle(seed)
-        self.depth.follow(self.name, seed.blueprint.find_block())
         self.copies.follow_change(self)
         self.compilations.record_change()
         return seed
+
+    def fit(self, seed: Seed) -> Seed:
+        """Give a seed the device, type and mode of the features here; a copy of a block has those of the block."""
+        block, layer = seed.blueprint.find_block(), self.site.layer
+        if block is None or layer is None:
+            return seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
+        seed.to(self.anchor.device)
+        seed.alpha = seed.alpha.to(self.anchor)
+        convert_block(block, layer.module)
+        return seed.train(self.training)
 
     def prune(self) -> None:
         """Remove the seed, if there is one, and all that the optimizer knew of it; a fossil stays.
 
         Raises:
-            SlotError: the seed is fossilized.
+            SlotError: the seed is fossilized, or the slot is switched off by a block.
         """
+        self.require_seen()
         seed = self.seed
         if seed is None:
             return
@@ -323,7 +265,12 @@ class Slot(GrowthHook):
         self.remove()
 
     def remove(self) -> None:
-        """Remove the seed, if there is one, fossil or not: for rollbacks."""
+        """Remove the seed, if there is one, fossil or not: for rollbacks.
+
+        Raises:
+            SlotError: the slot is switched off by a block.
+        """
+        self.require_seen()
         if self.seed is not None:
             self.ownership.withdraw(self.name, list(self.seed.parameters()))
             self._settle(None)
@@ -352,22 +299,44 @@ class Slot(GrowthHook):
         seed.alpha.fill_(alpha)
         self.copies.align(self)
 
+    def shard_growth(self, options: dict[str, Any]) -> None:
+        """Let what grows here be sharded by ``options`` of `fully_shard`, what grew already at once."""
+        self.sharding = options
+        if self.site.layer is not None and any(get(name).reads is Reads.CALL for name in self.blueprints):
+            self.site = replace(self.site, layer=blank(self.site.layer))
+        if self.seed is not None:
+            shard(self.seed, options)
+
     @contextmanager
     def vacate(self) -> Generator[None]:
         """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer."""
-        occupant = self.occupant
+        occupant, vacated = self.occupant, self.vacated
         self._settle(None)
+        self.vacated = True
         try:
             yield
         finally:
             self._settle(occupant)
+            self.vacated = vacated
+
+    def require_seen(self) -> None:
+        """Refuse to change what is not seen: it comes back when the block ends, in place of what came meanwhile.
+
+        Raises:
+            SlotError: the slot is switched off by a block.
+        """
+        if self.vacated:
+            raise SlotError(
+                f"slot {self.name!r} is switched off for the moment, as within model.without_growth(): leave that "
+                "block before anything grows, goes or is saved"
+            )
 
     @contextmanager
     def try_on(self, seed: Seed) -> Generator[None]:
         """Within the block ``seed`` lives in this slot, which is free, and nobody is told: for a rehearsal."""
         assert self.occupant is None
-        self._settle(seed.to(self.anchor.device, self.anchor.dtype).train(self.training))
-        self.depth.follow(self.name, seed.blueprint.find_block())
+        self.depth.follow(self.name, self.fit(seed).blueprint.find_block())
+        self._settle(seed)
         try:
             yield
         finally:

@@ -84,6 +84,8 @@ class ChangedData:
     """To adapt to."""
     test: list[Minibatch]
     """To judge by."""
+    old: list[Minibatch]
+    """Of the host's task, as they were, which it has not learned either: to tell whether it is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -97,23 +99,34 @@ class ShiftResult:
     """With what grew."""
 
 
-def change_data(splits: Splits, shift: str, examples: int) -> ChangedData:
+def change_data(splits: Splits, shift: str, examples: int, *, protected: bool = False) -> ChangedData:
     """So many of the validation examples, and all test examples, after the shift of that name.
+
+    If the task is to be ``protected``, as many of the other validation examples stay as they are, or as there are.
 
     Raises:
         ConfigError: there is no such shift, there are too few examples for two batches or more than there are, or they
-            are text.
+            are text; or less than two batches are left to protect.
     """
     if examples <= BATCH:
         raise ConfigError(f"examples is {examples}: give more than {BATCH}, which go to a batch; two are needed")
     change = find_shift(shift, splits.classes, torch.Generator().manual_seed(0))
-    old = list(islice(splits.validation.in_order(BATCH), -(-examples // BATCH)))
-    if not old[0].inputs.is_floating_point():
+    spare, count = splits.validation.in_order(BATCH), -(-examples // BATCH)
+    learned = list(islice(spare, count))
+    if not learned[0].inputs.is_floating_point():
         raise ConfigError("this task is text: its data change in none of these ways, which are for images and signals")
-    there = sum(len(batch.targets) for batch in old)
+    there = len(splits.validation)
     if there < examples:
         raise ConfigError(f"examples is {examples}, but the task has no more than {there} to spare")
-    return ChangedData([change(batch) for batch in old], [change(batch) for batch in splits.test.in_order(BATCH)])
+    old = list(islice(spare, count)) if protected else []
+    if protected and len(old) < 2:
+        raise ConfigError(
+            f"examples is {examples} of {there} that the task has to spare, and too few are left to tell what the host "
+            f"forgets: give {there - 2 * BATCH} at most, or protect nothing"
+        )
+    return ChangedData(
+        [change(batch) for batch in learned], [change(batch) for batch in splits.test.in_order(BATCH)], old
+    )
 
 
 def adapt_to_shift(
@@ -123,8 +136,8 @@ def adapt_to_shift(
 
     Args:
         training: Its own.
-        data: What has changed.
-        tolerance: By which share the loss may rise on what it has learned, as many examples as are new; None: by any.
+        data: What has changed, and what has not.
+        tolerance: By which share the loss may rise on the old data; None, where there are none: by any.
         seconds: As for `esper.adapt`.
 
     Raises:
@@ -140,7 +153,7 @@ def adapt_to_shift(
         classify,
         data.new,
         score=lambda model, batch: measure_accuracy(model, [batch]),
-        source=None if tolerance is None else list(islice(training.splits.train.in_order(BATCH), len(data.new))),
+        source=data.old or None,
         tolerance=tolerance,
         seconds=seconds,
         seed=settings.seed,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, Family, Folded, LayerCall, Reads, register
 from esper.growth.sharding import copy_whole
-from esper.growth.site import Layout, Site
+from esper.growth.site import Layer, Layout, Site
 
 
 @register
@@ -18,7 +18,8 @@ class BlockCopy(Blueprint):
 
     Stacking (Gong et al. 2019; Du et al. 2024, arXiv 2405.15319), under alpha: a network with it is the one without at
     alpha 0, and the deeper one at alpha 1, both to the bit. The copy begins with the values that the block has by then;
-    but for the first argument it is called as the block is. What grew within the block is not copied.
+    but for the first argument it is called as the block is. What grew within the block is not copied. What learns in it
+    learns in the copy, and of a frozen block what learned before; all, if nothing did. Quantised blocks have no copies.
 
     Unlike other blueprints it is not zero at birth and has what the block has, such as dropout and running statistics.
     """
@@ -32,7 +33,10 @@ class BlockCopy(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         assert site.layer is not None
-        self.block = copy_whole(site.layer).requires_grad_(True)
+        self.block = copy_whole(site.layer)
+        learning = _list_learning(site.layer)
+        for name, parameter in self.block.named_parameters():
+            parameter.requires_grad_(name in learning)
 
     def forward(self, features: Tensor, inputs: LayerCall, /) -> Tensor:
         return self._run(features, inputs) - features
@@ -72,7 +76,9 @@ class BlockCopy(Blueprint):
     @classmethod
     def serves(cls, site: Site) -> bool:
         layer = site.layer
-        return super().serves(site) and layer is not None and layer.keeps_shape and layer.flops is not None
+        if layer is None or layer.flops is None or layer.quantised:
+            return False
+        return super().serves(site) and layer.keeps_shape
 
 
 @register
@@ -92,8 +98,14 @@ class BlockZero(BlockCopy):
         assert site.layer is not None
         with torch.no_grad():
             for name in site.layer.outputs:
-                self.block.get_parameter(name).zero_()
+                self.block.get_parameter(name).zero_().requires_grad_(True)  # or it would stay the identity
 
     @classmethod
     def serves(cls, site: Site) -> bool:
         return super().serves(site) and site.layer is not None and bool(site.layer.outputs)
+
+
+def _list_learning(layer: Layer) -> set[str]:
+    """Names of the parameters of a layer's module that are to learn in a copy."""
+    named = dict(layer.module.named_parameters())
+    return {name for name, one in named.items() if one.requires_grad or name in layer.learning} or set(named)

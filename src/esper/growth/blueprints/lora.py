@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.errors import ExportError
 from esper.growth.blueprints.layers import zeros
 from esper.growth.blueprints.registry import Blueprint, Family, Folded, Reads, register
 from esper.growth.site import Layout, Site
@@ -60,9 +61,18 @@ class LoRA(Blueprint):
 
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Add it to the layer's weight, which becomes another parameter: a module that shares it keeps the old one."""
+        """Add it to the layer's weight, which becomes another parameter: a module that shares it keeps the old one.
+
+        Raises:
+            ExportError: the weight is no parameter any more.
+        """
         layer = host.get_submodule(name)
-        old = layer.get_parameter("weight")
+        old = dict(layer.named_parameters(recurse=False)).get("weight")
+        if old is None:
+            raise ExportError(
+                f"the weight of {name!r} is computed from other tensors since {self.name!r} grew there, as by a weight "
+                "norm or pruning, so nothing can be added to it: take that off again before finalize()"
+            )
         update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)
         merged = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
         layer.register_parameter("weight", merged)
@@ -75,7 +85,9 @@ class LoRA(Blueprint):
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        return 2 * site.positions * cls.parameters_at(site)
+        # Not the site's positions: a linear layer has its channels last, also where features look like images.
+        positions = math.prod(site.shape) // len(_require_layer(site).weight)
+        return 2 * positions * cls.parameters_at(site)
 
     @classmethod
     def serves(cls, site: Site) -> bool:
@@ -85,10 +97,10 @@ class LoRA(Blueprint):
 def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
     """The layer, if its weight can be updated so: it is called with its weight as it is, and that is a parameter.
 
-    Subclasses with a forward of their own, and weights that are computed from others (weight norm, pruning and other
-    parametrizations), are left alone.
+    Subclasses with a forward of their own, layers whose output something changes (a hook, a forward of the instance),
+    and weights that are computed from others (weight norm, pruning and other parametrizations), are left alone.
     """
-    layer = None if site.layer is None else site.layer.module
+    layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
         return None
     plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d))
@@ -100,8 +112,9 @@ def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
 
 
 def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
-    layer = _find_layer(site)
-    assert layer is not None, "ask serves(site) first"
+    layer = None if site.layer is None else site.layer.module
+    # Its weight may be computed from others by now, which changes no shape.
+    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "ask serves(site) first"
     return layer
 
 

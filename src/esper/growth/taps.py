@@ -1,0 +1,129 @@
+"""What is seen of a host's passes: what it is called with, for seeds that read it, and what it returns, for clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import ExportError, SlotError
+from esper.growth.positions import NO_HINTS, find_hints
+
+
+def require_untraced() -> None:
+    """Refuse to be exported while seeds may come and go.
+
+    Raises:
+        ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
+    """
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise ExportError(
+            "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
+            "returns"
+        )
+
+
+class Clock(Protocol):
+    """Counts passes."""
+
+    def count(self, inputs: Tensor) -> None:
+        """A pass forward begins."""
+        ...
+
+    def follow(self, outputs: Sequence[Tensor]) -> None:
+        """It is over, and these can be differentiated; none: it is not known what can."""
+        ...
+
+
+class InputTap(nn.Module):
+    """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
+
+    It is held from one host forward to the next; copies do not carry it.
+
+    Args:
+        place: Of the input among the host's arguments: an index, or the name of a keyword. Where no tensor is there,
+            the input is the first tensor among them, positional ones first.
+        names: Of the host's positional arguments, in order.
+    """
+
+    def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.place = place
+        self.names = names
+        self.given = NO_HINTS
+        """Masks and caches of the forward pass now under way."""
+        self._inputs: Tensor | None = None
+        self.clocks: list[Clock] = []
+        """Hear the network's input in every pass, but in those that are compiled."""
+
+    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        require_untraced()
+        places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
+        if tensors:
+            self._inputs = tensors.get(self.place, next(iter(tensors.values())))
+            if not torch.compiler.is_compiling():
+                for clock in self.clocks:
+                    clock.count(self._inputs)
+        self.given = find_hints(self.names, arguments, keywords)
+
+    @property
+    def called(self) -> bool:
+        """Whether there was a forward pass, since `forget` at least."""
+        return self._inputs is not None
+
+    def forget(self) -> None:
+        """Be as if there had been no forward pass yet."""
+        self._inputs = None
+
+    @property
+    def inputs(self) -> Tensor:
+        """The input of the forward pass now under way.
+
+        Raises:
+            SlotError: there is none.
+        """
+        if self._inputs is None:
+            raise SlotError(
+                "a seed reads the network's input, but the host has not been called yet: call it as a whole"
+            )
+        return self._inputs
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
+        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clocks": []}
+
+
+class OutputTap:
+    """Forward hook of the host that shows clocks what the network returns, where a backward pass may come."""
+
+    def __init__(self, tap: InputTap) -> None:
+        self.tap = tap
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling() or not (self.tap.clocks and torch.is_grad_enabled()):
+            return
+        found = list(find_tensors(output))
+        # A leaf, such as a parameter that is returned as well, outlives the pass.
+        made = [tensor for tensor in found if tensor.grad_fn is not None]
+        for clock in self.tap.clocks if made or not found else ():
+            clock.follow(made)
+
+
+def find_tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in what a network returned, in order: of mappings, lists, tuples and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: Sequence[Any] = ()
+    if isinstance(value, Mapping):
+        parts = list(cast("Mapping[Any, Any]", value).values())
+    elif isinstance(value, tuple | list):
+        parts = cast("Sequence[Any]", value)
+    elif is_dataclass(value):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    for part in parts:
+        yield from find_tensors(part)
