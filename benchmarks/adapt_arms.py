@@ -5,10 +5,11 @@
     python benchmarks/adapt_arms.py FOLDER --table       # what is known so far, as docs/adapt.md has it
 
 Hosts, shifts and data are those of adapt_gap.py, with other seeds. Every arm takes the same steps of Adam, with the one
-of its rates that is best on the other shifts of the tuning seed. Two figures each: accuracy on the new data, and the
-same after what was learned was scaled down, in tenths, until the loss on old data that nothing learned from is up by a
-hundredth at most. Growers learn from three quarters of the new data, in as many steps, and judge by the rest. Rivals
-normalise by the statistics of their batches while they train, as whoever fine-tunes does; a frozen host by its own.
+of its rates that is best on the other shifts of the tuning seed; what looks for a place takes the rate of the best
+fixed place. Two figures each: accuracy on the new data, and the same after what was learned was scaled down until the
+loss on old data that nothing learned from is up by a hundredth at most. Growers learn from three quarters of the new
+data, in as many steps, and judge by the rest. Rivals normalise by the statistics of their batches while they train, as
+whoever fine-tunes does, unless they are said to be at rest; a frozen host by its own.
 
 What is known is kept, a JSON line for each arm and shift: `benchmarks/results/adapt_arms` is what docs/adapt.md tells.
 """
@@ -30,7 +31,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
-from adapt_gap import BATCH, EPOCHS, RAMP, Case, Data, accuracy, train_host
+from adapt_gap import BATCH, EPOCHS, RAMP, Case, Data, accuracy, make_folder, train_host
 from adapt_gap import CASES as ALL_CASES
 from adapt_rivals import (
     REPLAYED,
@@ -46,8 +47,10 @@ from adapt_rivals import (
     tune_largest,
     tune_lora,
     tune_part,
+    tune_statistics,
 )
 from rich.console import Console
+from scipy import stats
 from torch import nn
 from torch.nn import functional as F
 
@@ -69,7 +72,8 @@ SEEDS = tuple(range(10, 20))
 TOLERANCE = 0.01
 DIGITS = 5
 """Of figures that are kept."""
-SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
+PARTS = 10
+"""Of what was learned, by which it is scaled down, and of each of these, by which it then is less so."""
 FIXED = {"resnet": ("layer2", "conv3x3"), "vit": ("block1", "block_copy"), "conv1d": ("layer3", "conv3x3")}
 """The best single places of all shifts together, by adapt_gap.py, whose seeds are not these."""
 CASES = [case for case in ALL_CASES if case.host in FIXED]
@@ -203,8 +207,11 @@ LIKE = "fixed place"
 """Whose rate is that of all that looks for a place: they are too dear to be tuned."""
 FREE, PROTECTING = "esper.adapt", "esper.adapt, source"
 """What the others are compared with: on new data, and where old data must not suffer."""
+NORMALISED = ("resnet",)
+"""Hosts that normalise by running statistics."""
 ARMS = {
     "host": Arm("the host as it is", lambda one: Adapted(one.host, lambda _: one.host, 0, 0.0), OWN),
+    "statistics": Arm("its statistics of the new data alone (resnet alone)", tune_statistics, OWN, NORMALISED),
     "full": Arm("full fine-tuning", tune_fully, FINE),
     "replay": Arm("the same with 5% replay", lambda one: tune_fully(one, replayed=REPLAYED), FINE),
     "half replay": Arm("the same, half of it replay", lambda one: tune_fully(one, replayed=BATCH), FINE),
@@ -220,6 +227,12 @@ ARMS = {
     "lora 4": Arm("LoRA everywhere, rank 4 (PEFT)", lambda one: tune_lora(one, 4), LAYER),
     "lora 16": Arm("the same, rank 16", lambda one: tune_lora(one, 16), LAYER),
     "lora 16, half replay": Arm("the same, half of it replay", lambda one: tune_lora(one, 16, replayed=BATCH), LAYER),
+    "lora 16, at rest": Arm(
+        "the same, rank 16, statistics at rest (resnet alone)",
+        lambda one: tune_lora(one, 16, at_rest=True),
+        LAYER,
+        NORMALISED,
+    ),
     "lora, tried": Arm("LoRA, rank and rate by trying", search_lora, OWN),
     "adalora": Arm("AdaLoRA (PEFT; vit alone)", tune_adalora, SEED, ("vit",)),
     LIKE: Arm("best fixed place", lambda one: grow_all(one, dict([FIXED[one.case.host]])), SEED),
@@ -240,6 +253,8 @@ ARMS = {
     PROTECTING: Arm("`esper.adapt(source=...)`", lambda one: adapt_by_trying(one, protect=True)),
 }
 KINDS = ("input", "feature", "output")
+ALLOWING = ("input", "feature")
+"""Kinds of shifts of which new data can be learned while old ones are remembered."""
 
 
 @dataclass(frozen=True)
@@ -266,16 +281,22 @@ def mean_loss(network: nn.Module, data: Data) -> float:
     return float(F.cross_entropy(network(data.inputs), data.labels))
 
 
+def find_share(holds: Callable[[float], bool]) -> float:
+    """The greatest share at which it holds: of tenths, and then of the hundredths above; 0, if it does at none."""
+    tenths = next((tenth for tenth in range(PARTS, 0, -1) if holds(tenth / PARTS)), 0)
+    if tenths == PARTS:
+        return 1.0
+    finer = range(PARTS * (tenths + 1) - 1, PARTS * tenths, -1)
+    return next((part for part in finer if holds(part / PARTS**2)), PARTS * tenths) / PARTS**2
+
+
 def judge(one: Setting, name: str) -> Result:
     """Let an arm adapt the host."""
     problem, before = one.problem, mean_loss(one.host, one.problem.held)
     made = ARMS[name].way(one)
     new, old = accuracy(made.network, problem.test), accuracy(made.network, problem.held)
-    for share in SHARES:
-        network = made.weigh(share)
-        if mean_loss(network, problem.held) <= before * (1 + TOLERANCE):
-            break
-    kept = accuracy(network, problem.test)
+    share = find_share(lambda share: mean_loss(made.weigh(share), problem.held) <= before * (1 + TOLERANCE))
+    kept = accuracy(made.weigh(share), problem.test)
     figures = [round(figure, DIGITS) for figure in (new, old, kept)]
     return Result(problem.shift, problem.kind, name, one.rate, *figures, share, made.learned, made.trainings)
 
@@ -337,14 +358,13 @@ Table = dict[str, Cells]
 """By arm."""
 
 
-def collect(folder: Path, hosts: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> Table:
+def collect(folder: Path, hosts: Sequence[str], seeds: Sequence[int]) -> Table:
     """All that is known of these."""
-    table: Table = {name: {} for name in ARMS if name in arms}
+    table: Table = {name: {} for name in ARMS}
     for host, seed in itertools.product(hosts, seeds):
         for one in read(folder / f"{host}-{seed}.jsonl"):
-            if one.arm in table:
-                table[one.arm].setdefault((host, one.shift), {})[seed] = one
-    return {name: cells for name, cells in table.items() if cells}
+            table[one.arm].setdefault((host, one.shift), {})[seed] = one
+    return table
 
 
 def show(
@@ -353,27 +373,32 @@ def show(
     """By how many seeds all is known, and a table of markdown: means over seeds, then over shifts, and how far
     `esper.adapt` is ahead.
 
-    An arm that lacks a shift of a host that others know has no means over them.
+    An arm that lacks a shift of a host that others know has no mean over them, and nothing is ahead of it. What old
+    data allow is told of shifts of inputs and features: where labels changed, old data contradict the new ones.
     """
-    table = collect(folder, hosts, arms, seeds)
-    if not table:
-        raise SystemExit(f"{folder} has no results yet")
-    everywhere = {cell for cells in table.values() for cell in cells}
+    table = collect(folder, hosts, seeds)
+    rows = {name: cells for name, cells in table.items() if name in arms and cells}
+    if not rows:
+        raise SystemExit(f"{folder} has no results of these yet")
+    everywhere = {cell for cells in rows.values() for cell in cells}
+    allowed = {cell for cells in rows.values() for cell in cells if kind_of(cells[cell]) in ALLOWING}
     by_host = hosts if len(hosts) > 1 else ()
+    protected = [] if allowed - table[PROTECTING].keys() else ["`source` is ahead by"]
     titles = ["way", "new data", *by_host, *KINDS, "`esper.adapt` is ahead by", "old data"]
-    titles += ["new, old loss +1% at most", "`source` is ahead by", "parameters", "trainings"]
+    titles += ["new, old loss +1% at most", *protected, "parameters", "trainings"]
     lines = [titles, ["---"] * len(titles)]
-    for name, cells in table.items():
+    for name, cells in rows.items():
         whole = list(cells.values()) if cells.keys() == everywhere else []
         row = [ARMS[name].title, mean(whole, "new")]
         row += [mean(list(find_host(cells, everywhere, host).values()), "new") for host in by_host]
         row += [mean([found for found in whole if kind_of(found) == kind], "new") for kind in KINDS]
-        row += [compare(table, FREE, name, "new"), mean(whole, "old"), mean(whole, "kept")]
-        row += [compare(table, PROTECTING, name, "kept")]
+        row += [compare(table, FREE, name, "new", everywhere), mean(whole, "old")]
+        row += [mean([found for found in whole if kind_of(found) in ALLOWING], "kept")]
+        row += [compare(table, PROTECTING, name, "kept", allowed) for _ in protected]
         row += [mean(whole, "parameters", "{:,.0f}"), mean(whole, "trainings", "{:.0f}")]
         lines.append(row)
     known = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return ", ".join(count_seeds(table, everywhere, host) for host in hosts), known
+    return ", ".join(count_seeds(rows, everywhere, host) for host in hosts), known
 
 
 def find_host(cells: Cells, everywhere: set[Cell], host: str) -> Cells:
@@ -399,27 +424,31 @@ def mean(cells: Sequence[dict[int, Result]], key: str, form: str = POINTS) -> st
     return form.format(np.mean(means)).rstrip("%") if means else ""
 
 
-def compare(table: Table, better: str, name: str, key: str) -> str:
-    """What ``better`` is ahead of another arm, in points: mean over shifts of paired seeds ± its standard error.
+def compare(table: Table, better: str, name: str, key: str, cells: set[Cell]) -> str:
+    """What ``better`` is ahead of another arm on these shifts, in points: mean over shifts of paired seeds, and its
+    interval of 95% by Student's t; nothing, if one of them lacks a shift.
 
     Hosts that learn the same data meet the same shifts: errors are clustered by data and shift (Liang and Zeger 1986,
     Biometrika 73).
     """
     units, differences = list[Cell](), list[float]()
-    for (host, shift), found in table[name].items():
-        other = table.get(better, {}).get((host, shift), {})
+    if name == better or cells - table[name].keys() or cells - table[better].keys():
+        return ""
+    for host, shift in cells:
+        found, other = table[name][host, shift], table[better][host, shift]
         paired = [getattr(other[seed], key) - getattr(found[seed], key) for seed in found if seed in other]
         if paired:
             units.append((DATA[host], shift))
             differences.append(100 * float(np.mean(paired)))
     clusters = len(set(units))
-    if name == better or clusters < 2:
+    if clusters < 2:
         return ""
     sums, center = Counter[Cell](), float(np.mean(differences))
     for unit, difference in zip(units, differences, strict=True):
         sums[unit] += difference - center
     error = math.sqrt(clusters / (clusters - 1) * sum(one**2 for one in sums.values())) / len(differences)
-    return f"{center:+.1f} ± {error:.1f}"
+    half = error * float(stats.t.ppf(0.975, clusters - 1))
+    return f"{center:+.1f} ({center - half:+.1f} to {center + half:+.1f})"
 
 
 def main(
@@ -431,12 +460,19 @@ def main(
     table: bool = False,
 ) -> None:
     """Measure what is not known yet, and print the table."""
+    for given, known in ((hosts, HOST_NAMES), (arms, tuple(ARMS))):
+        if strange := [name for name in given if name not in known]:
+            raise SystemExit(f"there is no {strange[0]!r}: take of {', '.join(known)}")
+    several = [name for name in arms if len(ARMS[name].rates) > 1]
+    if tune and (table or not several):
+        raise SystemExit("there is nothing to tune: say --tune without --table, and arms with several rates")
+    if TUNING_SEED in seeds:
+        raise SystemExit(f"seed {TUNING_SEED} chooses rates, and is not reported: take others")
     warnings.simplefilter("ignore")
     prepare_process()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     cases = [case for case in CASES if case.host in hosts]
     if tune:
-        several = [name for name in arms if len(ARMS[name].rates) > 1]
         for case in cases:
             measure(folder, case, TUNING_SEED, lambda name, _: ARMS[name].rates, several, TUNING_EVERY)
         return

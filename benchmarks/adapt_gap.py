@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -300,13 +300,15 @@ def measure(folder: Path, case: Case, seed: int) -> None:
         say(CONSOLE, f"{case.host} {seed} {problem.shift}: {before:.3f}, best {found[best]:.3f} by {best}")
 
 
-def read(folder: Path, case: Case) -> dict[int, dict[str, dict[str, float]]]:
+def read(folder: Path, case: Case, seeds: Sequence[int]) -> dict[int, dict[str, dict[str, float]]]:
     """Accuracy by seed, shift and candidate, each with the rate that is better on the other shifts."""
     records = {
-        seed: [json.loads(line) for line in (folder / f"{case.host}-{seed}.jsonl").read_text().splitlines()]
-        for seed in range(100)
-        if (folder / f"{case.host}-{seed}.jsonl").exists()
+        seed: [json.loads(line) for line in path.read_text().splitlines()]
+        for seed in seeds
+        if (path := folder / f"{case.host}-{seed}.jsonl").exists()
     }
+    if not records:
+        return {}
     most = max(map(len, records.values()))
     records = {seed: found for seed, found in records.items() if len(found) == most}
     shifts = set.intersection(*({one["shift"] for one in found} for found in records.values()))
@@ -333,19 +335,17 @@ def read(folder: Path, case: Case) -> dict[int, dict[str, dict[str, float]]]:
     return table
 
 
-def show(folder: Path) -> None:
+def show(folder: Path, cases: Sequence[Case], seeds: Sequence[int]) -> None:
     """The gaps: host by host, and over all shifts."""
     everything: list[float] = []
-    for case in CASES:
-        if not list(folder.glob(f"{case.host}-*.jsonl")):
-            continue
-        table = read(folder, case)
+    for case in cases:
+        table = read(folder, case, seeds)
         if len(table) < 2:
-            say(CONSOLE, f"{case.host}: one seed, which is too few to choose a place by others")
+            say(CONSOLE, f"{case.host}: {len(table)} seeds, which is too few to choose a place by others")
             continue
         everything += show_host(case, table)
     if everything:
-        say(CONSOLE, f"all: {len(everything)} shifts, gap {_points(np.array(everything))}")
+        say(CONSOLE, f"all: {len(everything)} shifts, gap {_points(np.array(everything))}, as if hosts shared none")
 
 
 def show_host(case: Case, table: dict[int, dict[str, dict[str, float]]]) -> list[float]:
@@ -395,14 +395,25 @@ def main(
     table: bool = False,
 ) -> None:
     """Measure what is not known yet, and print the table."""
+    names = [case.host for case in CASES]
+    if strange := [name for name in hosts if name not in names]:
+        raise SystemExit(f"there is no {strange[0]!r}: take of {', '.join(names)}")
     prepare_process()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    cases = [case for case in CASES if case.host in hosts]
     if not table:
         for seed in seeds:
-            for case in CASES:
-                if case.host in hosts:
-                    measure(folder, case, seed)
-    show(folder)
+            for case in cases:
+                measure(folder, case, seed)
+    show(folder, cases, seeds)
+
+
+def make_folder(folder: Path) -> None:
+    """Where results are kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"{folder} cannot be a folder for results: {error}") from error
 
 
 if __name__ == "__main__":

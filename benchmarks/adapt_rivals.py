@@ -79,12 +79,14 @@ def fit(
     one: Setting,
     *,
     replayed: int = 0,
+    at_rest: bool = False,
     penalty: Callable[[], Tensor | float] = lambda: 0.0,
     epoch: Callable[[torch.optim.Optimizer], None] = lambda _: None,
     after: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Minibatches in random order, each with ``replayed`` examples of what the host has learned.
 
+    Normalisation goes by the statistics of minibatches, and the network's own follow them, unless it is ``at_rest``.
     ``penalty`` is added to the loss, ``epoch`` is called before each epoch, ``after`` with the number of steps.
     """
     source = one.protected
@@ -92,7 +94,7 @@ def fit(
     steps = 0
     for _ in range(EPOCHS):
         epoch(optimizer)
-        network.train()
+        network.train(not at_rest)
         for rows in torch.randperm(len(data.labels), generator=generator).split(BATCH):
             batch = data.pick(rows)
             if replayed:
@@ -113,6 +115,13 @@ def tune_fully(one: Setting, *, replayed: int = 0) -> Adapted:
     network = one.fresh
     fit(network, network.parameters(), one.problem.target, one, replayed=replayed)
     return Adapted(network, interpolate(one.host, network), count(network.parameters()), 1.0 + replayed / BATCH)
+
+
+def tune_statistics(one: Setting) -> Adapted:
+    """Nothing learns, but the statistics by which the host normalises follow the new data."""
+    network = one.fresh
+    fit(network, network.parameters(), one.problem.target, replace(one, rate=0.0))
+    return Adapted(network, interpolate(one.host, network), 0)
 
 
 def tune_part(one: Setting, part: str) -> Adapted:
@@ -160,10 +169,10 @@ def list_layers(host: nn.Module) -> list[str]:
     return [name for name, part in host.named_modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
 
 
-def tune_lora(one: Setting, rank: int, *, replayed: int = 0) -> Adapted:
+def tune_lora(one: Setting, rank: int, *, replayed: int = 0, at_rest: bool = False) -> Adapted:
     """PEFT's LoRA on every linear and convolutional layer."""
     config = peft.LoraConfig(r=rank, lora_alpha=8, target_modules=list_layers(one.host))
-    return _tune_by_peft(one, config, replayed=replayed)
+    return _tune_by_peft(one, config, replayed=replayed, at_rest=at_rest)
 
 
 def tune_adalora(one: Setting) -> Adapted:
@@ -177,7 +186,7 @@ def tune_adalora(one: Setting) -> Adapted:
     return _tune_by_peft(one, config)
 
 
-def _tune_by_peft(one: Setting, config: Any, *, replayed: int = 0) -> Adapted:
+def _tune_by_peft(one: Setting, config: Any, *, replayed: int = 0, at_rest: bool = False) -> Adapted:
     torch.manual_seed(one.seed)
     network: Any = peft.get_peft_model(one.fresh, config)
     learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -190,7 +199,7 @@ def _tune_by_peft(one: Setting, config: Any, *, replayed: int = 0) -> Adapted:
 
     fit(
         network, learned, one.problem.target, one,
-        replayed=replayed, penalty=penalise, after=lambda steps: allocate(steps - 1),
+        replayed=replayed, at_rest=at_rest, penalty=penalise, after=lambda steps: allocate(steps - 1),
     )  # fmt: skip
     merged = network.merge_and_unload()
     return Adapted(merged, interpolate(one.host, merged), number, 1.0 + replayed / BATCH)

@@ -265,13 +265,15 @@ class Store:
             raise SystemExit(f"nothing is known of step {step} yet: run that before")
         return [one.plan for one in sorted(known, key=lambda one: one.validation)]
 
-    def best_fixed(self) -> Plan:
-        """Of the fixed trainings that were made again the one with the best mean validation loss."""
-        found = {plan: self.find(plan) for plan in self.rank("fixed")}
-        means = {plan: np.mean([one.validation for one in known.values()]) for plan, known in found.items() if known}
-        if not means:
-            raise SystemExit("nothing is known of step final yet: run that before")
-        return min(means, key=lambda plan: means[plan])
+    def best_fixed(self, text: TextName = CHOOSING_TEXT) -> Plan:
+        """Of the fixed trainings by seeds that chose nothing before the one with the best mean validation loss."""
+        known = [one.plan for one in self.results if one.plan.seed != CHOOSING and one.plan.text == text]
+        fixed = {replace(plan, seed=CHOOSING): None for plan in known if kind_of(plan) == "fixed"}
+        if not fixed:
+            raise SystemExit(
+                f"nothing is known of step {'final' if text == CHOOSING_TEXT else 'other'} yet: run that before"
+            )
+        return min(fixed, key=lambda plan: np.mean([one.validation for one in self.find(plan).values()]))
 
     def find(self, plan: Plan) -> dict[int, Result]:
         """What is known of a plan by the seeds that chose nothing."""
@@ -311,8 +313,12 @@ def plan_rules(store: Store) -> list[Plan]:
 
 
 def plan_other(store: Store) -> list[Plan]:
-    """The best fixed depth, the best that grew by hand, and the best rule."""
-    plans = [store.best_fixed(), store.rank("sweep")[0], store.rank("rules")[0]]
+    """The best fixed depth and those next to it, as another text may want another; the best that grew by hand, and the
+    best rule."""
+    fixed = store.best_fixed()
+    place = DEPTHS.index(fixed.depth)
+    near = [replace(fixed, depth=depth) for depth in DEPTHS[max(place - 1, 0) : place + 2]]
+    plans = [*near, store.rank("sweep")[0], store.rank("rules")[0]]
     return [replace(plan, seed=seed, text=OTHER_TEXT) for seed in FINAL_SEEDS for plan in plans]
 
 
@@ -338,16 +344,22 @@ def show(store: Store, console: Console) -> None:
     console.print(table)
     plans = {replace(one.plan, seed=CHOOSING): None for one in store.results if one.plan.seed != CHOOSING}
     for plan in plans:
-        found, fixed = store.find(plan), store.find(replace(store.best_fixed(), text=plan.text))
+        found = store.find(plan)
+        by_hand = replace(store.rank("sweep")[0], text=plan.text)
+        rivals = {"the best fixed depth": store.best_fixed(plan.text), "the best by hand": by_hand}
         losses = [one.test for one in found.values()]
-        both = [seed for seed in found if seed in fixed]
-        less = np.array([found[seed].test / fixed[seed].test - 1 for seed in both])
-        said = describe(found[min(found)]).partition(", seed")[0]
         spread = f"test {np.mean(losses):.4f} ± {np.std(losses, ddof=1) if len(losses) > 1 else 0:.4f}"
-        if len(both) > 1:
-            error = less.std(ddof=1) / math.sqrt(len(less))
-            spread += f", {less.mean():+.2%} ± {error:.2%} beside the best fixed depth, {len(both)} seeds"
-        say(console, f"{said}: {spread}")
+        compared = [beside(found, store.find(rival), name) for name, rival in rivals.items()]
+        said = describe(found[min(found)]).partition(", seed")[0]
+        say(console, f"{said}: {len(found)} seeds, {spread}{''.join(compared)}")
+
+
+def beside(found: dict[int, Result], other: dict[int, Result], name: str) -> str:
+    """Relative difference of test losses and its standard error over paired seeds; nothing, where there are too few."""
+    less = [found[seed].test / other[seed].test - 1 for seed in found if seed in other]
+    if len(less) < 2 or not any(less):
+        return ""
+    return f", {np.mean(less):+.2%} ± {np.std(less, ddof=1) / math.sqrt(len(less)):.2%} beside {name}"
 
 
 if __name__ == "__main__":

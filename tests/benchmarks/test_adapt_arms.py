@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "adapt_arms"
@@ -71,7 +72,8 @@ def test_differences_are_of_equal_seeds_and_their_error_is_over_shifts(arms: Mod
     write(arms, tmp_path, "conv1d", 11, full={"input": 0.5}, **{"esper.adapt": {"input": 0.8, "feature": 0.9}})
     told = rows(arms.show(tmp_path, ("conv1d",))[1])["full fine-tuning"]["`esper.adapt` is ahead by"]
     differences = np.array([(10 + 30) / 2, 0])  # by no seed are both known on the third shift
-    assert told == f"{differences.mean():+.1f} ± {differences.std(ddof=1) / math.sqrt(2):.1f}"
+    half = stats.t.ppf(0.975, 1) * differences.std(ddof=1) / math.sqrt(2)
+    assert told == f"+10.0 ({10 - half:+.1f} to {10 + half:+.1f})"
 
 
 def test_an_arm_that_lacks_shifts_has_no_mean_over_them(arms: ModuleType, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_an_arm_that_lacks_shifts_has_no_mean_over_them(arms: ModuleType, tmp_pa
 
 def test_the_tuning_seed_is_not_reported(arms: ModuleType, tmp_path: Path) -> None:
     write(arms, tmp_path, "conv1d", arms.TUNING_SEED, full={"input": 0.5})
-    with pytest.raises(SystemExit, match="no results yet"):
+    with pytest.raises(SystemExit, match="no results of these yet"):
         arms.show(tmp_path, ("conv1d",))
 
 
@@ -113,7 +115,7 @@ def test_hosts_of_the_same_data_do_not_count_twice(arms: ModuleType, tmp_path: P
         hosts: rows(arms.show(tmp_path, hosts)[1])["full fine-tuning"][column]
         for hosts in (("vit",), ("vit", "resnet"))
     }
-    assert set(told.values()) == {"+25.0 ± 15.0"}
+    assert set(told.values()) == {"+25.0 (-165.6 to +215.6)"}
 
 
 def test_a_rate_is_chosen_by_other_shifts(arms: ModuleType, tmp_path: Path) -> None:
@@ -127,6 +129,60 @@ def test_a_rate_is_chosen_by_other_shifts(arms: ModuleType, tmp_path: Path) -> N
     assert choose("full", "noise") == [3e-2]
     with pytest.raises(SystemExit, match="last layer on conv1d: rates are known on 0 shifts only: say --tune before"):
         choose("last layer", "noise")
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"hosts": ("nope",)}, "there is no 'nope': take of resnet, "),
+        ({"arms": ("host", "nope")}, "there is no 'nope': take of host, "),
+        ({"seeds": (10, 0)}, "seed 0 chooses rates, and is not reported"),
+        ({"tune": True}, "nothing to tune"),
+        ({"arms": ("host",), "tune": True, "table": False}, "nothing to tune"),
+        ({}, "has no results of these yet"),
+    ],
+)
+def test_what_cannot_be_is_told(arms: ModuleType, tmp_path: Path, told: dict[str, Any], why: str) -> None:
+    with pytest.raises(SystemExit, match=why):
+        arms.main(tmp_path, **{"table": True, **told})
+
+
+def test_a_file_is_no_folder(arms: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="cannot be a folder for results"):
+        arms.main(tmp_path / "file", table=True)
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.3, 0.37, 0.99, 0.05, 0.0, -0.1])
+def test_what_was_learned_is_scaled_down_to_the_hundredth(arms: ModuleType, limit: float) -> None:
+    assert arms.find_share(lambda share: share <= limit + 1e-9) == pytest.approx(max(limit, 0.0))
+
+
+def test_what_old_data_allow_is_told_of_shifts_that_do_not_contradict_them(arms: ModuleType, tmp_path: Path) -> None:
+    ways = {name: {"input": 0.5, "feature": 0.5, "output": 0.5} for name in ("full", arms.PROTECTING)}
+    write(arms, tmp_path, "conv1d", 10, **ways)
+    path = tmp_path / "conv1d-10.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    better = [one | {"kept": 0.5} if one["kind"] == "output" or one["arm"] != "full" else one for one in lines]
+    path.write_text("\n".join(map(json.dumps, better)))
+    found = rows(arms.show(tmp_path, ("conv1d",))[1])["full fine-tuning"]
+    assert (found["new, old loss +1% at most"], found["`source` is ahead by"]) == ("30.0", "+20.0 (+20.0 to +20.0)")
+
+
+def test_nothing_is_ahead_of_what_was_not_measured_everywhere(arms: ModuleType, tmp_path: Path) -> None:
+    both = {"input": 0.5, "output": 0.5}
+    write(arms, tmp_path, "conv1d", 10, full=both, replay={"input": 0.5}, **{"esper.adapt": both})
+    found = rows(arms.show(tmp_path, ("conv1d",))[1])
+    assert found["full fine-tuning"]["`esper.adapt` is ahead by"]
+    assert found["the same with 5% replay"]["`esper.adapt` is ahead by"] == ""
+    assert "`source` is ahead by" not in found["full fine-tuning"]
+
+
+def test_what_is_compared_with_need_not_be_shown(arms: ModuleType, tmp_path: Path) -> None:
+    both = {"input": 0.5, "output": 0.5}
+    write(arms, tmp_path, "conv1d", 10, full=both, **{"esper.adapt": both})
+    found = rows(arms.show(tmp_path, ("conv1d",), ["full"])[1])
+    assert found["full fine-tuning"]["`esper.adapt` is ahead by"] == "+0.0 (+0.0 to +0.0)"
 
 
 def test_what_is_known_is_not_measured_again(arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

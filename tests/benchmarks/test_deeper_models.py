@@ -32,6 +32,26 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def test_the_page_has_what_was_measured_on_another_text(deepening: ModuleType) -> None:
+    store = deepening.Store(BENCHMARKS / "results" / "deepening" / "deepening.jsonl")
+    page = (BENCHMARKS.parent / "docs" / "language.md").read_text()
+    plans = {one.plan for one in store.results if one.plan.text == deepening.OTHER_TEXT and one.plan.seed == 1}
+    assert len(plans) >= 4
+    fixed = store.find(store.best_fixed(deepening.OTHER_TEXT))
+    for plan in plans:
+        found = store.find(plan)
+        losses = [one.test for one in found.values()]
+        assert [*sorted(found)] == list(deepening.FINAL_SEEDS)
+        assert f"{np.mean(losses):.3f} ± .{1000 * np.std(losses, ddof=1):03.0f} |" in page
+        assert not (compared := deepening.beside(found, fixed, "")) or describe(compared) in page
+
+
+def describe(compared: str) -> str:
+    """As the page has it, in tenths of a percent."""
+    mean, error = (float(part.strip(" ,%").removesuffix("% beside")) for part in compared.split(" ± "))
+    return f"{mean:+.1f}% ± {error:.1f}%".replace("0.", ".")
+
+
 @pytest.mark.slow
 def test_copied_blocks_are_ahead_of_the_final_depth_from_the_start_and_of_random_ones(deepening: ModuleType) -> None:
     plans = {
@@ -55,8 +75,9 @@ def test_copied_blocks_are_ahead_of_the_final_depth_from_the_start_and_of_random
 @pytest.mark.parametrize("rule", ["all_at_plateau", "look", "race"])
 def test_what_rules_take_is_within_the_budget(deepening: ModuleType, rule: str) -> None:
     result = deepening.train(deepening.Plan(depth=2, rate=12e-3, seed=1, rule=rule))
-    assert 1 <= result.flops / deepening.BUDGET < 1.05
-    assert result.blocks == 4 if rule == "all_at_plateau" else 2 <= result.blocks <= 4
+    assert result.flops / deepening.BUDGET < 1.05
+    if rule != "look":  # which plants none in so short a training
+        assert result.blocks == {"all_at_plateau": 4, "race": 3}[rule]
 
 
 @pytest.mark.slow
@@ -81,9 +102,11 @@ def test_another_text_has_finalists_of_its_own_that_were_chosen_on_the_first(
             store.add(deepening.train(plan))
     deepening.main(tmp_path, "table")
     other = [one.plan for one in store.results if one.plan.text == "asyncio"]
-    assert len(other) == 6
+    assert {plan.depth for plan in other if not plan.rule and plan.time is None} == {1, 2}
+    assert len(other) == 8
     assert {plan.seed for plan in other} == {1, 2}
-    assert store.best_fixed() in store.rank("fixed")[:2]
+    means = {plan: np.mean([one.validation for one in store.find(plan).values()]) for plan in store.rank("fixed")}
+    assert means[store.best_fixed()] == min(means.values())
     assert f"asyncio, depth 1 by {store.rank('rules')[0].rule}" in capsys.readouterr().out
 
 
