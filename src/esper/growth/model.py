@@ -484,9 +484,9 @@ class GrowingModel(nn.Module):
         Raises:
             ConfigError: ``unfinished`` is something else.
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
-            ExportError: `torch.export` cannot trace the blueprint of a seed; the copy of a block cannot follow it, as it
-                is in a container that its owner does not run module by module; or a weight that something was added to
-                is read elsewhere, too.
+            ExportError: `torch.export` cannot trace the blueprint of a seed; the copy of a block cannot follow it, as
+                it is in a container that its owner does not run module by module; or a weight that something was added
+                to is read elsewhere, too.
         """
         return finalize(self, Unfinished(unfinished))
 
