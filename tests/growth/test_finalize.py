@@ -624,3 +624,29 @@ def test_a_host_of_several_types_gets_its_input_as_it_was() -> None:
 
     assert updated(Mixed(), "layer").finalize()(random(3, 5)).dtype == torch.float32
     assert updated(classifier(), "0").double().finalize()(random(3, 5).double()).dtype == torch.float64
+
+
+def test_a_copy_of_a_block_that_takes_whatever_it_is_given_is_given_that() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, *given: Tensor) -> Tensor:
+            return given[0] + given[1] * self.linear(given[0])
+
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Scaled()
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.block(features, features.abs())
+
+    features = torch.randn(3, 4)
+    model = esper.attach(Host(), {"block": ["block_copy"]}, features).eval()
+    model.slots["block"].germinate("block_copy", alpha=0.5)
+    model.slots["block"].fossilize()
+    with pytest.warns(UserWarning, match="runs behind its block"):
+        plain = model.finalize()
+    assert torch.allclose(plain(features), model(features), atol=1e-6)

@@ -77,6 +77,41 @@ def test_a_host_that_takes_a_fast_path_without_hooks_is_itself_to_the_bit() -> N
             assert torch.equal(model(tokens), before)
 
 
+def test_what_is_compiled_first_without_growth_has_it_afterwards() -> None:
+    torch.compiler.reset()
+    model = grow(attached(), steps=1).eval()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        with model.without_growth():
+            bare = compiled(images())
+        grown = compiled(images())
+        assert torch.allclose(bare, trained()(images()), atol=1e-5)
+        assert torch.allclose(grown, model(images()), atol=1e-5)
+    assert not torch.allclose(grown, bare, atol=1e-3)
+
+
+class NormFirst(nn.Module):
+    """A block that computes in bfloat16, and whose first parameter is of another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4, dtype=torch.bfloat16)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(self.norm(features.float()).bfloat16())
+
+
+def test_seeds_have_the_type_in_which_the_host_computes_there() -> None:
+    inputs = torch.randn(2, 4).bfloat16()
+    model = esper.attach(nn.Sequential(NormFirst(), nn.Linear(4, 4).bfloat16()), {"0": ["mlp"]}, inputs)
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    assert model(inputs).dtype == torch.bfloat16
+    host = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = esper.attach(host, {"0": ["mlp"]}, torch.randn(2, 4))
+    assert under.slots["0"].germinate("mlp").alpha.dtype == torch.float32
+
+
 def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
     model, heard = grow(attached(), steps=0), list[Tensor]()
     layer = model.host.get_submodule("layer1")

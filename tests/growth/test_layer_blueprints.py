@@ -426,3 +426,18 @@ def test_torchs_own_blocks_are_copied_with_their_masks() -> None:
     plain = model.finalize()
     assert len(plain.layers) == 3
     torch.testing.assert_close(plain.train()(x, mask), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_that_takes_more_than_its_class_is_attached_to_and_gets_no_lora() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            usual = self.layer.forward
+            self.layer.forward = lambda features, scale=1.0: scale * usual(features)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layer(features, scale=2.0)
+
+    model = esper.attach(Scaled(), {"layer": ["mlp"]}, torch.randn(2, 4))
+    assert not LoRA.serves(model.slots["layer"].site)

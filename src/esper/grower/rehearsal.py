@@ -27,7 +27,7 @@ from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import call, convert
+from esper.growth.probe import call, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.lifecycle.actions import Blend, Op
@@ -168,7 +168,7 @@ def _evaluate(model: GrowingModel) -> None:
 def _example_of(model: GrowingModel) -> Any:
     if model.example.arguments is None:
         raise ConfigError("a growing model that was pickled has no example input: give rehearse() the passes to make")
-    return convert(model.example.arguments, model.slots.values()[0].anchor)
+    return fit_example(model.host, model.example.arguments, model.slots.values()[0].anchor)
 
 
 def _perform(model: GrowingModel, structure: Structure, passes: Sequence[Pass]) -> None:

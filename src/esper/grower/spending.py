@@ -28,6 +28,7 @@ class Spending:
     host alone, such as its encoder, and what gradient checkpointing within the host computes once more. Where the host
     returns tensors in a form that is not looked into (neither mapping, list, tuple nor dataclass), every pass forward
     that could be differentiated counts as if it were: evaluate under `torch.no_grad`.
+    What a pass returns carries a hook: detach what is to be saved.
 
     A grower has one, `Grower.spending`; for growth by hand make it yourself:
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from enum import StrEnum
+from inspect import Parameter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,9 +22,8 @@ from esper.growth.blueprints.registry import Folded, Reads
 from esper.growth.depth import Depth, deepen
 from esper.growth.fossils import ALPHA, BLOCK, TracedFossil, mix_alone, mix_in_block, relay_input, trace
 from esper.growth.hooks import require_attached
-from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
-from esper.growth.probe import call, convert, first_tensor
+from esper.growth.probe import call, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.growth.slot import Slot
@@ -117,7 +117,7 @@ def _follow(host: nn.Module, behind: str, slot: Slot, seed: Seed, place: int | s
 
 def _keep_block(followed: nn.Module, wanted: str, block: nn.Module, alpha: Tensor) -> None:
     """Let a copy of a block run behind the block ``followed``, called as it is, and mix what both return."""
-    alone, kept = len(list_argument_names(followed)) == 1, nn.Identity()
+    alone, kept = _takes_one_argument(followed), nn.Identity()
     kept.add_module(BLOCK, block)
     kept.register_buffer(ALPHA, alpha)
     fossil = _hold(followed, wanted, kept, calls=alone)
@@ -125,6 +125,15 @@ def _keep_block(followed: nn.Module, wanted: str, block: nn.Module, alpha: Tenso
         kept.register_forward_hook(mix_alone())
     else:
         followed.register_forward_hook(mix_in_block(fossil), with_kwargs=True)
+
+
+def _takes_one_argument(block: nn.Module) -> bool:
+    """Whether a block can be called with nothing but features."""
+    try:
+        parameters = list(inspect.signature(block.forward).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    return len(parameters) == 1 and parameters[0].kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def _hold(followed: nn.Module, wanted: str, fossil: nn.Module, *, calls: bool = True) -> str:
@@ -169,10 +178,7 @@ def _compute_both(model: GrowingModel, plain: nn.Module, kept: list[str]) -> tup
     """What both return of floating-point tensors for the example input, with the same random numbers, if any."""
     if model.example.arguments is None:
         return [], []
-    inputs = first_tensor(model.example.arguments)
-    # A host of several types gets the type that it got before, and one that was converted since, its own.
-    like = next((one for one in model.host.parameters() if one.dtype == inputs.dtype), model.slots.values()[0].anchor)
-    example = convert(model.example.arguments, like)
+    example = fit_example(model.host, model.example.arguments, model.slots.values()[0].anchor)
     with ExitStack() as stack:
         for network in (model, plain):
             stack.enter_context(keep_modes(network))

@@ -79,13 +79,11 @@ def require_called(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, or the model was released; or a slot is switched
-            off by a block.
+        SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
     for name, slot in model.slots.items():
         if name not in modules or slot not in _hooks(modules[name]):
-            slot.require_seen()
             raise SlotError(
                 f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
                 "or lost its hooks since esper.attach; rebuild the host first and attach then"
@@ -94,7 +92,7 @@ def require_called(model: GrowingModel) -> None:
 
 @contextmanager
 def unhook(model: GrowingModel) -> Generator[None]:
-    """Within the block the host calls no slot, but where it was compiled with them.
+    """Within the block the host calls no slot; nothing may be compiled there.
 
     Torch's encoders take a fast path where there are no hooks, which rounds otherwise.
     """

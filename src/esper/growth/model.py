@@ -191,11 +191,8 @@ class GrowingModel(nn.Module):
         """FLOPs of the host's forward pass for one example, before any growth; None if torch cannot count them."""
         self.outputs = probed.outputs
         """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
-        for name, slot in made.items():
-            floating = (one for part in (host.get_submodule(name), host) for one in part.parameters())
-            like = next((one for one in floating if one.is_floating_point()), None)
-            if like is not None:
-                slot.to(device=like.device, dtype=like.dtype)
+        self._bare = False
+        """Whether passes that are not compiled do without hooks, since nothing that grew is seen."""
         self.register_state_dict_pre_hook(_require_called)
         self.register_load_state_dict_post_hook(_require_planted)
         self.__class__ = make_subclass(type(self), type(host))
@@ -221,6 +218,9 @@ class GrowingModel(nn.Module):
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph(self.training)
+        elif self._bare:  # a graph without slots would be taken for one with them afterwards: hooks are not guarded
+            with unhook(self):
+                return self.host(*arguments, **keywords)
         return self.host(*arguments, **keywords)
 
     def train(self, mode: bool = True) -> Self:
@@ -235,12 +235,16 @@ class GrowingModel(nn.Module):
 
         Of a frozen host that is to the bit what it was before.
         """
+        before = self._bare
         with ExitStack() as stack:
-            stack.enter_context(unhook(self))
             stack.enter_context(self.depth.forget())
             for slot in self.slots.values():
                 stack.enter_context(slot.vacate())
-            yield
+            self._bare = True
+            try:
+                yield
+            finally:
+                self._bare = before
 
     @check_arguments(SlotError, growth=optional(instance(Growth, advice="give what model.swap() returned")))
     def swap(self, growth: Growth | None) -> Growth:

@@ -158,7 +158,15 @@ def probe(
     for name, (found, *_) in layers.seen.items():
         flops = None if costs is None else costs[name]
         learning = frozenset(path for path, one in modules[name].named_parameters() if one.requires_grad)
-        layer = Layer(modules[name], flops, found.keeps_shape, found.call.alone, learning, unaltered=found.unaltered)
+        layer = Layer(
+            modules[name],
+            flops,
+            found.keeps_shape,
+            found.call.alone,
+            _choose_anchor(host, modules[name], found.output),
+            learning,
+            unaltered=found.unaltered,
+        )
         if name in silenced and layer.keeps_shape and not layer.quantised:
             layer = replace(layer, outputs=find_outputs(layer.module, found.call))
         sites[name] = _describe_site(layer, found.output, inputs, causal)
@@ -167,6 +175,14 @@ def probe(
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
     outputs = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
     return ProbeResult(sites, outputs, None if counted is None else counted.whole // len(inputs))
+
+
+def _choose_anchor(host: nn.Module, module: nn.Module, features: Tensor) -> Tensor:
+    """A number of the type and on the device of the features, if the host computes in that type, and does not only
+    return it as under autocast; else of the module's first parameter, or the host's."""
+    floating = [one for part in (module, host) for one in part.parameters() if one.is_floating_point()]
+    like = features if any(one.dtype == features.dtype for one in floating) else next(iter(floating), features)
+    return torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None)
 
 
 def _find_reason(host: nn.Module, example_input: Arguments, witness: CallWitness, sites: Mapping[str, Site]) -> str:
@@ -198,6 +214,12 @@ def convert(arguments: Arguments, like: Tensor) -> Arguments:
     if isinstance(arguments, Mapping):
         return {name: follow(value) for name, value in arguments.items()}
     return tuple(map(follow, arguments))
+
+
+def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
+    """The arguments where ``host`` is, in the type that they have, if it has it still, or else in that of ``like``."""
+    dtype = first_tensor(arguments).dtype
+    return convert(arguments, next((one for one in host.parameters() if one.dtype == dtype), like))
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
@@ -242,7 +264,10 @@ def _is_unaltered(module: nn.Module, call: LayerCall, output: Any) -> bool:
     """As `Layer.unaltered`, within rounding. A hook that only listens changes nothing."""
     if type(module).forward not in _PLAIN_LAYERS:
         return True
-    own = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
+    try:
+        own = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
+    except (TypeError, RuntimeError):  # it takes something else than its class, or has its weight elsewhere by now
+        return False
     output = _pad_if_nested(output)
     if own.is_meta:
         return True

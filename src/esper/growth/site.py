@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Layout(StrEnum):
@@ -40,6 +40,8 @@ class Layer:
     """Whether it returns features of the shape and type of its first argument, as a block does."""
     alone: bool
     """Whether it has no other argument that says anything."""
+    anchor: Tensor
+    """Without values: of the type and on the device that what grows behind it is to have."""
     learning: frozenset[str]
     """Names of its parameters that learned when it was probed; it may be frozen since."""
     outputs: tuple[str, ...] = ()

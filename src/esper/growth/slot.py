@@ -87,7 +87,8 @@ class Slot(GrowthHook):
         self.enabled = True
         """Whether anything may germinate here."""
         # Not persistent: it only tells, after any `.to()`, where new seeds belong.
-        self.register_buffer("anchor", torch.zeros(()), persistent=False)
+        anchor = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.anchor)
+        self.register_buffer("anchor", anchor, persistent=False)
         self.occupant: Occupant | None = None
         self.vacated = False
         """Whether somebody lives here who is not seen for the moment."""
