@@ -161,6 +161,10 @@ ROWS = {
         lambda: (Deciding(), random(3, 5)),
         _all(r"cannot trace Deciding \(.*export its weights alone as safetensors"),
     ),
+    "no word in onnx": Row(
+        lambda: (Returning(lambda out: torch.linalg.svdvals(out[:, None])), random(3, 5)),
+        {Format.ONNX: r"torch.onnx cannot express this model \(No ONNX function found"},
+    ),
 }
 
 QUICK = {("infinite", Format.PT2)}

@@ -30,6 +30,8 @@ STRUCTURE_SUFFIX = ".structure.json"
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _NOT_FOR_ONNX = (torch.float64, torch.bfloat16)
 """Floating-point numbers that onnxruntime does not compute with throughout; it convolves no float64, for one."""
+_NOT_TRANSLATED = (torch.onnx.OnnxExporterError, RuntimeError, ValueError)
+"""What torch's exporter to ONNX raises."""
 
 
 class Format(StrEnum):
@@ -77,12 +79,23 @@ def check_onnx(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _write_onnx(_: nn.Module, program: ExportedProgram, path: Path) -> None:
+    """Of the operators that the model calls; where torch's exporter fails on these, of those that they consist of."""
     try:
-        with _silence_torch():
-            torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
-    except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(f"torch.onnx cannot express this model ({reason}): choose another format") from error
+        _translate(program, path)
+    except _NOT_TRANSLATED as error:
+        try:
+            _translate(program.run_decompositions(), path)
+        except _NOT_TRANSLATED:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # torch's outermost words are about its own steps
+                cause = cause.__cause__
+            reason = str(cause).strip().partition("\n")[0]
+            raise ExportError(f"torch.onnx cannot express this model ({reason}): choose another format") from error
+
+
+def _translate(program: ExportedProgram, path: Path) -> None:
+    with _silence_torch():
+        torch.onnx.export(program, f=path, dynamo=True, external_data=False, verbose=False)
 
 
 @contextmanager
