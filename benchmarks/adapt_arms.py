@@ -4,12 +4,13 @@
     python benchmarks/adapt_arms.py FOLDER               # ten seeds, an hour of one core each; may be stopped
     python benchmarks/adapt_arms.py FOLDER --table       # what is known so far, as docs/adapt.md has it
 
-Hosts, shifts and data are those of adapt_gap.py, with other seeds. Every arm takes the same steps of Adam, with the one
-of its rates that is best on the other shifts of the tuning seed; what looks for a place takes the rate of the best
-fixed place. Two figures each: accuracy on the new data, and the same after what was learned was scaled down until the
-loss on old data that nothing learned from is up by a hundredth at most. Growers learn from three quarters of the new
-data, in as many steps, and judge by the rest. Rivals normalise by the statistics of their batches while they train, as
-whoever fine-tunes does, unless they are said to be at rest; a frozen host by its own.
+Hosts, shifts and data are those of adapt_gap.py, with other seeds. Two figures each: accuracy on the new data, and the
+same after what was learned was scaled down until the loss on old data that nothing learned from is up by a hundredth at
+most. Every arm takes the same steps of Adam, for each of these figures with the one of its rates that gives the best on
+the other shifts of the tuning seed; what looks for a place takes the rate at which the best fixed place does best on
+new data. Growers learn from three quarters of the new data, in as many steps, and judge by the rest. Rivals normalise
+by the statistics of their batches while they train, as whoever fine-tunes does, unless they are said to be at rest; a
+frozen host by its own.
 
 What is known is kept, a JSON line for each arm and shift: `benchmarks/results/adapt_arms` is what docs/adapt.md tells.
 """
@@ -24,6 +25,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +33,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
-from adapt_gap import BATCH, EPOCHS, RAMP, Case, Data, accuracy, make_folder, train_host
+from adapt_gap import BATCH, EPOCHS, RAMP, Case, Data, Problem, accuracy, make_folder, train_host
 from adapt_gap import CASES as ALL_CASES
 from adapt_rivals import (
     REPLAYED,
@@ -200,7 +202,8 @@ class Arm:
     """That it knows what to do with."""
 
 
-FINE, LAYER, SEED = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (1e-2, 3e-2, 1e-1)
+FINE, PART = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+"""Of what changes all that there is, and of what changes a part, or adds one."""
 OWN = (0.0,)
 """Of an arm that chooses its rate by itself, or learns nothing."""
 LIKE = "fixed place"
@@ -215,36 +218,36 @@ ARMS = {
     "full": Arm("full fine-tuning", tune_fully, FINE),
     "replay": Arm("the same with 5% replay", lambda one: tune_fully(one, replayed=REPLAYED), FINE),
     "half replay": Arm("the same, half of it replay", lambda one: tune_fully(one, replayed=BATCH), FINE),
-    "last layer": Arm("last layer", lambda one: tune_part(one, "head"), LAYER),
+    "last layer": Arm("last layer", lambda one: tune_part(one, "head"), PART),
     "unfrozen place": Arm(
         "one existing layer, where the best fixed place is",
         lambda one: tune_part(one, FIXED[one.case.host][0]),
-        LAYER,
+        PART,
     ),
-    "largest gradient": Arm("layer of the largest relative gradient", tune_largest, LAYER),
-    "auto-rgn": Arm("Auto-RGN", tune_by_gradients, LAYER),
+    "largest gradient": Arm("layer of the largest relative gradient", tune_largest, PART),
+    "auto-rgn": Arm("Auto-RGN", tune_by_gradients, PART),
     "layers, tried": Arm("**each layer, and all, by trying** (surgical fine-tuning)", search_layers, OWN),
-    "lora 4": Arm("LoRA everywhere, rank 4 (PEFT)", lambda one: tune_lora(one, 4), LAYER),
-    "lora 16": Arm("the same, rank 16", lambda one: tune_lora(one, 16), LAYER),
-    "lora 16, half replay": Arm("the same, half of it replay", lambda one: tune_lora(one, 16, replayed=BATCH), LAYER),
+    "lora 4": Arm("LoRA everywhere, rank 4 (PEFT)", lambda one: tune_lora(one, 4), PART),
+    "lora 16": Arm("the same, rank 16", lambda one: tune_lora(one, 16), PART),
+    "lora 16, half replay": Arm("the same, half of it replay", lambda one: tune_lora(one, 16, replayed=BATCH), PART),
     "lora 16, at rest": Arm(
         "the same, rank 16, statistics at rest (resnet alone)",
         lambda one: tune_lora(one, 16, at_rest=True),
-        LAYER,
+        PART,
         NORMALISED,
     ),
     "lora, tried": Arm("LoRA, rank and rate by trying", search_lora, OWN),
-    "adalora": Arm("AdaLoRA (PEFT; vit alone)", tune_adalora, SEED, ("vit",)),
-    LIKE: Arm("best fixed place", lambda one: grow_all(one, dict([FIXED[one.case.host]])), SEED),
+    "adalora": Arm("AdaLoRA (PEFT; vit alone)", tune_adalora, PART, ("vit",)),
+    LIKE: Arm("best fixed place", lambda one: grow_all(one, dict([FIXED[one.case.host]])), PART),
     "blocks": Arm(
         "a copy behind every block",
         lambda one: grow_all(one, dict.fromkeys(one.case.places["block_copy"], "block_copy")),
-        SEED,
+        PART,
     ),
     "everywhere": Arm(
         "one kind of seed in all its places",
         lambda one: grow_all(one, dict.fromkeys(one.case.places[BIG[one.case.host]], BIG[one.case.host])),
-        SEED,
+        PART,
     ),
     "most promising": Arm("the most promising single seed", grow_most_promising),
     "rule look": Arm("`Grower`, the rule that looks", lambda one: grow_by_controller(one, "look")),
@@ -252,6 +255,8 @@ ARMS = {
     FREE: Arm("**`esper.adapt`**", adapt_by_trying),
     PROTECTING: Arm("`esper.adapt(source=...)`", lambda one: adapt_by_trying(one, protect=True)),
 }
+NEW, KEPT = "new", "kept"
+"""What arms are judged by, and rates chosen: figures of a `Result`."""
 KINDS = ("input", "feature", "output")
 ALLOWING = ("input", "feature")
 """Kinds of shifts of which new data can be learned while old ones are remembered."""
@@ -305,16 +310,16 @@ def measure(
     folder: Path,
     case: Case,
     seed: int,
-    rates: Callable[[str, str], Sequence[float]],
+    rates: Callable[[str, Problem], Sequence[float]],
     arms: Sequence[str],
     every: int = 1,
 ) -> None:
-    """Every arm at ``rates(arm, shift)`` on every shift, or every second one and so on, that is not known yet."""
+    """Every arm at ``rates(arm, problem)`` on every shift, or every second one and so on, that is not known yet."""
     path = folder / f"{case.host}-{seed}.jsonl"
     known = {(result.shift, result.arm, result.rate) for result in read(path)}
     host, learned = None, None
     for problem in islice(case.problems(seed), 0, None, every):
-        wanted = [(name, rate) for name in arms if case.host in ARMS[name].hosts for rate in rates(name, problem.shift)]
+        wanted = [(name, rate) for name in arms if case.host in ARMS[name].hosts for rate in rates(name, problem)]
         missing = [(name, rate) for name, rate in wanted if (problem.shift, name, rate) not in known]
         if missing and (host is None or learned is not problem.source):
             host, learned = train_host(case, problem, seed), problem.source
@@ -331,22 +336,34 @@ def read(path: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def tuned_rate(folder: Path, case: Case) -> Callable[[str, str], Sequence[float]]:
-    """For an arm and a shift the rate that is best on the other shifts of the tuning seed."""
-    results = read(folder / f"{case.host}-{TUNING_SEED}.jsonl")
+Choice = Callable[[str, str, str], float]
+"""Of a rate, for an arm, a shift, and what the arm is judged by."""
 
-    def choose(arm: str, shift: str) -> Sequence[float]:
-        name = arm if ARMS[arm].rates else LIKE
+
+def tuned_rate(folder: Path, host: str) -> Choice:
+    """The rate that is best on the other shifts of the tuning seed, as far as the figure is told of them."""
+    results = read(folder / f"{host}-{TUNING_SEED}.jsonl")
+
+    def choose(arm: str, shift: str, figure: str) -> float:
+        name, figure = (arm, figure) if ARMS[arm].rates else (LIKE, NEW)
         rates = ARMS[name].rates
         if len(rates) == 1:
-            return rates
-        found = {(one.shift, one.rate): one.new for one in results if one.arm == name}
+            return rates[0]
+        found = {(one.shift, one.rate): one for one in results if one.arm == name}
         tuned = {tried for tried, _ in found if all((tried, rate) in found for rate in rates)}
         if len(tuned) < SHIFTS // TUNING_EVERY:
-            raise SystemExit(f"{name} on {case.host}: rates are known on {len(tuned)} shifts only: say --tune before")
-        return [max(rates, key=lambda rate: float(np.mean([found[tried, rate] for tried in tuned - {shift}])))]
+            raise SystemExit(f"{name} on {host}: rates are known on {len(tuned)} shifts only: say --tune before")
+        others = [tried for tried in tuned if tried != shift and is_told(figure, found[tried, rates[0]].kind)]
+        return max(
+            rates, key=lambda rate: float(np.mean([getattr(found[tried, rate], figure) for tried in sorted(others)]))
+        )
 
     return choose
+
+
+def is_told(figure: str, kind: str) -> bool:
+    """Whether it is, of shifts of that kind."""
+    return figure != KEPT or kind in ALLOWING
 
 
 POINTS = "{:.1%}"
@@ -358,12 +375,15 @@ Table = dict[str, Cells]
 """By arm."""
 
 
-def collect(folder: Path, hosts: Sequence[str], seeds: Sequence[int]) -> Table:
-    """All that is known of these."""
+def collect(folder: Path, hosts: Sequence[str], seeds: Sequence[int], figure: str) -> Table:
+    """All that is known of these, at the rates that are chosen by that figure, on shifts of which it is told."""
     table: Table = {name: {} for name in ARMS}
-    for host, seed in itertools.product(hosts, seeds):
-        for one in read(folder / f"{host}-{seed}.jsonl"):
-            table[one.arm].setdefault((host, one.shift), {})[seed] = one
+    for host in hosts:
+        choose = tuned_rate(folder, host)
+        for seed in seeds:
+            for one in read(folder / f"{host}-{seed}.jsonl"):
+                if is_told(figure, one.kind) and one.rate == choose(one.arm, one.shift, figure):
+                    table[one.arm].setdefault((host, one.shift), {})[seed] = one
     return table
 
 
@@ -376,25 +396,25 @@ def show(
     An arm that lacks a shift of a host that others know has no mean over them, and nothing is ahead of it. What old
     data allow is told of shifts of inputs and features: where labels changed, old data contradict the new ones.
     """
-    table = collect(folder, hosts, seeds)
+    table, careful = (collect(folder, hosts, seeds, figure) for figure in (NEW, KEPT))
     rows = {name: cells for name, cells in table.items() if name in arms and cells}
     if not rows:
         raise SystemExit(f"{folder} has no results of these yet")
     everywhere = {cell for cells in rows.values() for cell in cells}
-    allowed = {cell for cells in rows.values() for cell in cells if kind_of(cells[cell]) in ALLOWING}
+    allowed = {cell for cells in rows.values() for cell in cells if is_told(KEPT, kind_of(cells[cell]))}
     by_host = hosts if len(hosts) > 1 else ()
-    protected = [] if allowed - table[PROTECTING].keys() else ["`source` is ahead by"]
+    protected = [] if allowed - careful[PROTECTING].keys() else ["`source` is ahead by"]
     titles = ["way", "new data", *by_host, *KINDS, "`esper.adapt` is ahead by", "old data"]
     titles += ["new, old loss +1% at most", *protected, "parameters", "trainings"]
     lines = [titles, ["---"] * len(titles)]
     for name, cells in rows.items():
         whole = list(cells.values()) if cells.keys() == everywhere else []
-        row = [ARMS[name].title, mean(whole, "new")]
+        row = [ARMS[name].title, mean(whole, NEW)]
         row += [mean(list(find_host(cells, everywhere, host).values()), "new") for host in by_host]
-        row += [mean([found for found in whole if kind_of(found) == kind], "new") for kind in KINDS]
-        row += [compare(table, FREE, name, "new", everywhere), mean(whole, "old")]
-        row += [mean([found for found in whole if kind_of(found) in ALLOWING], "kept")]
-        row += [compare(table, PROTECTING, name, "kept", allowed) for _ in protected]
+        row += [mean([found for found in whole if kind_of(found) == kind], NEW) for kind in KINDS]
+        row += [compare(table, FREE, name, NEW, everywhere), mean(whole, "old")]
+        row += [mean([] if allowed - careful[name].keys() else list(careful[name].values()), KEPT)]
+        row += [compare(careful, PROTECTING, name, KEPT, allowed) for _ in protected]
         row += [mean(whole, "parameters", "{:,.0f}"), mean(whole, "trainings", "{:.0f}")]
         lines.append(row)
     known = "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -451,6 +471,11 @@ def compare(table: Table, better: str, name: str, key: str, cells: set[Cell]) ->
     return f"{center:+.1f} ({center - half:+.1f} to {center + half:+.1f})"
 
 
+def choose_rates(choose: Choice, arm: str, problem: Problem) -> list[float]:
+    """One for all figures, or one for each."""
+    return sorted({choose(arm, problem.shift, figure) for figure in (NEW, KEPT) if is_told(figure, problem.kind)})
+
+
 def main(
     folder: tyro.conf.Positional[Path],
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="Of hosts, data and adaptations.")] = SEEDS,
@@ -477,9 +502,8 @@ def main(
             measure(folder, case, TUNING_SEED, lambda name, _: ARMS[name].rates, several, TUNING_EVERY)
         return
     if not table:
-        for seed in seeds:
-            for case in cases:
-                measure(folder, case, seed, tuned_rate(folder, case), arms)
+        for seed, case in itertools.product(seeds, cases):
+            measure(folder, case, seed, partial(choose_rates, tuned_rate(folder, case.host)), arms)
     sys.stdout.write("\n".join(show(folder, hosts, arms, seeds)) + "\n")
 
 

@@ -243,6 +243,32 @@ def test_it_does_not_depend_on_global_random_numbers_nor_change_them() -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_where_loss_and_score_are_random_all_is_measured_by_the_same_numbers() -> None:
+    def noisy(model: nn.Module, batch: Batch) -> Tensor:
+        return loss(model, (batch[0] + 0.3 * torch.randn_like(batch[0]), batch[1]))
+
+    def score(model: nn.Module, batch: Batch) -> Tensor:
+        return -noisy(model, batch)
+
+    told: list[Adaptation] = []
+    for seed in (1, 2):
+        model = attached()
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        told.append(adapt(model, loss=noisy, score=score, seed=4))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert [one.found for one in told[0].trials] == [one.found for one in told[1].trials]
+    assert told[0].before == told[1].before
+
+
+def test_the_page_tells_at_which_share_what_was_found() -> None:
+    found, kept = Figures(0.5, 1.0, 10), Retention(0.1, 0.0)
+    trial = Trial({"head": "lora"}, found, Retention(0.25, 0.0), {"head": 0.1}, 10)
+    page = repr(Adaptation((trial,), 0, Figures(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
+    assert "On new data that it did not learn from, at 25% of what it learned:\nscore 0.5, the host's 0.4" in page
+    assert "with 10% of what was learned\non all new data, which is kept" in page
+
+
 def test_who_stops_it_finds_the_bare_host() -> None:
     model, calls = attached(), iter(range(200))
 
@@ -333,6 +359,35 @@ def test_what_diverges_is_worse_than_all_else() -> None:
     failed = [one for one in found.trials if one.structure == {"1": "mlp"}]
     assert [one.found.score for one in failed] == [-math.inf]
     assert found.trials[-1] in failed or found.trials[-1].found.score == -math.inf
+
+
+def test_where_the_budget_left_structures_out_that_is_told_if_all_others_diverge() -> None:
+    def exploding(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=1e30)
+
+    with pytest.raises(ConfigError, match=r"of all 1 structures .* diverges .*, and the budget left out \d+ others"):
+        adapt(attached(), optimizer=exploding, training_flops=1.0)
+
+
+EMPTY = [(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))] * 2
+
+
+def make_lbfgs(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS([one for group in groups for one in group["params"]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": EMPTY, "score": None}, "no example"),
+        ({"loss": lambda model, batch: loss(model, batch) * 1j}, "one real number"),
+        ({"optimizer": make_lbfgs}, "LBFGS"),
+    ],
+)
+def test_what_training_cannot_use_is_refused(options: dict[str, Any], message: str) -> None:
+    total = {"loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), **options}
+    with pytest.raises(ConfigError, match=message):
+        adapt(attached(), **total)
 
 
 def explode_at_last(trials: int, count: int) -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
@@ -452,11 +507,11 @@ def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
         ({"source": []}, "source has 0 batches"),
         ({"source": data(10, 0)}, "source has 1 batches"),
         ({"tolerance": 0.1}, "tolerance is about source, and there is none"),
-        ({"loss": lambda model, batch: model(batch[0])}, "it must return a tensor with one number"),
+        ({"loss": lambda model, batch: model(batch[0])}, "it must return a tensor with one real number"),
         ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan for the host as it is"),
         ({"loss": lambda model, batch: HOST(batch[0]).sum()}, "does not call the model"),
         ({"loss": lambda model, batch: loss(model, batch).detach()}, "does not depend on what grows"),
-        ({"loss": diverging}, "of every structure diverges in training"),
+        ({"loss": diverging}, r"of all \d+ structures that were tried diverges in training.*lr=1e-3\)$"),
         ({"optimizer": lambda groups: None}, "it must return a torch optimizer"),
         ({"optimizer": lambda groups: torch.optim.SGD(HOST.parameters(), 1e-3)}, "an optimizer of other parameters"),
         ({"score": lambda model, batch: "good"}, "it must return a finite number"),

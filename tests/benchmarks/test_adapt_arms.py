@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from dataclasses import asdict
+from collections import defaultdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,12 +26,36 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("adapt_arms")
 
 
+RATE = 0.01
+
+
+@pytest.fixture(autouse=True)
+def tuned(arms: ModuleType, tmp_path: Path) -> None:
+    """For all arms one rate is the best."""
+    for host in arms.HOST_NAMES:
+        several = [(name, rate) for name, arm in arms.ARMS.items() if len(arm.rates) > 1 for rate in arm.rates]
+        tell(
+            arms,
+            tmp_path / f"{host}-{arms.TUNING_SEED}.jsonl",
+            [
+                arms.Result(str(shift), "input", name, rate, float(rate == RATE), 0.5, float(rate == RATE), 1.0, 1, 1.0)
+                for name, rate in several
+                for shift in range(arms.SHIFTS // arms.TUNING_EVERY)
+            ],
+        )
+
+
+def tell(arms: ModuleType, path: Path, results: list[Any]) -> None:
+    path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in results))
+
+
 def write(arms: ModuleType, folder: Path, place: str, seed: int, **news: dict[str, float]) -> None:
     """Results of a seed on a host: accuracies on new data by arm and shift."""
     with (folder / f"{place}-{seed}.jsonl").open("a") as file:
         for arm, by_shift in news.items():
             for shift, new in by_shift.items():
-                told = arms.Result(shift, shift, arm, 0.01, new, 0.5, 0.3, 1.0, 1000, 1.0)
+                rate = 0.0 if arms.ARMS[arm].rates == arms.OWN else RATE
+                told = arms.Result(shift, shift, arm, rate, new, 0.5, 0.3, 1.0, 1000, 1.0)
                 file.write(json.dumps(asdict(told)) + "\n")
 
 
@@ -49,13 +74,16 @@ def test_the_page_has_the_table_that_the_results_give(arms: ModuleType, hosts: t
 
 
 def test_all_that_was_measured_is_of_arms_there_are(arms: ModuleType) -> None:
-    """By the rates that the tuning seed chooses on the other shifts, where there is something to choose."""
-    cases = {case.host: case for case in arms.CASES}
+    """By the rates that the tuning seed chooses on the other shifts, for each figure that is told."""
     for path in RESULTS.glob("*.jsonl"):
         host, _, seed = path.stem.rpartition("-")
-        choose = arms.tuned_rate(RESULTS, cases[host])
+        choose, known = arms.tuned_rate(RESULTS, host), defaultdict[tuple[str, str], list[float]](list)
         for one in arms.read(path) if int(seed) != arms.TUNING_SEED else []:
-            assert [one.rate] == list(choose(one.arm, one.shift))
+            known[one.arm, one.shift].append(one.rate)
+        kinds = {one.shift: one.kind for one in arms.read(path)}
+        for (arm, shift), rates in known.items():
+            told = [figure for figure in (arms.NEW, arms.KEPT) if arms.is_told(figure, kinds[shift])]
+            assert sorted(rates) == sorted({choose(arm, shift, figure) for figure in told})
 
 
 def test_means_are_over_seeds_then_over_shifts(arms: ModuleType, tmp_path: Path) -> None:
@@ -118,17 +146,50 @@ def test_hosts_of_the_same_data_do_not_count_twice(arms: ModuleType, tmp_path: P
     assert set(told.values()) == {"+25.0 (-165.6 to +215.6)"}
 
 
-def test_a_rate_is_chosen_by_other_shifts(arms: ModuleType, tmp_path: Path) -> None:
-    case = next(case for case in arms.CASES if case.host == "conv1d")
-    with (tmp_path / f"conv1d-{arms.TUNING_SEED}.jsonl").open("w") as file:
-        for rate in arms.FINE:
-            for shift, best in (("noise", 1e-3), *((str(at), 3e-2) for at in range(arms.SHIFTS // arms.TUNING_EVERY))):
-                told = arms.Result(shift, "input", "full", rate, float(rate == best), 0.5, 0.3, 1.0, 1000, 1.0)
-                file.write(json.dumps(asdict(told)) + "\n")
-    choose: Any = arms.tuned_rate(tmp_path, case)
-    assert choose("full", "noise") == [3e-2]
+def test_a_rate_is_chosen_by_other_shifts_for_each_figure(arms: ModuleType, tmp_path: Path) -> None:
+    """What old data allow goes by shifts that do not contradict them."""
+    path = tmp_path / f"conv1d-{arms.TUNING_SEED}.jsonl"
+    shifts = [("noise", 1e-3, 1e-1, "input"), ("labels", 3e-2, 3e-4, "output")]
+    shifts += [(str(at), 3e-2, 1e-2, "input") for at in range(arms.SHIFTS // arms.TUNING_EVERY)]
+    results = [
+        arms.Result(shift, kind, "full", rate, float(rate == best), 0.5, float(rate == careful), 1.0, 1000, 1.0)
+        for rate in arms.FINE
+        for shift, best, careful, kind in shifts
+    ]
+    tell(arms, path, results)
+    choose = arms.tuned_rate(tmp_path, "conv1d")
+    assert (choose("full", "noise", "new"), choose("full", "noise", "kept")) == (3e-2, 1e-2)
     with pytest.raises(SystemExit, match="last layer on conv1d: rates are known on 0 shifts only: say --tune before"):
-        choose("last layer", "noise")
+        choose("last layer", "noise", "new")
+
+
+def test_each_figure_is_told_by_the_rate_that_was_chosen_for_it(arms: ModuleType, tmp_path: Path) -> None:
+    tuning = tmp_path / f"conv1d-{arms.TUNING_SEED}.jsonl"
+    tell(
+        arms,
+        tuning,
+        [replace(one, kept=float(one.rate == 0.1)) if one.arm == "full" else one for one in arms.read(tuning)],
+    )
+    made = [("input", RATE, 0.7, 0.2), ("input", 0.1, 0.6, 0.4), ("output", RATE, 0.9, 0.3)]
+    tell(
+        arms,
+        tmp_path / "conv1d-10.jsonl",
+        [arms.Result(shift, shift, "full", rate, new, 0.5, kept, 1.0, 1, 1.0) for shift, rate, new, kept in made],
+    )
+    found = rows(arms.show(tmp_path, ("conv1d",))[1])["full fine-tuning"]
+    assert (found["new data"], found["new, old loss +1% at most"]) == ("80.0", "40.0")
+
+
+def test_both_figures_are_measured(arms: ModuleType) -> None:
+    def choose(arm: str, shift: str, figure: str) -> float:
+        return {"new": 0.1, "kept": 0.2 if arm == "full" else 0.1}[figure]
+
+    shifts = {kind: arms.Problem("shift", kind, *[None] * 4) for kind in arms.KINDS}
+    rates = {
+        (arm, kind): arms.choose_rates(choose, arm, shifts[kind])
+        for arm, kind in [("full", "input"), ("full", "output"), ("replay", "input")]
+    }
+    assert list(rates.values()) == [[0.1, 0.2], [0.1], [0.1]]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +251,6 @@ def test_what_is_known_is_not_measured_again(arms: ModuleType, tmp_path: Path, m
     monkeypatch.setattr(arms, "islice", lambda problems, *_: [next(problems)])
     write(arms, tmp_path, "conv1d", 10, host={"noise": 0.123})
     path = tmp_path / "conv1d-10.jsonl"
-    path.write_text(path.read_text().replace('"rate": 0.01', '"rate": 0.0'))
     arms.measure(tmp_path, case, 10, lambda *_: (0.0,), ["host"])
     assert [one.new for one in arms.read(path)] == [0.123]
     arms.measure(tmp_path, case, 10, lambda *_: (0.01,), ["host", "last layer"])

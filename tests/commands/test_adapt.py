@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from esper.adaptation.report import Adaptation, Trial
 from esper.adaptation.trainer import Figures, Retention
 from esper.cli import main
+from esper.commands import adapt as command
 from esper.errors import ConfigError
 from esper.practice import shifts
 from esper.practice.shifts import BATCH
+from esper.practice.training import HostTraining
 from esper.tasks.practice.registry import DataAccess, get_task
 
 Capture = pytest.CaptureFixture[str]
@@ -38,6 +42,26 @@ def test_it_tells_what_was_tried_and_what_that_is_worth(capsys: Capture) -> None
     assert record["retention"] == {"share": 1.0, "rise": 0.0}
     assert "test data with inversion: accuracy" in captured.err
     assert "structures tried" in captured.err
+
+
+def test_what_measures_the_host_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """A host that normalises by statistics does not gather those of test data."""
+    seen: dict[str, Any] = {}
+
+    def adapt(training: HostTraining, *_: Any, **__: Any) -> Any:
+        seen["state"] = training.model.state_dict()
+        seen["accuracy"] = training.test().accuracy
+        raise ConfigError("enough")
+
+    def measure(model: nn.Module, batches: Any) -> float:
+        seen["before"] = copy.deepcopy(model.state_dict())
+        return shifts.measure_accuracy(model, batches)
+
+    monkeypatch.setattr(command, "adapt_to_shift", adapt)
+    monkeypatch.setattr(command, "measure_accuracy", measure)
+    assert main(["adapt", "--task", "digits", "--host", "resnet", "--epochs", "1"]) == 2
+    assert all(torch.equal(value, seen["before"][key]) for key, value in seen["state"].items())
+    assert f"test accuracy {seen['accuracy']:.3f}" in capsys.readouterr().out
 
 
 def test_old_data_are_protected_if_asked(capsys: Capture) -> None:

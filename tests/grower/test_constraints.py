@@ -119,6 +119,15 @@ def test_the_worst_seed_goes_at_once_whatever_the_controller_wants() -> None:
     assert "PRUNE" in seen
 
 
+def test_the_worst_seed_goes_though_training_is_unusual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nothing is pruned then, since what is measured may soon be another."""
+    model, optimizer, grower = adapting("all_at_start", constraints={"source": 0.0}, horizon=16)
+    monkeypatch.setattr(grower._oversight, "find_barred", lambda *_, **__: (Op.PRUNE, Op.FOSSILIZE))
+    decisions = [grower.step(train_loss=go(model, optimizer)) for _ in range(8)]
+    assert Op.PRUNE in [decision.op for decision in decisions if decision.broken]
+    assert Op.PRUNE not in [decision.op for decision in decisions if not decision.broken]
+
+
 def test_a_culprit_is_found_at_once_though_its_turn_to_be_measured_is_later() -> None:
     conduct = esper.EpisodeConfig(counterfactual_every=5)
     model, optimizer, grower = adapting("all_at_start", horizon=30, conduct=conduct)

@@ -16,10 +16,12 @@ from esper.errors import SlotError
 from esper.grower.passes import Passes
 from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
+from esper.growth.slot import Slot
 from grower.training_loop import SLOTS, growing, host
 from strangers import (
     AVERAGE,
     CALLABLE,
+    FRACTION,
     LIST,
     MAPPING,
     NONE,
@@ -45,6 +47,12 @@ def saved(folder: Path) -> Path:
 
 def frozen() -> GrowingModel:
     return esper.attach(host(), SLOTS, INPUTS, freeze_host=True)
+
+
+def planted() -> Slot:
+    slot = growing().slots["0"]
+    slot.germinate("mlp")
+    return slot
 
 
 CASES: dict[str, Case] = {
@@ -106,6 +114,12 @@ CASES: dict[str, Case] = {
     ),
     "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
     "swap": (lambda **given: frozen().swap(**given), lambda _: {}, {"growth": (NONE,)}),
+    "germinate": (
+        lambda **given: growing().slots["0"].germinate(**given),  # noqa: PLW0108 (made when it is called)
+        lambda _: {"blueprint": "mlp"},
+        {"blueprint": (), "generator": (NONE,), "blend": (), "alpha": (NUMBER, ZERO, FRACTION)},
+    ),
+    "set_alpha": (lambda **given: planted().set_alpha(**given), lambda _: {}, {"alpha": (NUMBER, ZERO, FRACTION)}),
     "enable": (lambda **given: growing().enable(**given), lambda _: {}, {"slot": ()}),
     "disable": (lambda **given: growing().disable(**given), lambda _: {}, {"slot": ()}),
 }
@@ -116,6 +130,7 @@ def test_every_argument_is_looked_at() -> None:
     free = {"forward", "summary", "preview", "release", "parameter_groups", "without_growth"}
     own = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
     functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": esper.export, **own}
+    functions |= {"germinate": Slot.germinate, "set_alpha": Slot.set_alpha}
     assert all(not named(functions.pop(name)) for name in free)
     functions.pop("train")  # torch looks at that
     functions.pop("shard_growth")  # options, which test_sharding looks at

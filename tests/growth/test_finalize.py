@@ -650,3 +650,76 @@ def test_a_copy_of_a_block_that_takes_whatever_it_is_given_is_given_that() -> No
     with pytest.warns(UserWarning, match="runs behind its block"):
         plain = model.finalize()
     assert torch.allclose(plain(features), model(features), atol=1e-6)
+
+
+def test_a_copy_of_a_block_that_is_called_by_keywords_is_called_so() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, features: Tensor, scale: float = 1.0) -> Tensor:
+            return features + scale * self.linear(features)
+
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Scaled()
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.block(features=features, scale=2.0)
+
+    features = torch.randn(3, 4)
+    model = esper.attach(Host(), {"block": ["block_copy"]}, features).eval()
+    model.slots["block"].germinate("block_copy", alpha=0.5)
+    model.slots["block"].fossilize()
+    with pytest.warns(UserWarning, match="runs behind its block"):
+        plain = model.finalize()
+    assert torch.allclose(plain(features), model(features), atol=1e-6)
+    assert not torch.allclose(plain(features), Host()(features), atol=1e-2)
+
+
+def test_a_copy_of_a_block_that_is_called_in_two_ways_is_found_out() -> None:
+    """Its arguments are then others by name than by place."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, features: Tensor, others: Tensor) -> Tensor:
+            return features + self.linear(others)
+
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Twice()
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.block(others=features.abs(), features=features)
+
+    features = torch.randn(3, 4)
+    model = esper.attach(Host(), {"block": ["block_copy"]}, features).eval()
+    model.slots["block"].germinate("block_copy", alpha=0.5)
+    model.slots["block"].fossilize()
+    with (
+        pytest.warns(UserWarning, match="runs behind its block"),
+        pytest.raises(ExportError, match="a copy of the block 'block' does not do what its seed did"),
+    ):
+        model.finalize()
+
+
+def test_arguments_of_several_types_keep_theirs() -> None:
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.float64)
+
+        def forward(self, features: Tensor, others: Tensor) -> Tensor:
+            return self.first(features) + self.second(others).float()
+
+    given = (torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64))
+    model = esper.attach(Host(), {"first": ["lora_4"]}, given).eval()
+    model.slots["first"].germinate("lora_4", alpha=1.0)
+    model.slots["first"].fossilize()
+    assert torch.allclose(model.finalize()(*given), model(*given), atol=1e-6)

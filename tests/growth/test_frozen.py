@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,28 +68,140 @@ def test_the_host_is_to_the_bit_what_it_was_after_any_training() -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.host.state_dict().items())
 
 
-def test_a_host_that_takes_a_fast_path_without_hooks_is_itself_to_the_bit() -> None:
+def encoder() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(128, 4, 256, activation="gelu", norm_first=True, batch_first=True)
-    host, tokens = nn.Sequential(nn.Linear(128, 128), layer).eval(), torch.randn(4, 16, 128)
+    return nn.Sequential(nn.Linear(128, 128), layer).eval(), torch.randn(4, 16, 128)
+
+
+def attach_to_encoder() -> tuple[GrowingModel, nn.Module, Tensor]:
+    """With a seed behind its layer, beside the host as it was."""
+    host, tokens = encoder()
+    model = esper.attach(copy.deepcopy(host), {"1": ["mlp"]}, tokens, freeze_host=True)
+    perturb(model.slots["1"].germinate("mlp", alpha=1.0))
+    return model, host, tokens
+
+
+def perturb(seed: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        before = host(tokens)
-        model = esper.attach(copy.deepcopy(host), {"1": ["mlp"]}, tokens, freeze_host=True)
+        for one in seed.parameters():
+            one.add_(0.1 * torch.randn(one.shape, generator=generator))
+
+
+def test_a_host_that_takes_a_fast_path_without_hooks_takes_it_without_growth() -> None:
+    model, host, tokens = attach_to_encoder()
+
+    def takes_it(network: nn.Module) -> bool:
+        with torch.profiler.profile() as profiled:
+            network(tokens)
+        return any("_transformer_encoder_layer_fwd" in event.key for event in profiled.key_averages())
+
+    with torch.no_grad():
+        assert takes_it(host)
+        assert not takes_it(model)
         with model.without_growth():
-            assert torch.equal(model(tokens), before)
+            assert takes_it(model)
+            assert torch.equal(model(tokens), host(tokens))
+        assert not takes_it(model)
 
 
-def test_what_is_compiled_first_without_growth_has_it_afterwards() -> None:
+@pytest.mark.parametrize("part", ["model in place", "model in a wrapper", "host", "layer"])
+@pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
+def test_what_is_compiled_first_without_growth_has_it_afterwards(
+    part: str, make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]]
+) -> None:
     torch.compiler.reset()
-    model = grow(attached(), steps=1).eval()
-    compiled = torch.compile(model, backend="eager")
+    model, host, inputs = make()
+    compiled: nn.Module = model
     with torch.no_grad():
+        expected = model(inputs)
+        if part == "model in a wrapper":
+            compiled = torch.compile(model, backend="eager")  # pyright: ignore[reportAssignmentType]
+        else:
+            parts = {"model in place": model, "host": model.host, "layer": next(reversed(list(model.host.children())))}
+            parts[part].compile(backend="eager")
         with model.without_growth():
-            bare = compiled(images())
-        grown = compiled(images())
-        assert torch.allclose(bare, trained()(images()), atol=1e-5)
-        assert torch.allclose(grown, model(images()), atol=1e-5)
+            bare = compiled(inputs)
+        grown = compiled(inputs)
+        with model.without_growth():
+            assert torch.equal(compiled(inputs), bare)
+    assert torch.allclose(bare, host(inputs), atol=1e-5)
+    assert torch.allclose(grown, expected, atol=1e-5)
     assert not torch.allclose(grown, bare, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
+def test_growth_comes_back_when_the_last_of_several_blocks_ends(
+    make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]],
+) -> None:
+    """Also of those in other threads, whichever began first."""
+    model, host, inputs = make()
+    begun, ended = threading.Event(), threading.Event()
+
+    def enter_and_leave() -> None:
+        with model.without_growth():
+            begun.set()
+            ended.wait(60)
+
+    with torch.no_grad():
+        expected, bare = model(inputs), host(inputs)
+        first = threading.Thread(target=enter_and_leave)
+        first.start()
+        assert begun.wait(60)
+        with model.without_growth():
+            ended.set()
+            first.join()
+            assert torch.equal(model(inputs), bare)
+            with model.without_growth():
+                assert torch.equal(model(inputs), bare)
+            assert torch.equal(model(inputs), bare)
+        assert torch.equal(model(inputs), expected)
+    made = list[nn.Module]()
+    torch.compile(nn.Linear(2, 2), backend=lambda graph, _: made.append(graph) or graph.forward)(torch.zeros(1, 2))
+    assert made, "torch does not compile any more"
+
+
+def test_passes_in_many_threads_find_growth_out_of_sight_and_leave_it() -> None:
+    model, host, inputs = attach_to_encoder()
+    with torch.no_grad():
+        expected, bare, wrong = model(inputs), host(inputs), list[int]()
+
+        def ask() -> None:
+            for at in range(20):
+                with torch.no_grad(), model.without_growth():
+                    if not torch.equal(model(inputs), bare):
+                        wrong.append(at)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert wrong == []
+        assert torch.equal(model(inputs), expected)
+
+
+def test_what_grew_follows_what_became_of_the_model_out_of_sight() -> None:
+    model = grow(attached(), steps=1).train()
+    with model.without_growth():
+        model.eval().double()
+    assert not any(module.training for module in model.modules())
+    assert {one.dtype for one in model.parameters()} == {torch.float64}
+    assert torch.equal(model(images().double()), model(images().double()))
+
+
+def test_a_frozen_host_stays_at_rest_whoever_trains_it() -> None:
+    host, before = trained(), trained()
+    model = grow(attached(host)).train()
+    host.train()
+    model(images())
+    host.get_submodule("layer1").train()
+    host(images())
+    assert not any(module.training for module in host.modules())
+    model.eval()
+    with model.without_growth():
+        assert torch.equal(model(images()), before(images()))
 
 
 class NormFirst(nn.Module):
@@ -126,7 +240,9 @@ def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
     assert not torch.equal(heard[1], heard[2])
 
 
-@pytest.mark.parametrize("change", ["swap", "save", "germinate", "prune", "adapt", "finalize"])
+@pytest.mark.parametrize(
+    "change", ["swap", "save", "germinate", "prune", "adapt", "finalize", "state_dict", "parameter_groups"]
+)
 def test_nothing_changes_while_growth_is_out_of_sight(change: str, tmp_path: Path) -> None:
     model = grow(attached(), steps=0)
     model.slots["head"].prune()
@@ -137,6 +253,8 @@ def test_nothing_changes_while_growth_is_out_of_sight(change: str, tmp_path: Pat
         "prune": model.slots["layer1"].prune,
         "adapt": lambda: esper.adapt(model, lambda model, batch: model(batch).mean(), [images()] * 2),
         "finalize": model.finalize,
+        "state_dict": model.state_dict,
+        "parameter_groups": model.parameter_groups,
     }
     with model.without_growth(), pytest.raises(SlotError, match="switched off for the moment"):
         changes[change]()

@@ -131,6 +131,26 @@ def test_input_reading_seeds_and_other_types_of_numbers_come_back(tmp_path: Path
         load(tmp_path, Tokenwise(), random(3, 4, 5))
 
 
+def test_what_nobody_learns_in_a_copy_of_a_block_comes_back(tmp_path: Path) -> None:
+    """Whatever the host is like that it is loaded on."""
+
+    def host(*, fixed: bool) -> nn.Module:
+        net = nn.Sequential(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), nn.Linear(4, 2))
+        net.get_parameter("0.0.weight").requires_grad_(not fixed)
+        return net
+
+    model = attach(host(fixed=True), {"0": ["block_copy"]}, random(3, 4))
+    model.slots["0"].germinate("block_copy", alpha=1.0)
+    save(model, tmp_path)
+    other = load(tmp_path, host(fixed=False), random(3, 4))
+    seed = other.slots["0"].seed
+    assert seed is not None
+    seed.requires_grad_(True)
+    for one, again in zip(model.slots.parameters(), other.slots.parameters(), strict=True):
+        assert again.requires_grad == one.requires_grad
+    assert not other.slots["0"].get_parameter("occupant.blueprint.block.0.weight").requires_grad
+
+
 def test_saving_again_replaces_and_leaves_one_model(tmp_path: Path) -> None:
     model = grown()
     save(model, tmp_path)
@@ -174,7 +194,7 @@ def first_seed(**changes: Any) -> Damage:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content.update(version=4), "format version 4"),
+        (lambda content: content.update(version=5), "format version 5"),
         (lambda content: content.update(unknown=1), "corrupt at unknown"),
         (lambda content: content.update(slots=[]), "only the saved model has 'slots.norm"),
         (lambda content: content.update(slots=content["slots"] * 2), "is taken"),
@@ -190,6 +210,7 @@ def first_seed(**changes: Any) -> Damage:
         (first_seed(blueprint="attention"), "'attention' does not serve"),
         (first_seed(blend="whirl"), r"corrupt at slots\.0\.seed\.blend"),
         (first_seed(blend="gate"), "only the model built here has 'slots.stem.occupant.gate.bias'"),
+        (first_seed(fixed=["nothing"]), "has no parameter 'nothing'"),
         (first_slot(seed=None), "only the saved model has 'slots.stem.occupant"),
     ],
 )

@@ -237,7 +237,8 @@ class Search:
             )
         self._try_all(singles)
         if not any(math.isfinite(one.found.score) for one in self.trials):
-            raise ConfigError(f"the loss of every structure diverges {_SLOWER}")
+            left = f", and the budget left out {self.untried} others" if self.untried else ""
+            raise ConfigError(f"the loss of all {len(self.trials)} structures that were tried diverges {_SLOWER}{left}")
         self._try_all(self._list_kinds())
         self._try_all(self._list_unions())
         if self.best is not None:

@@ -66,9 +66,11 @@ class Adaptation:
         if self.kept is None:
             return f"Nothing was kept: {self._explain()}."
         kept, before = self.kept, self.before
+        share = "" if math.isnan(self.source_loss) else f", at {kept.retention.share:.0%} of what it learned"
         return (
             f"Kept: {kept}, {kept.parameters:,} parameters.\n"
-            f"On new data that it did not learn from: score {kept.found.score:.4g}, the host's {before.score:.4g}; "
+            f"On new data that it did not learn from{share}:\n"
+            f"score {kept.found.score:.4g}, the host's {before.score:.4g}; "
             f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
             f"By that it was chosen among {len(self.trials)}, which flatters it: measure it on data of their own."
             + (f"\n{len(self.diverged)} did better, but diverged when growing on all of them." if self.diverged else "")
@@ -98,8 +100,8 @@ class Adaptation:
         rise, share = self.retention.rise, self.retention.share
         return (
             f"Source, on batches that nothing learned from: loss {self.source_loss:.4g} before, {rise:+.2%} now, with "
-            f"{share:.0%} of what was learned.\nBy them that weight was chosen, which flatters it a little; nothing is "
-            "lost under model.without_growth()."
+            f"{share:.0%} of what was learned\non all new data, which is kept. By them that weight was chosen, which "
+            "flatters it a little;\nnothing is lost under model.without_growth()."
         )
 
     def _list_trials(self) -> str:

@@ -150,18 +150,23 @@ class Trainer:
     def measure(self, batches: Sequence[Any]) -> Figures:
         """The model as it is now, in evaluation mode, on ``batches``; if nobody gave a score, that is minus the loss.
 
+        Where loss or score are random, as those of diffusion models, random numbers are the same in every call.
+
         Raises:
-            ConfigError: the loss or the score is none.
+            ConfigError: the loss or the score is none, or there is no example.
             DivergedError: the loss is not finite.
         """
         model, score = self.model.eval(), self.recipe.score
         losses, scores, count = 0.0, 0.0, 0
-        for batch in batches:
-            loss = float(self._compute_loss(batch))
-            examples = len(model.tap.inputs)
-            losses += examples * loss
-            scores += examples * (-loss if score is None else _read_score(score(model, batch)))
-            count += examples
+        with repeatable(self.recipe.seed):
+            for batch in batches:
+                loss = float(self._compute_loss(batch))
+                examples = len(model.tap.inputs)
+                losses += examples * loss
+                scores += examples * (-loss if score is None else _read_score(score(model, batch)))
+                count += examples
+        if not count:
+            raise ConfigError("the batches hold no example: give some, and no batches that are empty")
         return Figures(scores / count, losses / count, count)
 
     def measure_without(self, slot: str, batches: Sequence[Any]) -> Figures:
@@ -189,6 +194,8 @@ class Trainer:
         optimizer = self.recipe.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"optimizer(groups) returned {describe(optimizer)}: it must return a torch optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError("optimizer(groups) returned LBFGS, which asks for a closure: take one that does not")
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
         if not all(id(one) in trained for seed in self.model.seeds.values() for one in seed.parameters()):
             raise ConfigError(
@@ -199,8 +206,10 @@ class Trainer:
     def _compute_loss(self, batch: Any) -> Tensor:
         self.model.tap.forget()
         loss = self.recipe.loss(self.model, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"loss(model, batch) returned {describe(loss)}: it must return a tensor with one number")
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"loss(model, batch) returned {describe(loss)}: it must return a tensor with one real number"
+            )
         if not self.model.tap.called:
             raise ConfigError("loss(model, batch) does not call the model as a whole: compute the loss from model(...)")
         if not torch.isfinite(loss):

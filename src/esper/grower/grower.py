@@ -457,6 +457,8 @@ class Grower:
         progress = self._processes.agree(lambda: limit_progress(progress, self.spending, self._timing.planned))
         seen = progress, self._timing.horizon, self.terms, self._oversight.rollbacks_used
         affordable = network.affordable(self.rules.blends)
+        if culprit.any():  # whatever training is like: what breaks a constraint goes at once
+            barred = tuple(op for op in barred if op is not Op.PRUNE)
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
         masks = legal_actions(network.table, network.evidence, rules, network.specs.compatible, affordable)

@@ -98,7 +98,7 @@ def race(
         learn: Makes one step of training of the model and the optimizer that it is given, which are a branch's, and is
             told how many that has made. It begins in the modes, training or evaluation, that the model has. A
             scheduler of the model's goes on after the race; a `GradScaler` should be a fresh one for each candidate.
-        evaluate: As for `esper.Grower`; its loss is what counts.
+        evaluate: As for `esper.Grower`, of a single set; its loss is what counts.
         training_flops: What each candidate may take for training, as `esper.Spending` counts.
         seed: The values of fresh seeds follow from it.
         counted_in: Where the FLOPs of all candidates are counted, evaluation included; None: nowhere.

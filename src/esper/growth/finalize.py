@@ -77,8 +77,8 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     depth = Depth(host)
     for name, block in called.items():
         depth.follow(names[name], block)
-    if inserted or merged:
-        _require_equal(model, host, kept, inserted, merged)
+    if inserted or merged or called:
+        _require_equal(model, host, kept, inserted, merged, list(called))
     refuse_saving(host, [names[name] for name in foreign], [names[name] for name in inserted])
     return host
 
@@ -124,7 +124,8 @@ def _keep_block(followed: nn.Module, wanted: str, block: nn.Module, alpha: Tenso
     if alone:  # whatever the example was, there is nothing but features
         kept.register_forward_hook(mix_alone())
     else:
-        followed.register_forward_hook(mix_in_block(fossil), with_kwargs=True)
+        first = next(iter(inspect.signature(followed.forward).parameters), "")
+        followed.register_forward_hook(mix_in_block(fossil, first), with_kwargs=True)
 
 
 def _takes_one_argument(block: nn.Module) -> bool:
@@ -146,10 +147,10 @@ def _hold(followed: nn.Module, wanted: str, fossil: nn.Module, *, calls: bool = 
 
 
 def _require_equal(
-    model: GrowingModel, plain: nn.Module, kept: list[str], inserted: list[str], merged: list[str]
+    model: GrowingModel, plain: nn.Module, kept: list[str], inserted: list[str], merged: list[str], called: list[str]
 ) -> None:
     """Whether ``plain`` computes as the model: whether whoever owns the containers runs what was ``inserted`` there,
-    and the layers alone read the weights that something was ``merged`` into.
+    the layers alone read the weights that something was ``merged`` into, and copies of blocks are ``called`` as before.
 
     Raises:
         ExportError: it does not; or something was inserted, and that cannot be found out.
@@ -157,7 +158,7 @@ def _require_equal(
     wanted, found = _compute_both(model, plain, kept)
     if not wanted and inserted:
         raise ExportError(f"whether the model runs a block behind {inserted[0]!r} {_UNKNOWN}")
-    if not wanted:
+    if not wanted and merged:
         warnings.warn(f"whether the layer behind {merged[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
     if len(wanted) == len(found) and all(_is_close(plain, *pair) for pair in zip(wanted, found, strict=True)):
         return
@@ -171,6 +172,7 @@ def _require_equal(
         "too, or changes what the layer returns"
         for name in merged[:1]
     ]
+    why += [f"a copy of the block {name!r} does not do what its seed did" for name in called[:1]]
     raise ExportError(f"{', or '.join(why)}; save the growing model by esper.save")
 
 

@@ -164,11 +164,11 @@ def mix_alone() -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), graph, class_name="MixAlone")
 
 
-def mix_in_block(fossil: str) -> functools.partial[Tensor]:
+def mix_in_block(fossil: str, first: str) -> functools.partial[Tensor]:
     """A forward hook, with keywords, of a block that holds a copy of itself in its submodule ``fossil``.
 
     What the block returned is ``h``; it returns ``(1 - alpha) * h + alpha * copy(h, ...)``, and the copy is called with
-    all other arguments that the block was called with.
+    all other arguments that the block was called with. ``first`` is what the block calls its first argument.
     """
     graph = fx.Graph()
     # A graph cannot unpack arguments: `functional_call` does, which is given to it, lest unpickling call it.
@@ -177,6 +177,8 @@ def mix_in_block(fossil: str) -> functools.partial[Tensor]:
     held = _attribute(graph, module, fossil)
     behind = graph.call_function(operator.getitem, (arguments, slice(1, None)))
     given = graph.call_function(operator.add, ((features,), behind))
+    keywords = graph.call_method("copy", (keywords,))
+    graph.call_method("pop", (keywords, first, None))
     block = _attribute(graph, held, BLOCK)
     _mix(graph, held, features, graph.call_method("__call__", (unpack, block, {}, given, keywords)))
     return functools.partial(fx.GraphModule(nn.Module(), graph, class_name="MixInBlock"), functional_call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,14 @@ class FrozenParts:
         if training:
             for name, part in self._list_modules(host):  # from the outside in
                 part.train(name in self._trained)
+
+    def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
+        """As a hook before the host's passes, but in those that are compiled: whoever still holds the host may have put
+        it in training mode."""
+        if not torch.compiler.is_compiling():
+            for part in self._find(host):
+                if any(module.training for module in part.modules()):
+                    part.eval()
 
     def rest(self, host: nn.Module) -> None:
         """Put the parts in evaluation mode."""

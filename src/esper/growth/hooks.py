@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.hook_tables import find_hook_tables
 from esper.growth.sharding import require_shared, require_whole, reshard
+from esper.growth.shared_block import share
 from esper.growth.slot import Slot
 
 if TYPE_CHECKING:
@@ -47,16 +50,14 @@ def require_attached(model: GrowingModel) -> None:
     """
     require_whole(model.named_parameters())
     require_called(model)
-    for slot in model.slots.values():
-        slot.require_seen()
 
 
 def require_savable(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more, or was sharded although what grows in it is not.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, the model was released, or its host was sharded
-            without `GrowingModel.shard_growth`.
+        SlotError: a submodule was replaced since slots were attached, the model was released, its host was sharded
+            without `GrowingModel.shard_growth`, or a slot is switched off by a block.
     """
     if not model.sharded:
         require_whole(model.named_parameters())
@@ -79,8 +80,11 @@ def require_called(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, or the model was released.
+        SlotError: a submodule was replaced since slots were attached, or the model was released; or a slot is switched
+            off by a block.
     """
+    for slot in model.slots.values():
+        slot.require_seen()
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
     for name, slot in model.slots.items():
         if name not in modules or slot not in _hooks(modules[name]):
@@ -90,12 +94,37 @@ def require_called(model: GrowingModel) -> None:
             )
 
 
+@share
 @contextmanager
-def unhook(model: GrowingModel) -> Generator[None]:
-    """Within the block the host calls no slot; nothing may be compiled there.
+def hide_growth(model: GrowingModel) -> Generator[None]:
+    """Within the block nothing that grew is seen, in any thread; several such blocks may overlap.
 
-    Torch's encoders take a fast path where there are no hooks, which rounds otherwise.
+    Torch's encoders take a fast path where there are no hooks, which rounds otherwise. There hooks are off, and nothing
+    is compiled meanwhile: a graph without slots would be taken for one with them afterwards, as hooks are not guarded.
     """
+    with ExitStack() as stack:
+        stack.enter_context(model.depth.forget())
+        for slot in model.slots.values():
+            stack.enter_context(slot.vacate())
+        if any(isinstance(part, _TAKING_FAST_PATHS) for part in model.host.modules()):
+            stack.enter_context(_run_eagerly(torch))
+            stack.enter_context(_unhook(model))
+        yield
+
+
+_TAKING_FAST_PATHS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules that compute otherwise where they have hooks."""
+
+
+@share
+def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
+    """Within the block nothing is compiled, nor what was compiled run."""
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def _unhook(model: GrowingModel) -> Generator[None]:
+    """Within the block the host calls no slot."""
     tables = [table for name in model.slots for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]
     for table in tables:

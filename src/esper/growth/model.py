@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -19,7 +19,7 @@ from esper.growth.copies import Copies
 from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
-from esper.growth.hooks import require_attachable, require_attached, require_savable, unhook
+from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
 from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
@@ -180,6 +180,8 @@ class GrowingModel(nn.Module):
         self.slots.train(host.training)
         self.frozen = FrozenParts(host, frozen)
         """What of the host stays as it is."""
+        if frozen:
+            self._hooks.append(host.register_forward_pre_hook(self.frozen))
         for last in self.slots.values()[-1:]:
             last.begins_graph = self.frozen.holds_all(host)
         self._guards = guard_saving(self)
@@ -191,8 +193,6 @@ class GrowingModel(nn.Module):
         """FLOPs of the host's forward pass for one example, before any growth; None if torch cannot count them."""
         self.outputs = probed.outputs
         """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor."""
-        self._bare = False
-        """Whether passes that are not compiled do without hooks, since nothing that grew is seen."""
         self.register_state_dict_pre_hook(_require_called)
         self.register_load_state_dict_post_hook(_require_planted)
         self.__class__ = make_subclass(type(self), type(host))
@@ -218,9 +218,6 @@ class GrowingModel(nn.Module):
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph(self.training)
-        elif self._bare:  # a graph without slots would be taken for one with them afterwards: hooks are not guarded
-            with unhook(self):
-                return self.host(*arguments, **keywords)
         return self.host(*arguments, **keywords)
 
     def train(self, mode: bool = True) -> Self:
@@ -229,22 +226,16 @@ class GrowingModel(nn.Module):
         self.frozen.rest(self.host)
         return self
 
-    @contextmanager
-    def without_growth(self) -> Generator[None]:
+    def without_growth(self) -> AbstractContextManager[None]:
         """Within the block the host computes what it would without anything that grew: nothing is lost by it.
 
-        Of a frozen host that is to the bit what it was before.
+        Of a frozen host that is to the bit what it was before. Torch's encoder layers round otherwise where a gradient
+        is wanted: compare theirs under `torch.no_grad`. They are not compiled within the block.
+
+        In all threads growth is out of sight meanwhile, until the last of several blocks ends; nothing may grow, go or
+        be saved.
         """
-        before = self._bare
-        with ExitStack() as stack:
-            stack.enter_context(self.depth.forget())
-            for slot in self.slots.values():
-                stack.enter_context(slot.vacate())
-            self._bare = True
-            try:
-                yield
-            finally:
-                self._bare = before
+        return hide_growth(self)
 
     @check_arguments(SlotError, growth=optional(instance(Growth, advice="give what model.swap() returned")))
     def swap(self, growth: Growth | None) -> Growth:
@@ -284,7 +275,12 @@ class GrowingModel(nn.Module):
         Groups that are there from the start are filled and emptied as seeds come and go, so that any scheduler survives
         growth; adding groups later would not do. ``options`` (``lr``, ``weight_decay``, ...) hold for all of them.
         Parameters that do not require a gradient are left out.
+
+        Raises:
+            SlotError: a slot is switched off by a block.
         """
+        for slot in self.slots.values():
+            slot.require_seen()
         reshard(self)  # or those would be groups of what a forward pass has gathered
         learning = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
         groups: list[dict[str, Any]] = [{"params": learning, **options}]

@@ -16,7 +16,7 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from esper.arguments import check_arguments, file_path
-from esper.errors import CheckpointError, EsperError, RunError
+from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.frozen import hash_frozen
 from esper.growth.hooks import require_attached
@@ -199,6 +199,8 @@ class SavedSeed(Settings):
     fossilized: bool
     estranged: bool
     contribution: float | None
+    fixed: tuple[_Name, ...] | None = None
+    """Parameters that do not learn; None: as in a fresh one."""
 
     @classmethod
     def of(cls, seed: Seed) -> SavedSeed:
@@ -210,6 +212,7 @@ class SavedSeed(Settings):
                 "fossilized": seed.fossilized,
                 "estranged": seed.isolation is Isolation.STRAIGHT_THROUGH,
                 "contribution": seed.contribution,
+                "fixed": seed.fixed,
             }
         )
 
@@ -218,11 +221,16 @@ class SavedSeed(Settings):
 
         Raises:
             UnknownBlueprintError: nobody registered the blueprint.
-            SlotError: the blueprint does not fit there.
+            SlotError: the blueprint does not fit there, or has no such parameter.
         """
         seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
         seed.isolation = Isolation.STRAIGHT_THROUGH if self.estranged else Isolation.NONE
         seed.fossilized, seed.contribution = self.fossilized, self.contribution
+        if self.fixed is not None:
+            strange = sorted(set(self.fixed) - dict(seed.named_parameters()).keys())
+            if strange:
+                raise SlotError(f"the seed in slot {slot.name!r} has no parameter {strange[0]!r}")
+            seed.fix(self.fixed)
 
 
 class SavedSlot(Settings):
@@ -236,10 +244,11 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """What the JSON file says. Version 1 knew nothing of positions that stay apart, version 2 of frozen parts."""
+    """What the JSON file says. Version 1 knew nothing of positions that stay apart, 2 of frozen parts, 3 of
+    parameters that do not learn."""
 
     format: Literal["esper-model"] = "esper-model"
-    version: Literal[1, 2, 3] = 3
+    version: Literal[1, 2, 3, 4] = 4
     slots: tuple[SavedSlot, ...]
     frozen: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
     frozen_sha256: str = ""
@@ -274,7 +283,7 @@ class Topology(Manifest):
 
 _FORMAT = StateFormat(
     name="esper-model",
-    versions=(1, 2, 3),
+    versions=(1, 2, 3, 4),
     manifest=Topology,
     what="saved model's",
     if_damaged=": take another copy of the saved model",

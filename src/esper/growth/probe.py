@@ -201,13 +201,14 @@ def call(host: nn.Module, arguments: Arguments) -> Any:
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
 
 
-def convert(arguments: Arguments, like: Tensor) -> Arguments:
-    """The same on another device, floating-point tensors with another type."""
+def convert(arguments: Arguments, like: Tensor, kept: Collection[torch.dtype] = ()) -> Arguments:
+    """The same on another device, floating-point tensors with another type, unless theirs is one of those ``kept``."""
 
     def follow(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+        other = value.is_floating_point() and value.dtype not in kept
+        return value.to(like.device, like.dtype if other else value.dtype)
 
     if isinstance(arguments, Tensor):
         return cast("Tensor", follow(arguments))
@@ -217,9 +218,10 @@ def convert(arguments: Arguments, like: Tensor) -> Arguments:
 
 
 def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
-    """The arguments where ``host`` is, in the type that they have, if it has it still, or else in that of ``like``."""
-    dtype = first_tensor(arguments).dtype
-    return convert(arguments, next((one for one in host.parameters() if one.dtype == dtype), like))
+    """The arguments where ``host`` is, each in the type that it has, if ``host`` has it still, or else in that of
+    ``like``."""
+    dtype, types = first_tensor(arguments).dtype, {one.dtype for one in host.parameters()}
+    return convert(arguments, next((one for one in host.parameters() if one.dtype == dtype), like), types)
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
@@ -266,7 +268,7 @@ def _is_unaltered(module: nn.Module, call: LayerCall, output: Any) -> bool:
         return True
     try:
         own = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
-    except (TypeError, RuntimeError):  # it takes something else than its class, or has its weight elsewhere by now
+    except (TypeError, RuntimeError, AttributeError):  # it takes something else, or has its weight elsewhere by now
         return False
     output = _pad_if_nested(output)
     if own.is_meta:

@@ -13,7 +13,7 @@ blueprints count.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -131,7 +131,8 @@ class Seed(BlendedBlueprint):
         self.contribution: float | None = None
         """Accuracy with the seed less accuracy without it, as a grower last measured it."""
         self.register_buffer("alpha", torch.zeros(()))
-        self._fixed = [name for name, one in self.named_parameters() if not one.requires_grad]
+        self.fixed = tuple(name for name, one in self.named_parameters() if not one.requires_grad)
+        """Names of parameters that its blueprint lets nobody learn."""
 
     @property
     def parameter_count(self) -> int:
@@ -141,9 +142,14 @@ class Seed(BlendedBlueprint):
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As `torch.nn.Module.requires_grad_`; what its blueprint has fixed stays so."""
         super().requires_grad_(requires_grad)
-        for name in self._fixed:
+        for name in self.fixed:
             self.get_parameter(name).requires_grad_(False)
         return self
+
+    def fix(self, names: Sequence[str]) -> None:
+        """Let nobody learn these parameters, and all others be learned: as in a seed that was saved."""
+        self.fixed = tuple(names)
+        self.requires_grad_(True)
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from esper.arguments import amount, check_arguments, instance, name_of, optional
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import OF_LAYER, Blueprint, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
@@ -23,6 +24,7 @@ from esper.growth.ownership import Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.sharding import blank, require_shared, require_whole, reshard, shard
+from esper.growth.shared_block import share
 from esper.growth.site import IN_ORDER, Site
 from esper.growth.taps import InputTap
 from esper.lifecycle.actions import Blend
@@ -41,6 +43,11 @@ class Occupant(Protocol):
 Listener = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Hears what a slot's layer was called with and what the slot returns in a forward pass, and returns the same, or what
 takes its place with equal values."""
+
+
+_WEIGHT = amount("give a weight: a finite number from 0 on, usually 1 at most")
+_BLEND = instance(Blend, advice="give an esper.lifecycle.actions.Blend")
+_GENERATOR = instance(torch.Generator, advice="give a torch.Generator")
 
 
 class Slot(GrowthHook):
@@ -90,8 +97,7 @@ class Slot(GrowthHook):
         anchor = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.anchor)
         self.register_buffer("anchor", anchor, persistent=False)
         self.occupant: Occupant | None = None
-        self.vacated = False
-        """Whether somebody lives here who is not seen for the moment."""
+        self._hidden: list[Occupant | None] = []  # a list, or what is not seen would be a submodule
         self.begins_graph = False
         """Whether to give a loss something to be differentiated by where nothing before and behind learns."""
         self.listener: Listener | None = None
@@ -101,7 +107,7 @@ class Slot(GrowthHook):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies are not what the loop trains, and whoever is not seen now does not come back to them.
-        return {**self.__dict__, "listener": None, "vacated": False}
+        return {**self.__dict__, "listener": None, "_hidden": []}
 
     def forward(
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
@@ -168,6 +174,9 @@ class Slot(GrowthHook):
         """The seed that lives here, live or fossilized."""
         return self.occupant if isinstance(self.occupant, Seed) else None
 
+    @check_arguments(
+        SlotError, blueprint=name_of("a blueprint"), generator=optional(_GENERATOR), blend=_BLEND, alpha=_WEIGHT
+    )
     def germinate(
         self, blueprint: str, generator: torch.Generator | None = None, *, blend: Blend = Blend.ADD, alpha: float = 0.0
     ) -> Seed:
@@ -182,7 +191,7 @@ class Slot(GrowthHook):
 
         Raises:
             UnknownBlueprintError: no such blueprint.
-            SlotError: the slot is taken or disabled, or the blueprint is not on offer here.
+            SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is none.
         """
         kind = self.require_open_to(blueprint)
         if blend is not Blend.ADD and kind.reads in OF_LAYER:
@@ -288,11 +297,12 @@ class Slot(GrowthHook):
         self._require_seed().fossilized = True
         self.copies.align(self)
 
+    @check_arguments(SlotError, alpha=_WEIGHT)
     def set_alpha(self, alpha: float) -> None:
         """Give the seed another weight.
 
         Raises:
-            SlotError: there is no seed, or it is fossilized.
+            SlotError: there is no seed, it is fossilized, or the weight is none.
         """
         seed = self._require_seed()
         if seed.fossilized:
@@ -308,17 +318,28 @@ class Slot(GrowthHook):
         if self.seed is not None:
             shard(self.seed, options)
 
+    @share
     @contextmanager
     def vacate(self) -> Generator[None]:
-        """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer."""
-        occupant, vacated = self.occupant, self.vacated
+        """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer.
+
+        So it is in all threads, until the last of several blocks ends. A seed follows what became of the model's type,
+        device and mode meanwhile.
+        """
+        occupant, before = self.occupant, self._describe_place()
+        self._hidden.append(occupant)
         self._settle(None)
-        self.vacated = True
         try:
             yield
         finally:
+            self._hidden.clear()
             self._settle(occupant)
-            self.vacated = vacated
+            if self.seed is not None and self._describe_place() != before:
+                self.fit(self.seed)
+
+    def _describe_place(self) -> tuple[Any, ...]:
+        """What a seed here follows."""
+        return self.training, self.anchor.dtype, self.anchor.device
 
     def require_seen(self) -> None:
         """Refuse to change what is not seen: it comes back when the block ends, in place of what came meanwhile.
@@ -326,7 +347,7 @@ class Slot(GrowthHook):
         Raises:
             SlotError: the slot is switched off by a block.
         """
-        if self.vacated:
+        if self._hidden:
             raise SlotError(
                 f"slot {self.name!r} is switched off for the moment, as within model.without_growth(): leave that "
                 "block before anything grows, goes or is saved"

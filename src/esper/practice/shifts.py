@@ -18,6 +18,7 @@ from esper.errors import ConfigError, did_you_mean
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
+from esper.growth.side_pass import keep_modes
 from esper.practice.training import PROBED, HostTraining
 from esper.tasks.practice.examples import Minibatch, Splits
 from esper.tasks.practice.registry import get_host
@@ -179,9 +180,11 @@ def classify(model: GrowingModel, batch: Minibatch) -> Tensor:
 
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, batches: Iterable[Minibatch]) -> float:
-    """Fraction that is right, in [0, 1]."""
+    """Fraction that is right in evaluation mode, in [0, 1]; the model stays in its own."""
     right, count = 0, 0
-    for batch in batches:
-        right += int((model(batch.inputs).argmax(1) == batch.targets).sum())
-        count += len(batch.targets)
+    with keep_modes(model):
+        model.eval()
+        for batch in batches:
+            right += int((model(batch.inputs).argmax(1) == batch.targets).sum())
+            count += len(batch.targets)
     return right / count
