@@ -472,8 +472,9 @@ def compare(table: Table, better: str, name: str, key: str, cells: set[Cell]) ->
 
 
 def choose_rates(choose: Choice, arm: str, problem: Problem) -> list[float]:
-    """One for all figures, or one for each."""
-    return sorted({choose(arm, problem.shift, figure) for figure in (NEW, KEPT) if is_told(figure, problem.kind)})
+    """One for all figures, or one for each; none for what only is to forget little, where that is not told."""
+    figures = [figure for figure in ((KEPT,) if arm == PROTECTING else (NEW, KEPT)) if is_told(figure, problem.kind)]
+    return sorted({choose(arm, problem.shift, figure) for figure in figures})
 
 
 def main(

@@ -180,16 +180,15 @@ def test_each_figure_is_told_by_the_rate_that_was_chosen_for_it(arms: ModuleType
     assert (found["new data"], found["new, old loss +1% at most"]) == ("80.0", "40.0")
 
 
-def test_both_figures_are_measured(arms: ModuleType) -> None:
+def test_each_figure_is_measured_where_it_is_told(arms: ModuleType) -> None:
     def choose(arm: str, shift: str, figure: str) -> float:
         return {"new": 0.1, "kept": 0.2 if arm == "full" else 0.1}[figure]
 
     shifts = {kind: arms.Problem("shift", kind, *[None] * 4) for kind in arms.KINDS}
-    rates = {
-        (arm, kind): arms.choose_rates(choose, arm, shifts[kind])
-        for arm, kind in [("full", "input"), ("full", "output"), ("replay", "input")]
-    }
-    assert list(rates.values()) == [[0.1, 0.2], [0.1], [0.1]]
+    rates = {(arm, kind): arms.choose_rates(choose, arm, one) for arm in arms.ARMS for kind, one in shifts.items()}
+    assert rates["full", "input"] == rates["full", "feature"] == [0.1, 0.2]
+    assert rates["full", "output"] == rates["replay", "input"] == rates[arms.PROTECTING, "input"] == [0.1]
+    assert rates[arms.PROTECTING, "output"] == []
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,15 @@ def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
     assert not torch.equal(heard[1], heard[2])
 
 
+@pytest.mark.parametrize("change", ["state_dict", "finalize", "swap"])
+def test_nothing_changes_while_hooks_are_off_either(change: str) -> None:
+    model, _, _ = attach_to_encoder()
+    changes = {"state_dict": model.state_dict, "finalize": model.finalize, "swap": lambda: model.swap(None)}
+    with model.without_growth(), pytest.raises(SlotError, match="switched off for the moment"):
+        changes[change]()
+    assert any(name.startswith("slots.") for name in model.state_dict())
+
+
 @pytest.mark.parametrize(
     "change", ["swap", "save", "germinate", "prune", "adapt", "finalize", "state_dict", "parameter_groups"]
 )

@@ -49,7 +49,13 @@ def require_attached(model: GrowingModel) -> None:
             slot is switched off by a block.
     """
     require_whole(model.named_parameters())
+    _require_seen(model)  # first, as hooks may be off there
     require_called(model)
+
+
+def _require_seen(model: GrowingModel) -> None:
+    for slot in model.slots.values():
+        slot.require_seen()
 
 
 def require_savable(model: GrowingModel) -> None:
@@ -57,8 +63,10 @@ def require_savable(model: GrowingModel) -> None:
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released, its host was sharded
-            without `GrowingModel.shard_growth`, or a slot is switched off by a block.
+            without `GrowingModel.shard_growth`, or growth is out of sight.
     """
+    if model.hidden:
+        _require_seen(model)
     if not model.sharded:
         require_whole(model.named_parameters())
     require_called(model)
@@ -80,11 +88,8 @@ def require_called(model: GrowingModel) -> None:
     """Refuse a model whose host does not call its slots any more.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, or the model was released; or a slot is switched
-            off by a block.
+        SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
-    for slot in model.slots.values():
-        slot.require_seen()
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
     for name, slot in model.slots.items():
         if name not in modules or slot not in _hooks(modules[name]):
@@ -109,6 +114,8 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
         if any(isinstance(part, _TAKING_FAST_PATHS) for part in model.host.modules()):
             stack.enter_context(_run_eagerly(torch))
             stack.enter_context(_unhook(model))
+        model.hidden = True
+        stack.callback(setattr, model, "hidden", False)
         yield
 
 

@@ -187,6 +187,8 @@ class GrowingModel(nn.Module):
         self._guards = guard_saving(self)
         self.sharded = False
         """Whether `shard_growth` was called."""
+        self.hidden = False
+        """Whether what grew is out of sight, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Parameters before any growth."""
         self.host_flops = probed.flops
