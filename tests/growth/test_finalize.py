@@ -626,82 +626,66 @@ def test_a_host_of_several_types_gets_its_input_as_it_was() -> None:
     assert updated(classifier(), "0").double().finalize()(random(3, 5).double()).dtype == torch.float64
 
 
-def test_a_copy_of_a_block_that_takes_whatever_it_is_given_is_given_that() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+class Scaled(nn.Module):
+    """A block with an argument beside its features."""
 
-        def forward(self, *given: Tensor) -> Tensor:
-            return given[0] + given[1] * self.linear(given[0])
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
 
-    class Host(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Scaled()
+    def forward(self, features: Tensor, scale: Tensor) -> Tensor:
+        return features + scale * self.linear(features)
 
-        def forward(self, features: Tensor) -> Tensor:
-            return self.block(features, features.abs())
 
-    features = torch.randn(3, 4)
-    model = esper.attach(Host(), {"block": ["block_copy"]}, features).eval()
+class ScaledByPlace(Scaled):
+    def forward(self, *given: Tensor) -> Tensor:
+        return super().forward(*given)
+
+
+class Calling(nn.Module):
+    """Calls a block in a way of its own."""
+
+    def __init__(self, block: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.block, self.call = block, call
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.call(self.block, features)
+
+
+def copying(block: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> tuple[GrowingModel, Tensor]:
+    """With a copy of the block behind it, which counts by half."""
+    features = random(3, 4)
+    model = esper.attach(Calling(block, call), {"block": ["block_copy"]}, features).eval()
     model.slots["block"].germinate("block_copy", alpha=0.5)
     model.slots["block"].fossilize()
+    return model, features
+
+
+@pytest.mark.parametrize(
+    ("block", "call"),
+    [
+        (ScaledByPlace, lambda block, features: block(features, features.abs())),
+        (Scaled, lambda block, features: block(features, features.abs())),
+        (Scaled, lambda block, features: block(features, scale=features.abs())),
+        (Scaled, lambda block, features: block(features=features, scale=features.abs())),
+    ],
+    ids=["whatever", "place", "both", "keyword"],
+)
+def test_a_copy_of_a_block_is_called_as_the_block_is(
+    block: type[nn.Module], call: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
+    model, features = copying(block(), call)
     with pytest.warns(UserWarning, match="runs behind its block"):
         plain = model.finalize()
     assert torch.allclose(plain(features), model(features), atol=1e-6)
+    with model.without_growth():
+        assert not torch.allclose(plain(features), model(features), atol=1e-2)
 
 
-def test_a_copy_of_a_block_that_is_called_by_keywords_is_called_so() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, features: Tensor, scale: float = 1.0) -> Tensor:
-            return features + scale * self.linear(features)
-
-    class Host(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Scaled()
-
-        def forward(self, features: Tensor) -> Tensor:
-            return self.block(features=features, scale=2.0)
-
-    features = torch.randn(3, 4)
-    model = esper.attach(Host(), {"block": ["block_copy"]}, features).eval()
-    model.slots["block"].germinate("block_copy", alpha=0.5)
-    model.slots["block"].fossilize()
-    with pytest.warns(UserWarning, match="runs behind its block"):
-        plain = model.finalize()
-    assert torch.allclose(plain(features), model(features), atol=1e-6)
-    assert not torch.allclose(plain(features), Host()(features), atol=1e-2)
-
-
-def test_a_copy_of_a_block_that_is_called_in_two_ways_is_found_out() -> None:
-    """Its arguments are then others by name than by place."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, features: Tensor, others: Tensor) -> Tensor:
-            return features + self.linear(others)
-
-    class Host(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Twice()
-
-        def forward(self, features: Tensor) -> Tensor:
-            return self.block(others=features.abs(), features=features)
-
-    features = torch.randn(3, 4)
-    model = esper.attach(Host(), {"block": ["block_copy"]}, features).eval()
-    model.slots["block"].germinate("block_copy", alpha=0.5)
-    model.slots["block"].fossilize()
+def test_a_copy_of_a_block_that_is_called_in_another_order_is_found_out() -> None:
+    """It is given what comes first, which is not its first argument."""
+    model, _ = copying(Scaled(), lambda block, features: block(scale=features.abs(), features=features))
     with (
         pytest.warns(UserWarning, match="runs behind its block"),
         pytest.raises(ExportError, match="a copy of the block 'block' does not do what its seed did"),

@@ -106,6 +106,25 @@ def test_a_host_that_takes_a_fast_path_without_hooks_takes_it_without_growth() -
         assert not takes_it(model)
 
 
+@pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
+def test_growth_is_out_of_sight_within_a_function_that_is_compiled(
+    make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]],
+) -> None:
+    torch.compiler.reset()
+    model, host, inputs = make()
+
+    @torch.compile(backend="eager")
+    def ask(inputs: Tensor) -> Tensor:
+        with model.without_growth():
+            return model(inputs)
+
+    with torch.no_grad():
+        expected = model(inputs)
+        assert torch.allclose(ask(inputs), host(inputs), atol=1e-5)
+        assert torch.equal(model(inputs), expected)
+        assert torch.allclose(torch.compile(model, backend="eager")(inputs), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("part", ["model in place", "model in a wrapper", "host", "layer"])
 @pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
 def test_what_is_compiled_first_without_growth_has_it_afterwards(

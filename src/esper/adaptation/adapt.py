@@ -237,8 +237,8 @@ class Search:
             )
         self._try_all(singles)
         if not any(math.isfinite(one.found.score) for one in self.trials):
-            left = f", and the budget left out {self.untried} others" if self.untried else ""
-            raise ConfigError(f"the loss of all {len(self.trials)} structures that were tried diverges {_SLOWER}{left}")
+            left = f", which are all but {self.untried} that the budget left out," if self.untried else ""
+            raise ConfigError(f"the loss of all {len(self.trials)} structures that were tried{left} diverges {_SLOWER}")
         self._try_all(self._list_kinds())
         self._try_all(self._list_unions())
         if self.best is not None:

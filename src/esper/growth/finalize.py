@@ -22,6 +22,7 @@ from esper.growth.blueprints.registry import Folded, Reads
 from esper.growth.depth import Depth, deepen
 from esper.growth.fossils import ALPHA, BLOCK, TracedFossil, mix_alone, mix_in_block, relay_input, trace
 from esper.growth.hooks import require_attached
+from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
 from esper.growth.probe import call, fit_example
 from esper.growth.seed import Seed
@@ -124,7 +125,7 @@ def _keep_block(followed: nn.Module, wanted: str, block: nn.Module, alpha: Tenso
     if alone:  # whatever the example was, there is nothing but features
         kept.register_forward_hook(mix_alone())
     else:
-        first = next(iter(inspect.signature(followed.forward).parameters), "")
+        first = next(iter(list_argument_names(followed)), "")
         followed.register_forward_hook(mix_in_block(fossil, first), with_kwargs=True)
 
 

@@ -56,15 +56,14 @@ class FrozenParts:
     def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
         """As a hook before the host's passes, but in those that are compiled: whoever still holds the host may have put
         it in training mode."""
-        if not torch.compiler.is_compiling():
-            for part in self._find(host):
-                if any(module.training for module in part.modules()):
-                    part.eval()
+        if not torch.compiler.is_compiling() and any(module.training for module in self._resting):
+            self.rest(host)
 
     def rest(self, host: nn.Module) -> None:
         """Put the parts in evaluation mode."""
         for part in self._find(host):
             part.eval()
+        self._resting = [module for part in self._find(host) for module in part.modules()]  # found once, not per pass
 
     def holds(self, key: str) -> bool:
         """Whether the host's state-dict key ``key`` is of a frozen part."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +18,10 @@ from esper.growth.slot import Slot
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
+
+
+_TAKING_FAST_PATHS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules that compute otherwise where they have hooks."""
 
 
 def require_attachable(host: nn.Module) -> None:
@@ -106,26 +110,32 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
 
     Torch's encoders take a fast path where there are no hooks, which rounds otherwise. There hooks are off, and nothing
     is compiled meanwhile: a graph without slots would be taken for one with them afterwards, as hooks are not guarded.
+    So they stay where the block itself is in a function that is compiled.
     """
     with ExitStack() as stack:
         stack.enter_context(model.depth.forget())
         for slot in model.slots.values():
             stack.enter_context(slot.vacate())
         if any(isinstance(part, _TAKING_FAST_PATHS) for part in model.host.modules()):
-            stack.enter_context(_run_eagerly(torch))
-            stack.enter_context(_unhook(model))
+            with suppress(RuntimeError):  # of torch, where the block itself is in a function that is compiled
+                stack.enter_context(_run_eagerly(torch))
+                stack.enter_context(_unhook(model))
         model.hidden = True
-        stack.callback(setattr, model, "hidden", False)
-        yield
-
-
-_TAKING_FAST_PATHS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that compute otherwise where they have hooks."""
+        try:
+            yield
+        finally:
+            model.hidden = False
 
 
 @share
 def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
-    """Within the block nothing is compiled, nor what was compiled run."""
+    """Within the block nothing is compiled, nor what was compiled run.
+
+    Raises:
+        RuntimeError: it is within a function that is compiled.
+    """
+    if torch.compiler.is_compiling():
+        raise RuntimeError("what is being compiled cannot be run eagerly")
     return torch.compiler.set_stance("force_eager")
 
 

@@ -201,13 +201,16 @@ def call(host: nn.Module, arguments: Arguments) -> Any:
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
 
 
-def convert(arguments: Arguments, like: Tensor, kept: Collection[torch.dtype] = ()) -> Arguments:
-    """The same on another device, floating-point tensors with another type, unless theirs is one of those ``kept``."""
+def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
+    """The arguments where ``host`` is; floating-point tensors in the type that they have, if ``host`` has it still, or
+    else in that of ``like``."""
+    dtype, types = first_tensor(arguments).dtype, {one.dtype for one in host.parameters()}
+    like = next((one for one in host.parameters() if one.dtype == dtype), like)
 
     def follow(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        other = value.is_floating_point() and value.dtype not in kept
+        other = value.is_floating_point() and value.dtype not in types
         return value.to(like.device, like.dtype if other else value.dtype)
 
     if isinstance(arguments, Tensor):
@@ -215,13 +218,6 @@ def convert(arguments: Arguments, like: Tensor, kept: Collection[torch.dtype] = 
     if isinstance(arguments, Mapping):
         return {name: follow(value) for name, value in arguments.items()}
     return tuple(map(follow, arguments))
-
-
-def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
-    """The arguments where ``host`` is, each in the type that it has, if ``host`` has it still, or else in that of
-    ``like``."""
-    dtype, types = first_tensor(arguments).dtype, {one.dtype for one in host.parameters()}
-    return convert(arguments, next((one for one in host.parameters() if one.dtype == dtype), like), types)
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
