@@ -57,10 +57,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
+from esper.dash.output import say
 from esper.errors import DivergedError
-from esper.experiments.process_pool import prepare_process
 from esper.growth.model import GrowingModel
-from esper.ui.output import say
+from esper.train.process_pool import prepare_process
 
 CONSOLE = Console(width=400)
 DATA = {"resnet": "digits", "vit": "digits", "conv1d": "mnist1d"}

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.experiments.process_pool import prepare_process
+from esper.dash.output import say
 from esper.tasks.datasets import digits, mnist1d
 from esper.tasks.practice.hosts import HOSTS
-from esper.ui.output import say
+from esper.train.process_pool import prepare_process
 
 CONSOLE = Console()
 TARGET = 200

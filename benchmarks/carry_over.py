@@ -21,20 +21,20 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from esper.arrays import Floats
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.rules.look import LookRule
-from esper.experiments.baselines import baselines
-from esper.experiments.evaluate import sample_for_evaluation
-from esper.experiments.evaluation import EvaluationConfig, evaluate_controllers
-from esper.experiments.workers import LocalWorkers
+from esper.lab.evaluate import sample_for_evaluation
 from esper.lifecycle.rules import Rules
+from esper.numerics.arrays import Floats
+from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Objective, Split, Suite
 from esper.tasks.suite_files import allow_files
-from esper.telemetry.run_directory import RunDirectory
+from esper.train.baselines import baselines
+from esper.train.evaluation import EvaluationConfig, evaluate_controllers
+from esper.train.workers import LocalWorkers
 
 HERE = Path(__file__).parent
 FILES = {

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.registry import get
+from esper.population.execution import Execution, stacked_call
 from esper.tasks.registry import get_suite
-from esper.training.execution import Execution, stacked_call
+from esper.train.process_pool import prepare_process
 
 SUITE = get_suite("tokens")
 CALLS = 50

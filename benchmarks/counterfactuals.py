@@ -15,14 +15,14 @@ from statistics import median
 
 import numpy as np
 
-from esper.experiments.process_pool import prepare_process
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
+from esper.population.evaluation import evaluate
+from esper.population.parameters import SeedKind
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.training.evaluation import evaluate
-from esper.training.parameters import SeedKind
+from esper.train.process_pool import prepare_process
 
 SUITE = get_suite("tokens")
 

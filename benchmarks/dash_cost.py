@@ -17,8 +17,8 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from esper.telemetry.store import RunStore
-from ui.dash.planted_run import Plan, advance, begin, plant
+from dash.planted_run import Plan, advance, begin, plant
+from esper.runs.store import RunStore
 
 SECONDS = 30
 RATE = 10

@@ -48,8 +48,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
+from esper.dash.output import say
 from esper.tasks.practice.hosts import TransformerBlock
-from esper.ui.output import say
 
 BUDGET = 1e12
 """Training FLOPs of every run."""

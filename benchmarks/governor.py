@@ -11,11 +11,11 @@ import time
 import numpy as np
 
 from esper.control.rules.simple import Uniform
-from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
+from esper.train.process_pool import prepare_process
 
 NETWORKS = 64
 

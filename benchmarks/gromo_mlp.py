@@ -27,9 +27,9 @@ from torch.nn import functional as F
 import esper
 from esper.control.rules.look import LookSettings
 from esper.errors import ConfigError
-from esper.experiments.process_pool import prepare_process
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
+from esper.train.process_pool import prepare_process
 
 try:
     from gromo.containers.growing_mlp import GrowingMLP

@@ -18,18 +18,18 @@ import tyro
 from pydantic import TypeAdapter
 from sb3_contrib import MaskablePPO, RecurrentPPO
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.errors import ConfigError, EsperError
-from esper.experiments.contest import Contest, Trial, run_contest
-from esper.experiments.evaluation import evaluate_controllers, evaluation_config
-from esper.experiments.iteration import Iteration
-from esper.experiments.process_pool import prepare_process
-from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LocalWorkers
 from esper.files import write_atomically
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
+from esper.lab.contest import Contest, Trial, run_contest
 from esper.tasks.registry import get_suite
+from esper.train.evaluation import evaluate_controllers, evaluation_config
+from esper.train.iteration import Iteration
+from esper.train.process_pool import prepare_process
+from esper.train.settings import TrainSettings
+from esper.train.workers import LocalWorkers
 
 OURS = "esper"
 THEIRS = ("maskable_ppo", "recurrent_ppo")

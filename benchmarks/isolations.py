@@ -15,14 +15,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.errors import EsperError
-from esper.experiments.analysis import mean_interval
-from esper.experiments.process_pool import prepare_process
+from esper.lab.analysis import mean_interval
 from esper.lifecycle.rules import Isolation
 from esper.practice.result import GrowResult
 from esper.practice.settings import GrowSettings
 from esper.tasks.practice.registry import DataAccess, get_task
+from esper.train.process_pool import prepare_process
 from practice import run_to_end
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))

@@ -52,7 +52,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
-from esper.ui.output import say
+from esper.dash.output import say
 
 DEPTHS = (1, 2, 4, 8)
 STEPS, DECAY = 4800, 0.2

@@ -28,21 +28,21 @@ from esper.control.controller import Actions
 from esper.control.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import ActionBuilder
-from esper.experiments.process_pool import prepare_process
 from esper.grower.grower import Grower
 from esper.grower.measuring import measure_seeds
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
+from esper.numerics.stacking import Stackable
+from esper.population.evaluation import evaluate
+from esper.population.forward import forward, select_blended
+from esper.population.learning import Batch, train
+from esper.population.population import Population
 from esper.practice.training import ClassifierScore
 from esper.rl.episodes import Episodes
-from esper.stacking import Stackable
 from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.layers import Linear
-from esper.training.evaluation import evaluate
-from esper.training.forward import forward, select_blended
-from esper.training.learning import Batch, train
-from esper.training.population import Population
+from esper.train.process_pool import prepare_process
 from open_rules import OPEN_RULES
 
 SIZES = (4, 8, 16, 32, 64, 100)

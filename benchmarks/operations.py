@@ -19,12 +19,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.rules.simple import Uniform
-from esper.experiments.collect import sample_instances
-from esper.experiments.evaluation import evaluation_config
-from esper.experiments.process_pool import prepare_process
-from esper.experiments.settings import TrainSettings
+from esper.train.collect import sample_instances
+from esper.train.evaluation import evaluation_config
+from esper.train.process_pool import prepare_process
+from esper.train.settings import TrainSettings
 
 LEAD = 8
 """Decisions before anything is measured, so that seeds are there."""

@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from esper.control.controller import Actions
 from esper.control.rules.simple import Uniform
-from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
+from esper.population.evaluation import Evaluation, evaluate, remember
+from esper.population.learning import Batch, TrainingStream, shuffled_order, stack_data, train
+from esper.population.population import STRATEGIES, Population, StrategyChoice
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.training.evaluation import Evaluation, evaluate, remember
-from esper.training.learning import Batch, TrainingStream, shuffled_order, stack_data, train
-from esper.training.population import STRATEGIES, Population, StrategyChoice
+from esper.train.process_pool import prepare_process
 from open_rules import OPEN_RULES
-from training.reference import ReferencePopulation
+from population.reference import ReferencePopulation
 
 LEAD = 6
 """Decisions taken without training before anything is timed, so that seeds are there."""
@@ -100,7 +100,7 @@ def advance_loop(population: ReferencePopulation, actions: Actions, work: Work) 
 
 @torch.inference_mode()
 def evaluate_separately(population: ReferencePopulation, batch: Batch) -> Evaluation:
-    """What `esper.training.evaluation.evaluate` measures, by one pass per network and one more per seed of it."""
+    """What `esper.population.evaluation.evaluate` measures, by one pass per network and one more per seed of it."""
     table = population.table
     loss, accuracy = np.zeros(table.environments), np.zeros(table.environments)
     by_accuracy, by_loss = np.full(table.stage.shape, np.nan), np.full(table.stage.shape, np.nan)

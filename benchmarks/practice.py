@@ -22,10 +22,10 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import dump_settings, load_settings
+from esper.config.loading import dump_settings, load_settings
 from esper.control.shipped import ESPER
+from esper.dash.output import say
 from esper.errors import ConfigError, EsperError, TaskError
-from esper.experiments.process_pool import prepare_process
 from esper.files import write_atomically
 from esper.practice.result import GrowResult, read_result
 from esper.practice.run import GrowDirectory, GrowRun
@@ -33,7 +33,7 @@ from esper.practice.settings import ALL_FROM_START, GrowSettings
 from esper.practice.training import HostTraining
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.ui.output import say
+from esper.train.process_pool import prepare_process
 
 ARMS = {
     "bare host": "none",

@@ -25,20 +25,20 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 from esper.control.rules.schedule import Planting, Schedule
-from esper.devices import CPU
-from esper.experiments.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
-from esper.experiments.process_pool import prepare_process
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.rules import Rules
+from esper.numerics.devices import CPU
+from esper.population.evaluation import evaluate_committed
+from esper.population.learning import Batch, stack_data
+from esper.population.parameters import SeedKind
+from esper.population.population import Fossils
+from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.training.evaluation import evaluate_committed
-from esper.training.learning import Batch, stack_data
-from esper.training.parameters import SeedKind
-from esper.training.population import Fossils
-from esper.training.promise import PromiseMeter
+from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
+from esper.train.process_pool import prepare_process
 
 SUITE = get_suite("tokens")
 AT_ONCE = 64

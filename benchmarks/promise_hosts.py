@@ -26,14 +26,14 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from esper.config import load_settings
-from esper.experiments.process_pool import prepare_process
+from esper.config.loading import load_settings
 from esper.growth.model import GrowingModel
+from esper.numerics.random_streams import child_generator, seed_generator
 from esper.practice.settings import GrowSettings
 from esper.practice.training import ORDER, SEEDS, build_host, cross_entropy, example_losses, measure
-from esper.random_streams import child_generator, seed_generator
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
+from esper.train.process_pool import prepare_process
 
 HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
 """By task."""

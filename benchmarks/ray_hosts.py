@@ -28,14 +28,14 @@ import torch
 from ray_traffic import Sizes, say, sizes
 from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_network, start_host
 
-from esper.config import load_settings
-from esper.experiments.collect import EventRows, ShardResult, ShardTask, collect, new_policy
-from esper.experiments.ray_workers import RayWorkers
-from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LocalWorkers, Workers
+from esper.config.loading import load_settings
 from esper.rl.ppo import Learner
 from esper.rl.rollout import concatenate
 from esper.signals import raise_terminated
+from esper.train.collect import EventRows, ShardResult, ShardTask, collect, new_policy
+from esper.train.ray_workers import RayWorkers
+from esper.train.settings import TrainSettings
+from esper.train.workers import LocalWorkers, Workers
 
 RAY = Path(sys.executable).with_name("ray")
 ADDRESS = f"{HEAD_ADDRESS}:6379"

@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from esper.config import load_settings
-from esper.experiments.collect import ShardResult, ShardTask, collect, new_policy
-from esper.experiments.ray_workers import RayWorkers
-from esper.experiments.settings import TrainSettings
+from esper.config.loading import load_settings
 from esper.rl.ppo import Learner
 from esper.rl.rollout import concatenate
+from esper.train.collect import ShardResult, ShardTask, collect, new_policy
+from esper.train.ray_workers import RayWorkers
+from esper.train.settings import TrainSettings
 
 
 def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> tuple[float, list[ShardResult]]:

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.config import load_settings
-from esper.experiments.collect import ShardTask, collect, new_policy
-from esper.experiments.process_pool import prepare_process, run_task
-from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import Shared
+from esper.config.loading import load_settings
 from esper.tasks.registry import get_suite
+from esper.train.collect import ShardTask, collect, new_policy
+from esper.train.process_pool import prepare_process, run_task
+from esper.train.settings import TrainSettings
+from esper.train.workers import Shared
 
 
 @dataclass(frozen=True)

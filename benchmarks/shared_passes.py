@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.experiments.process_pool import prepare_process
 from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
 from esper.tasks.practice.hosts import Block, TransformerBlock
+from esper.train.process_pool import prepare_process
 
 CLASSES = 10
 DEPTH = 8

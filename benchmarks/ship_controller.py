@@ -14,11 +14,11 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from esper.checkpoints import Checkpoints
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.shipped import ESPER, open_policy
-from esper.experiments.settings import TrainSettings
-from esper.telemetry.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory
+from esper.serialization.checkpoints import Checkpoints
+from esper.train.settings import TrainSettings
 
 MOST_BYTES = 2 * 10**6
 

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from population import now
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.experiments.process_pool import prepare_process
+from esper.population.learning import Batch, train
+from esper.population.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
 from esper.tasks.practice.hosts import TransformerBlock
-from esper.training.learning import Batch, train
-from esper.training.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
+from esper.train.process_pool import prepare_process
+from population import now
 
 BATCH = 32
 CLASSES = 10

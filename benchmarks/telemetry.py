@@ -24,24 +24,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.errors import RunError
-from esper.experiments.collect import new_advisor, new_policy, run_policy, sample_instances
-from esper.experiments.evaluation import evaluation_config
-from esper.experiments.event_recorder import EventRecorder, Scope
-from esper.experiments.iteration import record, summarise_iteration
-from esper.experiments.process_pool import prepare_process, run_task
-from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.ppo import Learner
 from esper.rl.rollout import concatenate
+from esper.runs.events import Event, StepTaken
+from esper.runs.reader import RunReader
+from esper.runs.store import EventRow, RunStore, as_rows
 from esper.tasks.registry import get_suite
-from esper.telemetry.events import Event, StepTaken
-from esper.telemetry.reader import RunReader
-from esper.telemetry.store import EventRow, RunStore, as_rows
+from esper.train.collect import new_advisor, new_policy, run_policy, sample_instances
+from esper.train.evaluation import evaluation_config
+from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.iteration import record, summarise_iteration
+from esper.train.process_pool import prepare_process, run_task
+from esper.train.settings import TrainSettings
 
 AT_ONCE = 64
 """Events that are emitted together: a step of the default population."""

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 import esper
-from esper.config import load_settings
+from esper.config.loading import load_settings
+from esper.config.settings import Settings, models_in
 from esper.errors import EsperError
-from esper.settings import Settings, models_in
 
 Dump = dict[str, Any]
-_EXTRAS = ("esper.integrations", "esper.telemetry.bridges", "esper.ui", "esper.experiments.ray_workers")
+_EXTRAS = ("esper.integrations", "esper.runs.bridges", "esper.dash", "esper.lab", "esper.train.ray_workers")
 
 
 @dataclass(frozen=True)

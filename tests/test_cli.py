@@ -12,7 +12,7 @@ import pytest
 import esper
 from esper import __version__
 from esper.cli import COMMANDS, MOVED, Command, main
-from esper.config import Overrides
+from esper.config.loading import Overrides
 from esper.errors import RunError
 
 TABLE = (

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from esper.cli import COMMANDS, Command, main
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.errors import ConfigError
-from esper.experiments.settings import TrainSettings
 from esper.tasks.suite_files import FILES
+from esper.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

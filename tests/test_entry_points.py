@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from esper.commands import evaluate
-from esper.config import load_settings
+from esper.config.loading import load_settings
+from esper.config.settings import Settings
 from esper.errors import ConfigError
-from esper.experiments.contest import Contest
-from esper.experiments.evaluation import evaluation_config
-from esper.experiments.settings import TrainSettings
 from esper.grower.grower import Grower
+from esper.lab.contest import Contest
 from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
 from esper.rl.gym.growth import Growth, GrowthSettings
-from esper.settings import Settings
+from esper.train.evaluation import evaluation_config
+from esper.train.settings import TrainSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 COLUMNS: dict[str, Collection[str]] = {

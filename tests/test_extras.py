@@ -15,7 +15,7 @@ import pytest
 import esper
 from esper import extras
 from esper.errors import ConfigError, ExportError
-from esper.telemetry.bridges.bridge import LIBRARIES
+from esper.runs.bridges.bridge import LIBRARIES
 
 SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
 DEVELOPERS = {"dev", "docs", "oracles"}

@@ -29,15 +29,18 @@ EXTRAS = (
 )
 
 NEEDS_AN_EXTRA = (
-    "esper.experiments.ray_workers",
+    "esper.train.ray_workers",
     "esper.integrations.lightning",
     "esper.integrations.sb3",
     "esper.integrations.transformers",
-    "esper.telemetry.bridges.mlflow",
-    "esper.telemetry.bridges.tensorboard",
-    "esper.telemetry.bridges.wandb",
-    "esper.ui.dash",
-    "esper.ui.watch",
+    "esper.runs.bridges.mlflow",
+    "esper.runs.bridges.tensorboard",
+    "esper.runs.bridges.wandb",
+    "esper.dash.app",
+    "esper.dash.security",
+    "esper.dash.server",
+    "esper.dash.stream",
+    "esper.dash.watch",
 )
 
 IMPORT_EVERYTHING = f"""
@@ -65,10 +68,10 @@ for module in pkgutil.walk_packages(esper.__path__, "esper.", onerror=refuse):
 def test_every_module_imports_without_the_extras():
     result = subprocess.run([sys.executable, "-c", IMPORT_EVERYTHING], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert {"esper.cli", "esper.config", "esper.telemetry.store"} <= set(result.stdout.split())
+    assert {"esper.cli", "esper.config.loading", "esper.runs.store"} <= set(result.stdout.split())
 
 
-LATE = {"esper.experiments.workers": "esper.experiments.ray_workers"}
+LATE = {"esper.train.workers": "esper.train.ray_workers"}
 """Imported within a function by the one, since it takes seconds and an extra; the other needs the one."""
 
 

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks import operations
 from benchmarks.operations import DECISIONS, Player, matmul_rate, measure_costs, profile_operations
-from experiments.runs import tiny
-from experiments.short_suite import short_suite
+from train.runs import tiny
+from train.short_suite import short_suite
 
 
 def test_operations_are_told_dearest_first():

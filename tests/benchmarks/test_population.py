@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from benchmarks.population import Work, advance, advance_loop, compare, evaluate_separately
+from esper.population.evaluation import evaluate
+from esper.population.population import STRATEGIES
 from esper.rl.episodes import Episodes
-from esper.training.evaluation import evaluate
-from esper.training.population import STRATEGIES
 from open_rules import OPEN_RULES
+from population.reference import ReferencePopulation
 from rl.short import SUITE, instances
-from training.reference import ReferencePopulation
 
 DECISIONS = 7
 

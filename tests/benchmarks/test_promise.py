@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.promise import compare, promised, sample, score_with
 from esper.lifecycle.actions import Blend
-from esper.training.parameters import SeedKind
+from esper.population.parameters import SeedKind
 
 
 def test_candidates_are_scored_and_looked_at_instance_by_instance() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.telemetry import AT_ONCE, follow, measure_rate, measure_training, step_events
-from esper.telemetry.store import RunStore, as_rows
-from experiments.runs import tiny
-from experiments.short_suite import short_suite
+from esper.runs.store import RunStore, as_rows
+from train.runs import tiny
+from train.short_suite import short_suite
 
 
 def judged(path: Path, starts: list[int], expected: int) -> str | None:

@@ -14,8 +14,8 @@ import pytest
 
 from esper.cli import main
 from esper.extras import install_command
-from esper.telemetry.run_directory import RunDirectory
-from experiments.launching import ENVIRONMENT, assert_same_end
+from esper.runs.run_directory import RunDirectory
+from train.launching import ENVIRONMENT, assert_same_end
 
 Capture = pytest.CaptureFixture[str]
 SMALL = (

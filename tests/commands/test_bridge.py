@@ -8,9 +8,9 @@ import pytest
 
 from esper.cli import EXIT_ERROR, EXIT_OK, main
 from esper.extras import install_command
-from esper.telemetry.bridges.bridge import LIBRARIES
-from telemetry.bridges.stored_run import begin, end, iterate
-from telemetry.bridges.test_tensorboard import read, steps, texts
+from esper.runs.bridges.bridge import LIBRARIES
+from runs.bridges.stored_run import begin, end, iterate
+from runs.bridges.test_tensorboard import read, steps, texts
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from esper.dash.answers import describe_model
+from esper.dash.growth import GrowthView
+from esper.lab.figures.grown import grown_exhibits
 from esper.practice.result import read_result
 from esper.practice.run import GrowDirectory
 from esper.practice.training import Epoch
-from esper.telemetry.reader import RunReader
-from esper.ui.dash.answers import describe_model
-from esper.ui.figures.grown import grown_exhibits
-from esper.ui.growth import GrowthView
+from esper.runs.reader import RunReader
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ("--task", "digits", "--host", "mlp", "--set", "batch_size=512")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.telemetry.run_directory import MADE
-from experiments.runs import TINY
-from experiments.short_suite import short_suite
+from esper.runs.run_directory import MADE
 from grower.training_loop import Loop
+from train.runs import TINY
+from train.short_suite import short_suite
 
 Capture = pytest.CaptureFixture[str]
 

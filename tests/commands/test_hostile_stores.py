@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from dash.planted_run import Plan, plant
 from esper.cli import COMMANDS, EXIT_ERROR, EXIT_OK, main
+from esper.dash.app import dashboard
+from esper.dash.run_view import RunView
+from esper.dash.runs import RunFinder
+from esper.dash.security import Access
 from esper.errors import RunError
-from esper.telemetry import database, question, reader
-from esper.telemetry.follower import StoreFollower
-from esper.telemetry.run_directory import RunDirectory
-from esper.telemetry.views import VIEWS
-from esper.ui.dash.app import dashboard
-from esper.ui.dash.runs import RunFinder
-from esper.ui.dash.security import Access
-from esper.ui.run_view import RunView
-from telemetry.hostile import attacks
-from ui.dash.planted_run import Plan, plant
+from esper.runs import database, question, reader
+from esper.runs.follower import StoreFollower
+from esper.runs.run_directory import RunDirectory
+from esper.runs.views import VIEWS
+from runs.hostile import attacks
 
 Capture = pytest.CaptureFixture[str]
 ATTACKS = attacks()

@@ -8,7 +8,7 @@ import pytest
 
 from esper.cli import main
 from esper.commands import dash
-from esper.telemetry.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory
 
 Capture = pytest.CaptureFixture[str]
 

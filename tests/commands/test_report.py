@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.config import dump_settings
-from esper.experiments.analysis import FEWEST_SEEDS
-from esper.experiments.behaviour import write_behaviour
-from esper.experiments.settings import TrainSettings
-from esper.telemetry.run_directory import RunDirectory
-from experiments.results_cases import planted
-from ui.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained
+from esper.config.loading import dump_settings
+from esper.lab.analysis import FEWEST_SEEDS
+from esper.lab.behaviour import write_behaviour
+from esper.runs.run_directory import RunDirectory
+from esper.train.settings import TrainSettings
+from lab.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained
+from train.results_cases import planted
 
 
 def test_the_page_lies_in_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from esper.cli import main
 from esper.extras import install_command
-from esper.telemetry.events import RunEnded, RunFailed, RunInterrupted, RunStarted
-from esper.telemetry.run_directory import RunDirectory
-from esper.telemetry.store import RunStore
-from esper.telemetry.views import VIEWS
+from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunStarted
+from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
+from esper.runs.views import VIEWS
 
 Capture = pytest.CaptureFixture[str]
 

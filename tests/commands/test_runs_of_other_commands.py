@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.telemetry.run_directory import RunDirectory
-from esper.telemetry.store import RunStore
+from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
 
 Capture = pytest.CaptureFixture[str]
 

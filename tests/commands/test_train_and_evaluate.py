@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from esper.checkpoints import Checkpoints
 from esper.cli import main
-from esper.experiments.iteration import Iteration
-from esper.experiments.trainer import Trainer
-from esper.telemetry.run_directory import RunDirectory
-from esper.ui.live import LineView
-from experiments.runs import TINY
-from experiments.short_suite import short_suite
+from esper.dash.live import LineView
+from esper.runs.run_directory import RunDirectory
+from esper.serialization.checkpoints import Checkpoints
+from esper.train.iteration import Iteration
+from esper.train.trainer import Trainer
+from train.runs import TINY
+from train.short_suite import short_suite
 
 Capture = pytest.CaptureFixture[str]
 

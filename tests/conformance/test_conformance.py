@@ -24,13 +24,13 @@ from conformance.kinds import (
     every_kind,
     right_or_a_sentence,
 )
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.errors import EsperError
-from esper.experiments.settings import TrainSettings
 from esper.growth.model import GrowingModel
 from esper.growth.probe import call
 from esper.lifecycle.stages import Stage
-from experiments.runs import TINY, started
+from esper.train.settings import TrainSettings
+from train.runs import TINY, started
 
 USUAL = ("mlp", "resnet", "char_lm", "regression")
 CHECKS = {

@@ -17,8 +17,8 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
-from esper.training.population import NetworkSpec, Population, PopulationConfig
 from open_rules import open_rules
 
 SUITE = get_suite("tokens")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.advice import ADVICE_NAMES, AdviceSettings, advise, read_advice
 from esper.control.controller import Actions
 from esper.control.learned import LearnedController, name_features, policy_spec
@@ -15,10 +15,10 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.promises import PromiseSettings
 from esper.control.rules.look import LookRule, LookSettings
 from esper.errors import ConfigError
-from esper.experiments.settings import TrainSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
+from esper.train.settings import TrainSettings
 from rl.short import SUITE, episodes, instances
 
 OFTEN = PromiseSettings(every=4, first=2, examples=32)

@@ -10,9 +10,9 @@ from esper.control.history import LOOKBACK, PLATEAU_IMPROVEMENT, History
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.training.evaluation import Evaluation
-from esper.training.gradients import HealthTable
-from esper.training.learning import TrainingReport
+from esper.population.evaluation import Evaluation
+from esper.population.gradients import HealthTable
+from esper.population.learning import TrainingReport
 
 E, S, K, CLASSES = 2, 3, 4, 4
 HEALTH = HealthTable(np.full((E, S), 8), *(np.full((E, S), figure) for figure in (0.5, 0.25, 0.0, 2.0)))

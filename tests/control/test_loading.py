@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.config import dump_settings, load_settings
+from esper.config.loading import dump_settings, load_settings
 from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.errors import CheckpointError, ConfigError
-from esper.experiments.settings import TrainSettings
 from esper.rl.ppo import Learner
 from esper.rl.settings import PPOSettings
+from esper.train.settings import TrainSettings
 
 SMALL = PolicySettings(advice=None, hidden=8, width=4)
 
@@ -64,4 +64,4 @@ def test_a_configuration_that_does_not_is_refused(tmp_path: Path) -> None:
 def test_a_policy_is_loaded_without_what_trained_it() -> None:
     program = "import sys, esper.control.learned; print(*(m for m in sys.modules if m.startswith('esper.')))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
-    assert not [name for name in loaded if name.startswith(("esper.experiments", "esper.rl", "esper.config"))]
+    assert not [name for name in loaded if name.startswith(("esper.train", "esper.lab", "esper.rl"))]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from esper.arrays import Bools, Floats, Ints
 from esper.control.history import History
 from esper.control.observation import (
     BLUEPRINT_FEATURES,
@@ -23,9 +22,10 @@ from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.budget import Charge, Cost, Costs
-from esper.training.gradients import HealthTable
-from esper.training.learning import TrainingReport
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.budget import Charge, Cost, Costs
+from esper.population.gradients import HealthTable
+from esper.population.learning import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
 from lifecycle.support import DEFAULT, random_compatibility, random_evidence
 

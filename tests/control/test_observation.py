@@ -27,9 +27,9 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
+from esper.population.gradients import HealthTable
+from esper.population.learning import TrainingReport
 from esper.rl.episode_config import EpisodeConfig
-from esper.training.gradients import HealthTable
-from esper.training.learning import TrainingReport
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
 from open_rules import open_rules
 from rl.short import episodes, instances

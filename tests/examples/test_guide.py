@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.lifecycle.rules import Isolation
-from esper.telemetry.events import StepTaken
-from esper.telemetry.reader import RunReader
+from esper.runs.events import StepTaken
+from esper.runs.reader import RunReader
 
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.with_name("docs") / "grow-your-model.md"

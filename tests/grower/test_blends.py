@@ -14,8 +14,8 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
+from esper.population.budget import Budget
 from esper.rl.episode_config import EpisodeConfig
-from esper.training.budget import Budget
 from grower.training_loop import Loop, growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)

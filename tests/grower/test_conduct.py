@@ -17,14 +17,14 @@ from esper.errors import ConfigError, DivergedError
 from esper.grower import Grower
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
+from esper.population.budget import Budget
+from esper.population.evaluation import Evaluation
+from esper.population.governor import GovernorSettings, PopulationGovernor
+from esper.population.gradients import HealthTable
+from esper.population.learning import TrainingReport
+from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.rl.episode_config import EpisodeConfig
 from esper.tasks.registry import get_suite
-from esper.training.budget import Budget
-from esper.training.evaluation import Evaluation
-from esper.training.governor import GovernorSettings, PopulationGovernor
-from esper.training.gradients import HealthTable
-from esper.training.learning import TrainingReport
-from esper.training.population import NetworkSpec, Population, PopulationConfig
 from grower.training_loop import Loop, growing, validate
 
 SUITE = get_suite("tokens")

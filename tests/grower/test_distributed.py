@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from esper import Grower
 from esper.grower.distributed import Processes
-from esper.telemetry.events import RunResumed, StepTaken
-from esper.telemetry.reader import RunReader
+from esper.runs.events import RunResumed, StepTaken
+from esper.runs.reader import RunReader
 from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, RUN, SAVED_AFTER, SEED, copy_forks, train
 from grower.training_loop import APART, HELD, growing, validate
 

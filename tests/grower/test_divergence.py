@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.grower import Grower
-from esper.training.governor import Trouble
+from esper.population.governor import Trouble
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
 
 KEEPING = ["heuristic", "periodic", "all_at_start", "random"]

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import esper
-from esper.config import load_settings
-from esper.experiments.settings import TrainSettings
+from esper.config.loading import load_settings
 from esper.tasks.registry import get_suite
 from esper.tasks.token_suite import RENT
-from experiments.runs import TINY, started
+from esper.train.settings import TrainSettings
 from grower.training_loop import growing, validate
+from train.runs import TINY, started
 
 SUITE = get_suite("tokens")
 KNOWN: dict[str, Any] = {"classes": SUITE.classes, "rent": RENT, "horizon": SUITE.steps}

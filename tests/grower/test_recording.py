@@ -27,7 +27,7 @@ from esper.lifecycle.actions import Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
-from esper.telemetry.events import (
+from esper.runs.events import (
     Event,
     GateJudged,
     LifecycleTransition,
@@ -38,8 +38,8 @@ from esper.telemetry.events import (
     RunStarted,
     StepTaken,
 )
-from esper.telemetry.reader import RunReader
-from esper.telemetry.run_directory import RunDirectory, State, read_progress
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory, State, read_progress
 from grower.training_loop import Loop, growing, host
 
 BLOWN_UP = 6

@@ -15,8 +15,8 @@ from esper.errors import ConfigError
 from esper.grower import Grower
 from esper.growth.model import GrowingModel
 from esper.lifecycle.stages import Stage
-from esper.telemetry.events import StepTaken
-from esper.telemetry.reader import RunReader
+from esper.runs.events import StepTaken
+from esper.runs.reader import RunReader
 
 RENT, GAIN, WORTH = 0.5, 0.03, 0.2
 Basis = Literal["parameters", "flops"]

@@ -24,10 +24,10 @@ from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
 from esper.grower.state_dict import KEY, GrowthInStateDict, regrow, structure
 from esper.lifecycle.actions import Op
+from esper.population.governor.detectors import GovernorSettings
 from esper.rl.episode_config import EpisodeConfig
-from esper.state import from_plain, to_plain
-from esper.state_files import pack, unpack
-from esper.training.governor.detectors import GovernorSettings
+from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import pack, unpack
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate
 
 DECISIONS = 8

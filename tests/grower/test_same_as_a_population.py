@@ -24,11 +24,11 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
+from esper.population.learning import TrainingReport
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
-from esper.training.learning import TrainingReport
 
 SUITE = get_suite("tokens")
 STEPS = 14

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
+from esper.population.governor import Trouble
 from esper.practice.training import ClassifierScore
-from esper.training.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
 

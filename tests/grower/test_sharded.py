@@ -23,7 +23,7 @@ from esper.errors import CheckpointError, ConfigError, DistributedError, SlotErr
 from esper.grower.distributed import Processes
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.sharding import count_copies
-from esper.training.governor.model import Governor
+from esper.population.governor.model import Governor
 from grower.training_loop import APART, CLASSES, HELD, WIDTH, data, growing, packed, validate
 
 RANKS, DECISIONS, SAVED_AFTER, BLOWN_UP = 2, 12, 6, 9

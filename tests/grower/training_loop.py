@@ -16,7 +16,7 @@ from esper.control.controller import Controller
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Isolation, Rules
-from esper.state_files import pack
+from esper.serialization.state_files import pack
 
 CLASSES = 3
 WIDTH = 8

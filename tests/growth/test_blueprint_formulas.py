@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout, Site
-from esper.training.execution import stacked_call
+from esper.population.execution import stacked_call
 from growth.blueprint_cases import SITES, batch, grown
 
 TOKENS = SITES[2]

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout, Site
-from esper.stacking import Stackable
+from esper.numerics.stacking import Stackable
 from growth.blueprint_cases import (
     CASES,
     batch,

@@ -18,7 +18,7 @@ from esper.errors import LookError
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.promise import held_out_promise, promise
-from esper.random_streams import seed_generator
+from esper.numerics.random_streams import seed_generator
 from growth.hosts import EXAMPLES, HOSTS, RESNET, Host, classes, every_host, outputs
 
 ERROR = 0.03

@@ -14,8 +14,8 @@ from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import Seed, blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
-from esper.training.execution import stacked_call
-from esper.training.parameters import ParameterLayout
+from esper.population.execution import stacked_call
+from esper.population.parameters import ParameterLayout
 from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded, shape_of
 
 every_blend = pytest.mark.parametrize("blend", Blend)

@@ -15,12 +15,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecMonitor
 
 from esper.errors import ConfigError
-from esper.experiments.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController, flatten_observations
 from esper.lifecycle.rules import Rules
 from esper.rl.gym.envs import GrowthVectorEnv, make_vector
-from experiments.short_suite import ShortSuite, short_suite
+from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
+from train.short_suite import ShortSuite, short_suite
 
 E = 4
 STEPS = ShortSuite.steps

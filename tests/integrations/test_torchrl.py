@@ -23,7 +23,7 @@ import esper.rl
 from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.integrations.joint import JointVectorEnv
 from esper.lifecycle.rules import Rules
-from experiments.short_suite import ShortSuite, short_suite
+from train.short_suite import ShortSuite, short_suite
 
 E, STEPS = 3, ShortSuite.steps
 SETTINGS: dict[str, Any] = {"suite": "short", "rules": Rules()}

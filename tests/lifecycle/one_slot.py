@@ -8,11 +8,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Bools
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
+from esper.numerics.arrays import Bools
 from lifecycle.support import random_evidence, sample
 
 ENVIRONMENTS, SLOTS = 6, 100

@@ -6,13 +6,13 @@ from dataclasses import fields
 
 import numpy as np
 
-from esper.arrays import Bools, Ints
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Head, Op
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause, Step
+from esper.numerics.arrays import Bools, Ints
 
 EDGES = {
     (Stage.DORMANT, Stage.GERMINATED): {Cause.GERMINATE},

@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 
-from esper.arrays import Bools, Ints
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
@@ -23,6 +22,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Step, step
+from esper.numerics.arrays import Bools, Ints
 from open_rules import open_rules
 
 DEFAULT = open_rules()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from esper.config.settings import Settings
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     RELEVANT,
@@ -19,7 +20,6 @@ from esper.lifecycle.actions import (
     head_sizes,
     wait,
 )
-from esper.settings import Settings
 
 
 def test_each_operation_reads_its_heads() -> None:

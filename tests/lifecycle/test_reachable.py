@@ -11,7 +11,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from esper.arrays import Bools
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.legality import is_legal, legal_actions
@@ -19,6 +18,7 @@ from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Cause, finish, step
+from esper.numerics.arrays import Bools
 from lifecycle.soundness import assert_obeyed, assert_prunable, assert_sound, assert_step_is_sound
 from lifecycle.support import RULE_SETS, every_action, evidence_rows, good_evidence
 

@@ -9,12 +9,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from esper.arrays import Ints
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.legality import ActionMasks, is_legal, legal_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
+from esper.numerics.arrays import Ints
 from lifecycle import reference
 from lifecycle.support import RULE_SETS, every_action, evidence_rows, random_compatibility, random_evidence, sample
 

@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.arrays import Ints
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.legality import ActionMasks, legal_actions, require_legal
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Step, step
+from esper.numerics.arrays import Ints
 from lifecycle.soundness import assert_obeyed, assert_prunable, assert_sound, assert_step_is_sound
 from lifecycle.support import RULE_SETS, good_evidence, random_compatibility, random_evidence
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from esper.config import dump_settings, load_settings
+from esper.config.loading import dump_settings, load_settings
 from esper.practice.result import GrowResult
 from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings

@@ -16,9 +16,9 @@ from esper.lifecycle.actions import Blend
 from esper.practice.result import GrowResult
 from esper.practice.run import restore
 from esper.practice.training import Epoch, measure
+from esper.runs.events import LifecycleTransition, RunEnded, RunInterrupted, RunResumed, StepTaken
+from esper.runs.reader import RunReader
 from esper.tasks.practice.registry import get_host
-from esper.telemetry.events import LifecycleTransition, RunEnded, RunInterrupted, RunResumed, StepTaken
-from esper.telemetry.reader import RunReader
 from practice.runs import digits, grow, growth
 
 LONG = ("epochs=12", "slots={layer2: [lowrank, mlp]}")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import dump_settings, load_settings
+from esper.config.loading import dump_settings, load_settings
+from esper.config.settings import compare_settings
 from esper.errors import ConfigError, TaskError
-from esper.experiments.settings import TrainSettings
 from esper.lifecycle.rules import Rules
 from esper.practice.settings import GrowSettings
-from esper.settings import compare_settings
+from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
 from esper.tasks.practice.registry import TASKS, get_host, get_task
-from esper.telemetry.run_directory import RunDirectory
-from esper.telemetry.store import RunStore
+from esper.train.settings import TrainSettings
 
 
 def load(*overrides: str) -> GrowSettings:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.numerics.stacking import Stackable
+from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes
-from esper.stacking import Stackable
 from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.layers import Linear
-from esper.training.parameters import SeedKind
 from rl.short import QUICK
 
 SLOTS, SEEDS = 100, 50

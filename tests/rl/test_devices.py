@@ -10,15 +10,15 @@ import torch
 
 from benchmarks.population import Work
 from esper.control.rules.simple import Uniform
+from esper.population import deferred
+from esper.population.governor.population import Snapshots, roll_back
+from esper.population.population import Strategy
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.training import deferred
-from esper.training.governor.population import Snapshots, roll_back
-from esper.training.population import Strategy
+from population.reference import ReferencePopulation
 from rl.far_away import FAR, FarAway
 from rl.short import QUICK, ShortSuite, play
-from training.reference import ReferencePopulation
 
 READS = 1
 """Per decision, besides the policy's one, and what a rollback or the end of an episode adds: what training and

@@ -9,12 +9,12 @@ import torch
 from esper.control.observation import FeatureReader
 from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Op, action, wait
-from esper.random_streams import Stream, numpy_generator
+from esper.numerics.random_streams import Stream, numpy_generator
+from esper.population.learning import Batch, shuffled_order
+from esper.population.promise import PromiseMeter
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
-from esper.training.learning import Batch, shuffled_order
-from esper.training.promise import PromiseMeter
 from rl.short import SUITE, episodes, instances, play
 
 EXAMPLES = 24

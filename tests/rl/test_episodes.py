@@ -17,14 +17,14 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
+from esper.population.evaluation import CommittedEvaluation, Evaluation
+from esper.population.parameters import ParameterLayout
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
-from esper.training.evaluation import CommittedEvaluation, Evaluation
-from esper.training.parameters import ParameterLayout
 from open_rules import open_rules
+from population.scenes import parameters_of
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play
-from training.scenes import parameters_of
 
 MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
 

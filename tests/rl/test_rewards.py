@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from esper.arrays import map_arrays
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.stages import Stage
+from esper.numerics.arrays import map_arrays
 from esper.rl.rewards import (
     MODES,
     PROGRESS,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import dump_settings, load_settings
+from esper.config.loading import dump_settings, load_settings
+from esper.config.settings import Settings
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.settings import PPOSettings
-from esper.settings import Settings
 
 PER_HEAD = [
     (model, name)

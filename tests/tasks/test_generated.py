@@ -12,12 +12,12 @@ from esper.control.observation import list_features
 from esper.control.rules.look import LookSettings
 from esper.control.rules.simple import Uniform
 from esper.errors import TaskError
-from esper.experiments.evaluation import EvaluationConfig
-from esper.experiments.settings import TrainSettings
 from esper.lifecycle.rules import Rules
 from esper.tasks.generated.problems import PROBLEMS
 from esper.tasks.generated.suite import GeneratedSuite
 from esper.tasks.registry import FIRST_UNSEEN, get_suite, suite_names
+from esper.train.evaluation import EvaluationConfig
+from esper.train.settings import TrainSettings
 
 
 def test_a_number_is_the_same_suite_everywhere() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from esper.cli import main
 from esper.errors import TaskError
-from esper.experiments.settings import TrainSettings
 from esper.tasks.registry import get_suite, register, suite_names
 from esper.tasks.suite_files import FILES, allow_files
 from esper.tasks.token_suite import TokenSuite
+from esper.train.settings import TrainSettings
 
 SHORT = """
 from esper.tasks.registry import register

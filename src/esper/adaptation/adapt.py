@@ -23,7 +23,7 @@ from esper.adaptation.trainer import (
     Trainer,
     repeatable,
 )
-from esper.arguments import amount, callable_, check_arguments, instance, optional, positive, truth, whole
+from esper.config.arguments import amount, callable_, check_arguments, instance, optional, positive, truth, whole
 from esper.errors import ConfigError, DivergedError
 from esper.grower.spending import Spending
 from esper.growth.blueprints.registry import get

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.arguments import describe, number
+from esper.config.arguments import describe, number
 from esper.errors import ConfigError, DivergedError
 from esper.growth.model import GrowingModel
-from esper.random_streams import Stream, seed_generator, torch_generator
+from esper.numerics.random_streams import Stream, seed_generator, torch_generator
 
 Structure = Mapping[str, str]
 """Blueprints by the names of the slots where they grow."""

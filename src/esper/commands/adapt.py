@@ -7,16 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from esper.adaptation.report import Trial
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.rules.simple import Never
+from esper.dash.formats import score
+from esper.dash.output import console_beside, print_json, say
 from esper.errors import ConfigError
-from esper.experiments.process_pool import prepare_process
 from esper.practice.settings import GrowSettings
 from esper.practice.shifts import BATCH, adapt_to_shift, change_data, measure_accuracy
 from esper.practice.training import HostTraining
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.ui.formats import score
-from esper.ui.output import console_beside, print_json, say
+from esper.train.process_pool import prepare_process
 
 
 def command(

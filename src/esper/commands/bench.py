@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.commands.options import require_seed
-from esper.config import Overrides, load_settings
+from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
-from esper.devices import CPU
+from esper.dash.output import console_beside, print_json, say
 from esper.errors import ConfigError
-from esper.experiments.bench_suite import Choice, SuiteReport, bench_suite
-from esper.experiments.bench_train import bench_train
-from esper.experiments.evaluate import FEWEST_INSTANCES
-from esper.experiments.search import BUDGETS, POOL, SearchReport, search_beside
-from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LocalWorkers
+from esper.lab.bench_suite import Choice, SuiteReport, bench_suite
+from esper.lab.bench_train import bench_train
+from esper.lab.evaluate import FEWEST_INSTANCES
+from esper.lab.search import BUDGETS, POOL, SearchReport, search_beside
+from esper.numerics.devices import CPU
 from esper.tasks.registry import get_suite
-from esper.ui.output import console_beside, print_json, say
+from esper.train.settings import TrainSettings
+from esper.train.workers import LocalWorkers
 
 WORKERS = 2
 ITERATIONS = 3

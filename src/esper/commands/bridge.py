@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from esper.config.parsing import parse_yaml
+from esper.dash.output import say
 from esper.errors import RunError
-from esper.parsing import parse_yaml
-from esper.telemetry.bridges.bridge import Bridge, flatten, load_logger
-from esper.telemetry.bridges.tail import Tail
-from esper.telemetry.lock import hold, is_held
-from esper.telemetry.run_directory import RunDirectory
-from esper.ui.output import say
+from esper.runs.bridges.bridge import Bridge, flatten, load_logger
+from esper.runs.bridges.tail import Tail
+from esper.runs.lock import hold, is_held
+from esper.runs.run_directory import RunDirectory
 
 BRIDGES = "bridges"
 """The folder in a run's directory where bridges remember how far they have come."""

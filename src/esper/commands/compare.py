@@ -11,23 +11,23 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar
-from esper.config import Overrides, load_settings
+from esper.config.loading import Overrides, load_settings
+from esper.config.settings import compare_settings
+from esper.dash.formats import score
+from esper.dash.output import console_beside, print_json, say, say_differences
 from esper.errors import ConfigError
-from esper.experiments.analysis import FEWEST_SEEDS
-from esper.experiments.arms import run_arms
-from esper.experiments.comparison import Comparison, compare_arms, compare_configurations
-from esper.experiments.contest import Contest, FinishedContest, Trial, run_contest
-from esper.experiments.iteration import Iteration
-from esper.experiments.results import Arm
-from esper.experiments.settings import TrainSettings
-from esper.experiments.workers import LOCAL, Backend, Computing
 from esper.files import write_atomically
-from esper.settings import compare_settings
-from esper.ui.formats import score
-from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report.comparisons import report_configurations
-from esper.ui.report.subject import PAGE
-from esper.ui.standings import comparison_record, show_comparison, verdict_words
+from esper.lab.analysis import FEWEST_SEEDS
+from esper.lab.arms import run_arms
+from esper.lab.comparison import Comparison, compare_arms, compare_configurations
+from esper.lab.contest import Contest, FinishedContest, Trial, run_contest
+from esper.lab.report.comparisons import report_configurations
+from esper.lab.report.subject import PAGE
+from esper.lab.standings import comparison_record, show_comparison, verdict_words
+from esper.train.iteration import Iteration
+from esper.train.results import Arm
+from esper.train.settings import TrainSettings
+from esper.train.workers import LOCAL, Backend, Computing
 
 INSTANCES = 256
 COMPARISONS = Path("runs") / "comparisons"

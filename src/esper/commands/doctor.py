@@ -12,8 +12,8 @@ from rich.table import Table
 
 from esper import __version__
 from esper.commands.options import RUNS
-from esper.experiments.doctor import Diagnosis, SuiteMemory, examine
-from esper.ui.output import console_beside, print_json, say
+from esper.dash.output import console_beside, print_json, say
+from esper.lab.doctor import Diagnosis, SuiteMemory, examine
 
 EXIT_PROBLEMS = 1
 _KNOWN = {True: "yes", False: "no", None: "unknown"}

@@ -10,23 +10,18 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar, require_seed
+from esper.dash.output import console_beside, print_json, say
 from esper.errors import ConfigError
-from esper.experiments.comparison import compare_splits
-from esper.experiments.evaluate import (
+from esper.lab.comparison import compare_splits
+from esper.lab.evaluate import (
     HELDOUT_INSTANCES,
     TRANSFER_INSTANCES,
     RunEvaluation,
     evaluate_by_name,
     evaluate_run,
 )
-from esper.experiments.evaluation import COHORT
-from esper.experiments.workers import LOCAL, Backend, Computing
-from esper.tasks.registry import get_suite
-from esper.tasks.suite import Split
-from esper.telemetry.run_directory import RunDirectory
-from esper.ui.output import console_beside, print_json, say
-from esper.ui.report.training import write_report
-from esper.ui.standings import (
+from esper.lab.report.training import write_report
+from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
     did_it_help,
@@ -34,6 +29,11 @@ from esper.ui.standings import (
     scores_record,
     standings_table,
 )
+from esper.runs.run_directory import RunDirectory
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Split
+from esper.train.evaluation import COHORT
+from esper.train.workers import LOCAL, Backend, Computing
 
 
 def command(

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from torch import Tensor
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.errors import ConfigError
 from esper.growth.export import Format, export
 from esper.growth.persist import load

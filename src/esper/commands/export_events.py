@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from esper.telemetry.export import EventFormat, export_events
-from esper.telemetry.reader import RunReader
-from esper.telemetry.run_directory import RunDirectory
+from esper.runs.export import EventFormat, export_events
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 
 
 def command(

@@ -8,19 +8,19 @@ from pathlib import Path
 from rich.console import Console
 
 from esper.commands.options import hold_run
-from esper.config import Overrides, load_settings
+from esper.config.loading import Overrides, load_settings
+from esper.config.settings import compare_settings
+from esper.dash.formats import mega, score, time_taken
+from esper.dash.growth import GrowthView
+from esper.dash.output import console_beside, print_json, say, say_differences
 from esper.errors import ConfigError
-from esper.experiments.process_pool import prepare_process
 from esper.grower.decision import Ending
 from esper.practice.result import GrowResult
 from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
-from esper.settings import compare_settings
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.ui.formats import mega, score, time_taken
-from esper.ui.growth import GrowthView
-from esper.ui.output import console_beside, print_json, say, say_differences
+from esper.train.process_pool import prepare_process
 
 
 def command(

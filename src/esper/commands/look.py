@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from esper.config import Overrides, load_settings
+from esper.config.loading import Overrides, load_settings
+from esper.config.settings import compare_settings
 from esper.control.rules.simple import Never
+from esper.dash.formats import score
+from esper.dash.output import console_beside, print_json, say, say_differences
 from esper.errors import ConfigError
-from esper.experiments.process_pool import prepare_process
 from esper.grower.apart import Counterfactual
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining, example_losses
-from esper.settings import compare_settings
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.ui.formats import score
-from esper.ui.output import console_beside, print_json, say, say_differences
+from esper.train.process_pool import prepare_process
 
 
 def command(

@@ -12,12 +12,12 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from esper.config import dump_settings
+from esper.config.loading import dump_settings
+from esper.config.settings import Settings
+from esper.dash.output import say
 from esper.errors import ConfigError
-from esper.settings import Settings
+from esper.runs.run_directory import RunDirectory
 from esper.signals import Terminated
-from esper.telemetry.run_directory import RunDirectory
-from esper.ui.output import say
 
 RUNS = Path("runs")
 """Where runs go by default."""

@@ -12,13 +12,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from esper.dash.output import print_json, say
+from esper.dash.terminal import plain_table, printable
 from esper.errors import RunError
-from esper.telemetry.question import QueryResult, view_columns
-from esper.telemetry.reader import RunReader
-from esper.telemetry.run_directory import RunDirectory
-from esper.telemetry.views import VIEWS
-from esper.ui.output import print_json, say
-from esper.ui.terminal import plain_table, printable
+from esper.runs.question import QueryResult, view_columns
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
+from esper.runs.views import VIEWS
 
 SHOWN = 50
 """Rows of an answer that are printed for people."""

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from esper.errors import ConfigError, RunError
 from esper.files import write_atomically
-from esper.ui.figures.exhibit import Figure, Table
-from esper.ui.figures.export import export
-from esper.ui.report.subject import PAGE, report_on
-from esper.ui.standings import show_comparison
+from esper.lab.figures.exhibit import Figure, Table
+from esper.lab.figures.export import export
+from esper.lab.report.subject import PAGE, report_on
+from esper.lab.standings import show_comparison
 
 
 def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.commands.options import RUNS
-from esper.telemetry.run_directory import ListedRun, RunDirectory, RunProgress, State, list_runs
-from esper.ui.formats import measure
-from esper.ui.output import print_json, say
-from esper.ui.terminal import plain_table, printable
+from esper.dash.formats import measure
+from esper.dash.output import print_json, say
+from esper.dash.terminal import plain_table, printable
+from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, State, list_runs
 
 MEGABYTE = 1e6
 _STYLES = {State.RUNNING: "green", State.FAILED: "red", State.DAMAGED: "red", State.INTERRUPTED: "yellow"}

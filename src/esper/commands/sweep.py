@@ -10,16 +10,16 @@ from typing import Annotated, Literal
 import tyro
 
 from esper.commands.options import hint_if_stopped, require_seed
-from esper.config import Overrides
+from esper.config.loading import Overrides
+from esper.config.settings import compare_settings, shared_differences
+from esper.dash.output import console_beside, print_json, say, say_differences
 from esper.errors import ConfigError
-from esper.experiments.settings import TrainSettings
-from esper.experiments.sweep import BASE, CAUTION, Sweep, load_space, run_sweep
-from esper.experiments.workers import Backend
-from esper.settings import compare_settings, shared_differences
-from esper.telemetry.run_directory import RunDirectory
-from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.report.training import write_report
-from esper.ui.sweep import SweepView, ranking_table
+from esper.lab.report.training import write_report
+from esper.lab.sweep import BASE, CAUTION, Sweep, load_space, run_sweep
+from esper.lab.sweep_view import SweepView, ranking_table
+from esper.runs.run_directory import RunDirectory
+from esper.train.settings import TrainSettings
+from esper.train.workers import Backend
 
 INSTANCES = 256
 SWEEPS = Path("runs") / "sweeps"

@@ -11,21 +11,21 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import hold_run
-from esper.config import Overrides, load_settings
-from esper.devices import usable_device
+from esper.config.loading import Overrides, load_settings
+from esper.config.settings import compare_settings
+from esper.dash.formats import duration, score
+from esper.dash.live import view_training
+from esper.dash.output import console_beside, print_json, say, say_differences
+from esper.dash.progress import TrainingProgress
 from esper.errors import ConfigError
-from esper.experiments.collect import require_start
-from esper.experiments.iteration import TrainingSummary, summarise
-from esper.experiments.settings import TrainSettings
-from esper.experiments.trainer import Trainer
-from esper.experiments.workers import LOCAL, Backend, Computing
-from esper.settings import compare_settings
-from esper.telemetry.run_directory import RunDirectory
-from esper.ui.formats import duration, score
-from esper.ui.live import view_training
-from esper.ui.output import console_beside, print_json, say, say_differences
-from esper.ui.progress import TrainingProgress
-from esper.ui.report.training import write_report
+from esper.lab.report.training import write_report
+from esper.numerics.devices import usable_device
+from esper.runs.run_directory import RunDirectory
+from esper.train.collect import require_start
+from esper.train.iteration import TrainingSummary, summarise
+from esper.train.settings import TrainSettings
+from esper.train.trainer import Trainer
+from esper.train.workers import LOCAL, Backend, Computing
 
 
 def command(

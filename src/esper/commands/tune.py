@@ -10,12 +10,12 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import require_seed
-from esper.config import settings_text
-from esper.experiments.settings import TrainSettings
-from esper.experiments.tuning import tune
-from esper.experiments.workers import LocalWorkers
+from esper.config.loading import settings_text
 from esper.files import write_atomically
+from esper.lab.tuning import tune
 from esper.tasks.registry import get_suite
+from esper.train.settings import TrainSettings
+from esper.train.workers import LocalWorkers
 
 WORKERS = 2
 

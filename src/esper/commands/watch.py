@@ -11,9 +11,9 @@ import tyro
 
 from esper.errors import ConfigError
 from esper.extras import require
-from esper.telemetry.follower import StoreFollower
-from esper.telemetry.reader import RunReader
-from esper.telemetry.run_directory import RunDirectory
+from esper.runs.follower import StoreFollower
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 
 
 def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -30,7 +30,7 @@ def command(run: Annotated[Path, tyro.conf.Positional]) -> None:
     require("ui", "`esper watch`", "textual")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("`esper watch` needs a terminal: elsewhere, ask with `esper query` or read the report")
-    from esper.ui.watch.app import Watch  # noqa: PLC0415
+    from esper.dash.watch.app import Watch  # noqa: PLC0415
 
     with closing(StoreFollower(directory.store)) as follower:
         Watch(directory, follower).run(mouse=False)

@@ -16,11 +16,11 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from esper.config.settings import Settings
 from esper.control.observation import Observation
 from esper.control.rules.look import LookRule, LookSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.lifecycle.legality import ActionMasks
-from esper.settings import Settings
 
 
 class AdviceSettings(Settings):

@@ -7,12 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from esper.arrays import Floats, Ints
 from esper.control.observation import Observation
 from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
-from esper.state import from_plain
+from esper.numerics.arrays import Floats, Ints
+from esper.serialization.state import from_plain
 
 Actions = Ints
 
@@ -22,7 +22,7 @@ class Controller(Protocol):
     """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
 
     The state is whatever the controller likes. To be saved in the middle of an episode it must consist of arrays,
-    tensors, numbers, text, tuples, lists, dictionaries and `esper.state.Stateful` objects.
+    tensors, numbers, text, tuples, lists, dictionaries and `esper.serialization.state.Stateful` objects.
     """
 
     name: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from esper.arrays import Bools, Floats, Ints
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.site import Layout
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.training.budget import Charge, Costs
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.budget import Charge, Costs
 
 
 class Offers(Protocol):

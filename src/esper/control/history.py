@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from esper.arrays import Bools, Floats, Ints, replace_where
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.state import from_plain, to_plain
-from esper.training.evaluation import Evaluation
-from esper.training.gradients import HealthTable
-from esper.training.learning import TrainingReport
+from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.population.evaluation import Evaluation
+from esper.population.gradients import HealthTable
+from esper.population.learning import TrainingReport
+from esper.serialization.state import from_plain, to_plain
 
 LOOKBACK = 3
 """Steps over which recent changes are measured."""

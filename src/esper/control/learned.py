@@ -9,7 +9,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from esper.checkpoints import Checkpoints
+from esper.config.settings import Settings
 from esper.control.advice import ADVICE_NAMES, advise
 from esper.control.controller import Actions, UniformStreams
 from esper.control.observation import Observation, ObservationSpec, list_features, mask_tensors
@@ -20,10 +20,10 @@ from esper.control.rules.look import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.settings import Settings
-from esper.state import from_plain
-from esper.state_files import take_prefix
-from esper.telemetry.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory
+from esper.serialization.checkpoints import Checkpoints
+from esper.serialization.state import from_plain
+from esper.serialization.state_files import take_prefix
 
 POLICY = "policy"
 """What results call the policy of a run."""

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.arrays import Bools, Float32s, Floats, Ints
 from esper.control.growing_networks import GrowingNetworks
 from esper.control.history import LOOKBACK, History
 from esper.control.promises import PromiseRecord, largest
@@ -24,6 +23,7 @@ from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
+from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 
 
 class ObservationSpec(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from esper.arrays import Bools, Floats, Ints
-from esper.settings import Settings
-from esper.state import from_plain, to_plain
+from esper.config.settings import Settings
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.serialization.state import from_plain, to_plain
 
 
 class PromiseSettings(Settings):

@@ -10,7 +10,7 @@ from typing import Any, Final, cast, get_args
 import torch
 from torch import Tensor
 
-from esper.arguments import (
+from esper.config.arguments import (
     LARGEST,
     amount,
     callable_,
@@ -34,9 +34,9 @@ from esper.growth.blueprints.registry import OF_LAYER, Blueprint
 from esper.growth.look import Look
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
+from esper.population.budget import RentBasis
+from esper.population.governor.detectors import GovernorSettings
 from esper.rl.episode_config import EpisodeConfig
-from esper.training.budget import RentBasis
-from esper.training.governor.detectors import GovernorSettings
 
 OPTIONS: Final = {
     "evaluate": callable_(f"give a function that takes the model and returns {EXPECTED}"),

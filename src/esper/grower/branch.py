@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.arguments import check_arguments, instance, optional, positive
+from esper.config.arguments import check_arguments, instance, optional, positive
 from esper.errors import ConfigError
 from esper.grower.spending import Spending
 from esper.growth.hooks import require_attached

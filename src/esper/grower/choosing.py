@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from esper.config import load_settings
+from esper.config.loading import load_settings
 from esper.control.controller import Controller, wanted_promise
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.promises import PromiseSettings
@@ -27,9 +27,9 @@ from esper.grower.network import Catalogue
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
+from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Suite
-from esper.telemetry.run_directory import RunDirectory
 
 HORIZON = 100
 """Decisions in which controllers see times as shares, where nobody said how many there will be."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from esper.arguments import Kind, amount, describe
+from esper.config.arguments import Kind, amount, describe
 from esper.errors import ConfigError
 from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.arrays import Bools, Floats, Ints
 from esper.control.rules.decisions import marginal_rent
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate
-from esper.telemetry.metric import LOSS
-from esper.training.evaluation import Evaluation
-from esper.training.governor.model import Rollback
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.evaluation import Evaluation
+from esper.population.governor.model import Rollback
+from esper.runs.metric import LOSS
 
 
 @dataclass(frozen=True)

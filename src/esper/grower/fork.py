@@ -20,7 +20,7 @@ from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.state import from_plain, to_plain
+from esper.serialization.state import from_plain, to_plain
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.arrays import Floats, replace_where
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import add_up_norms, count_copies, local_part
-from esper.state import to_plain
-from esper.training.gradients import GradientNorms, HealthTable, assess_health
+from esper.numerics.arrays import Floats, replace_where
+from esper.population.gradients import GradientNorms, HealthTable, assess_health
+from esper.serialization.state import to_plain
 
 
 class Gradients:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.arguments import check_arguments
-from esper.arrays import Bools, Floats, Ints
+from esper.config.arguments import check_arguments
 from esper.control.controller import Controller
 from esper.control.rules.decisions import ActionBuilder
 from esper.errors import CheckpointError, ConfigError, DivergedError
@@ -54,10 +53,11 @@ from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, concatenate, finish
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.budget import RentBasis
+from esper.population.governor.model import GovernorVerdict, Rollback
 from esper.rl.episode_config import EpisodeConfig
-from esper.state import from_plain, to_plain
-from esper.training.budget import RentBasis
-from esper.training.governor.model import GovernorVerdict, Rollback
+from esper.serialization.state import from_plain, to_plain
 
 
 class Grower:

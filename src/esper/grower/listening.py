@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.arrays import Bools, Floats
 from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.errors import ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
@@ -26,8 +25,9 @@ from esper.growth.look import Candidate, Look, promise_of, raise_precision
 from esper.growth.model import GrowingModel
 from esper.growth.promise import GRAM_BYTES
 from esper.growth.slot import Slot
-from esper.state import to_plain
-from esper.training.budget import TRAINING_PASSES
+from esper.numerics.arrays import Bools, Floats
+from esper.population.budget import TRAINING_PASSES
+from esper.serialization.state import to_plain
 
 _SEED, _DRAW = 0, 0
 """Of the initial values of newborns, as in populations."""

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.arrays import Bools, Floats, Ints
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.grower.apart import ApartLearner
@@ -36,8 +35,9 @@ from esper.growth.sharding import reshard
 from esper.growth.side_pass import keep_modes
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.training.evaluation import Evaluation, update_evidence
-from esper.training.learning import TrainingReport
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.evaluation import Evaluation, update_evidence
+from esper.population.learning import TrainingReport
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""

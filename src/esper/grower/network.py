@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.arrays import Bools, Floats, Ints
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
@@ -19,9 +18,10 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
-from esper.random_streams import seed_generator
-from esper.state import from_plain, to_plain
-from esper.training.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.random_streams import seed_generator
+from esper.population.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
+from esper.serialization.state import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
 COPIES = 4

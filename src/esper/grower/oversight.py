@@ -12,8 +12,8 @@ from esper.grower.scores import Scores
 from esper.grower.watch import OptimizerCheck, TrainingWatch
 from esper.lifecycle.actions import Op
 from esper.lifecycle.transitions import Transitions
-from esper.training.governor.detectors import GovernorSettings
-from esper.training.governor.model import Governor, GovernorVerdict, Rollback
+from esper.population.governor.detectors import GovernorSettings
+from esper.population.governor.model import Governor, GovernorVerdict, Rollback
 
 
 class Oversight:

@@ -12,14 +12,14 @@ from weakref import WeakValueDictionary, finalize
 
 import yaml
 
+from esper.config.settings import Settings
 from esper.errors import RunError
 from esper.files import write_atomically
 from esper.grower.decision import Ending
 from esper.grower.recording import Account, Recording
 from esper.growth.model import GrowingModel
-from esper.settings import Settings
-from esper.telemetry.reader import RunReader
-from esper.telemetry.run_directory import GROWER, RunDirectory
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import GROWER, RunDirectory
 
 _ID = "id"
 """Metadata by which a saved grower knows its run again."""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from esper.arguments import Kind, callable_, check_arguments, instance, optional, positive, whole
+from esper.config.arguments import Kind, callable_, check_arguments, instance, optional, positive, whole
 from esper.errors import ConfigError, DivergedError
 from esper.grower.branch import Branch, branch
 from esper.grower.distributed import Processes

@@ -14,7 +14,8 @@ from esper.lifecycle.gates import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause
-from esper.telemetry.events import (
+from esper.population.governor.model import Rollback
+from esper.runs.events import (
     Event,
     GateJudged,
     LifecycleTransition,
@@ -26,9 +27,8 @@ from esper.telemetry.events import (
     RunStarted,
     StepTaken,
 )
-from esper.telemetry.metric import SCORE, Metric
-from esper.telemetry.store import RunStore
-from esper.training.governor.model import Rollback
+from esper.runs.metric import SCORE, Metric
+from esper.runs.store import RunStore
 
 _ADDED = "added_parameters"
 """Scalar: parameters of all seeds in the model."""

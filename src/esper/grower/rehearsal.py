@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.arguments import describe
-from esper.arrays import Ints
+from esper.config.arguments import describe
 from esper.errors import ConfigError
 from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
@@ -34,6 +33,7 @@ from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
 from esper.lifecycle.transitions import with_fossils
+from esper.numerics.arrays import Ints
 
 Pass = Callable[[], object]
 """Calls the compiled model as training or evaluation does."""

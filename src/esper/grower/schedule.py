@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from esper.arguments import amount, check_arguments
+from esper.config.arguments import amount, check_arguments
 from esper.errors import ConfigError
 
 _SHARE = amount("give a share from 0 on")

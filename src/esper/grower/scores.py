@@ -17,13 +17,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from esper import arguments
-from esper.arguments import Kind, describe
+from esper.config import arguments
+from esper.config.arguments import Kind, describe
 from esper.control.history import improves
 from esper.errors import ConfigError
-from esper.state import from_plain
-from esper.telemetry.metric import ACCURACY, LOSS, Metric
-from esper.training.governor.detectors import skill
+from esper.population.governor.detectors import skill
+from esper.runs.metric import ACCURACY, LOSS, Metric
+from esper.serialization.state import from_plain
 
 UNKNOWN = math.nan
 

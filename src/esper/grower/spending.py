@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
-from esper.arguments import check_arguments, describe, optional, positive
+from esper.config.arguments import check_arguments, describe, optional, positive
 from esper.errors import ConfigError
 from esper.growth.model import GROWING, GrowingModel
-from esper.state import from_plain, to_plain
-from esper.training.budget import TRAINING_PASSES
+from esper.population.budget import TRAINING_PASSES
+from esper.serialization.state import from_plain, to_plain
 
 
 class Spending:

@@ -1,7 +1,7 @@
 """What has grown in a model as plain values: enough to plant the same again, and to travel in the model's state dict.
 
 Trainers such as Lightning's save and load nothing else of ours than the state dict, which holds nothing but tensors: so
-`esper.state_files.pack` makes one tensor of plain values.
+`esper.serialization.state_files.pack` makes one tensor of plain values.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
-from esper.state import Stateful
-from esper.state_files import pack, unpack
+from esper.serialization.state import Stateful
+from esper.serialization.state_files import pack, unpack
 
 Structure = dict[str, dict[str, Any]]
 """By slot, of every seed: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""

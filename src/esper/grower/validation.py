@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.arguments import describe
+from esper.config.arguments import describe
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.side_pass import keep_generators, keep_modes
 

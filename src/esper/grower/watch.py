@@ -15,9 +15,9 @@ from esper.errors import ConfigError
 from esper.grower.scores import LOSS, Figures, Scores
 from esper.growth.sharding import local_part, reshard
 from esper.lifecycle.actions import Op
-from esper.state import from_plain, to_plain
-from esper.training.governor.detectors import GovernorSettings
-from esper.training.governor.model import Governor, GovernorVerdict
+from esper.population.governor.detectors import GovernorSettings
+from esper.population.governor.model import Governor, GovernorVerdict
+from esper.serialization.state import from_plain, to_plain
 
 CHECKS_AT_CHANCE = 8
 """A network that does no better than chance in so many checks in a row hardly will: its owner is told."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from torch import nn
 
-from esper.arguments import Kind, check_arguments, optional, truth
+from esper.config.arguments import Kind, check_arguments, optional, truth
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import get
 from esper.growth.frozen import WHOLE

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from esper.arguments import describe
+from esper.config.arguments import describe
 from esper.errors import SlotError
 from esper.growth.hook_tables import GrowthHook, find_hook_tables
 

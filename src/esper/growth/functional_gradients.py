@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.arguments import describe
+from esper.config.arguments import describe
 from esper.errors import LookError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.side_pass import keep_modes, side_pass

@@ -23,7 +23,7 @@ from esper.growth.functional_gradients import Asked, FeatureRecorder, ask, quiet
 from esper.growth.promise import AskedBatch, gram_of, held_out_promise, promise
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
-from esper.random_streams import seed_generator
+from esper.numerics.random_streams import seed_generator
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.arguments import callable_, check_arguments, instance, name_of, one_of, optional, truth, whole
+from esper.config.arguments import callable_, check_arguments, instance, name_of, one_of, optional, truth, whole
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.compilations import Compilations

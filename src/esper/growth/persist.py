@@ -15,7 +15,8 @@ from pydantic import Field
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
-from esper.arguments import check_arguments, file_path
+from esper.config.arguments import check_arguments, file_path
+from esper.config.settings import Settings
 from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.frozen import hash_frozen
@@ -27,8 +28,7 @@ from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
-from esper.settings import Settings
-from esper.state_files import Count, Manifest, StateFormat, copy_to_cpu, describe_tensors
+from esper.serialization.state_files import Count, Manifest, StateFormat, copy_to_cpu, describe_tensors
 
 TOPOLOGY_FILE = "model.json"
 _FOLDER = file_path("give the path of a folder")

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from esper.arguments import Kind, instance
+from esper.config.arguments import Kind, instance
 from esper.errors import SlotError, did_you_mean
-from esper.flops import count_flops
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.outputs import find_outputs
 from esper.growth.positions import CallWitness, find_declared_reason, find_output_tensor, is_causal, pad_nested
 from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
+from esper.numerics.flops import count_flops
 
 Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a host takes: its one argument, its positional arguments, or its keyword arguments."""

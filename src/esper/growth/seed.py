@@ -24,7 +24,7 @@ from esper.growth.blueprints.registry import Blueprint, Reads
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
-from esper.stacking import Stackable
+from esper.numerics.stacking import Stackable
 
 
 class BlendGate(nn.Module):

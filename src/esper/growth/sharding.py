@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.arguments import describe
+from esper.config.arguments import describe
 from esper.errors import SlotError
 from esper.growth.depth import copy_block
 from esper.growth.site import Layer

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from esper.arguments import amount, check_arguments, instance, name_of, optional
+from esper.config.arguments import amount, check_arguments, instance, name_of, optional
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import OF_LAYER, Blueprint, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from esper.arrays import Bools, Ints
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
+from esper.numerics.arrays import Bools, Ints
 from esper.rl.gym.envs import GrowthVectorEnv, Info, Transition
 from esper.rl.gym.growth import Array, Arrays, GrowthSettings, conditional_masks
 from esper.tasks.suite import Suite

@@ -11,13 +11,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from esper.arrays import Bools, Float32s
 from esper.control.controller import Actions
 from esper.control.observation import Observation
 from esper.errors import ConfigError
 from esper.extras import find_missing
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import ActionMasks, canonicalise
+from esper.numerics.arrays import Bools, Float32s
 from esper.rl.gym.envs import RESET_MASK, GrowthVectorEnv, Info
 from esper.rl.gym.growth import Array, Arrays, conditional_masks, observation_arrays
 

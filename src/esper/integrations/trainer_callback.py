@@ -51,7 +51,7 @@ def figures(decision: Decision, grower: Grower) -> dict[str, float]:
 
 
 class MeanLoss:
-    """The mean of the losses since it was last taken: an `esper.state.Stateful`."""
+    """The mean of the losses since it was last taken: an `esper.serialization.state.Stateful`."""
 
     def __init__(self) -> None:
         self._sum: float | Tensor = 0.0

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from esper.arrays import Bools, Ints
+from esper.config.settings import Settings
 from esper.errors import IllegalActionError
-from esper.settings import Settings
+from esper.numerics.arrays import Bools, Ints
 
 Places: TypeAlias = tuple[NDArray[np.intp], ...]
 """Index of some slots in an ``[E, S]`` array: their environments and their slots."""

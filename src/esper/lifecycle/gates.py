@@ -7,10 +7,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from esper.arrays import Bools, Int8s
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage, membership
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.numerics.arrays import Bools, Int8s
 
 GATES: dict[Stage, str] = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
 """The gate ahead of a slot, by its stage."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from esper.arrays import Bools, Ints, map_arrays
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
@@ -27,6 +26,7 @@ from esper.lifecycle.gates import GATES, Reason, Verdicts, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import LIVE, Stage
 from esper.lifecycle.table import Evidence, SeedTable
+from esper.numerics.arrays import Bools, Ints, map_arrays
 
 _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
 

@@ -8,8 +8,8 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
+from esper.config.settings import Settings
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
-from esper.settings import Settings
 
 
 class Isolation(StrEnum):

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from esper.arrays import Bools
+from esper.numerics.arrays import Bools
 
 
 class Stage(IntEnum):

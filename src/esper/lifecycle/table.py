@@ -7,9 +7,9 @@ from typing import Self
 
 import numpy as np
 
-from esper.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, replace_where
 from esper.lifecycle.actions import Rows
 from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, membership
+from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, replace_where
 
 NO_BLUEPRINT = -1
 

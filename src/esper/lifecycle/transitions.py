@@ -10,7 +10,6 @@ from typing import Final, Self
 
 import numpy as np
 
-from esper.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
     ALPHA_SPEEDS,
@@ -27,6 +26,7 @@ from esper.lifecycle.legality import legal_actions, require_legal
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 
 _TEMPOS = np.array(TEMPOS, dtype=np.int16)
 _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)

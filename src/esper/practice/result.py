@@ -13,8 +13,8 @@ from esper.files import write_atomically
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
 from esper.practice.training import ClassifierScore, Epoch, HostTraining
-from esper.telemetry.events import RolledBack, StepTaken
-from esper.telemetry.store import RunStore
+from esper.runs.events import RolledBack, StepTaken
+from esper.runs.store import RunStore
 
 FLOPS, LEARNING_SECONDS, SECONDS = "training_flops", "learning_seconds", "seconds"
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from esper.checkpoints import Checkpoints
 from esper.errors import CheckpointError
 from esper.grower.decision import Ending
 from esper.grower.recording import Recording
@@ -17,11 +16,12 @@ from esper.grower.state_dict import regrow, structure
 from esper.growth.persist import save
 from esper.practice.result import GrowResult, epoch_scalars, read_result, summarise_run, write_result
 from esper.practice.training import Epoch, HostTraining
+from esper.runs.events import RunInterrupted
+from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
+from esper.serialization.checkpoints import Checkpoints
+from esper.serialization.state_files import pack, take_prefix, unpack
 from esper.signals import Interrupts, Terminated
-from esper.state_files import pack, take_prefix, unpack
-from esper.telemetry.events import RunInterrupted
-from esper.telemetry.run_directory import RunDirectory
-from esper.telemetry.store import RunStore
 
 KEPT_CHECKPOINTS = 2
 _MODEL, _OPTIMIZER = "model.", "optimizer."

@@ -8,15 +8,15 @@ from typing import Any, Literal, Self, cast
 import torch
 from pydantic import Field, model_validator
 
+from esper.config.settings import Settings
 from esper.control.rules.simple import Never
-from esper.devices import CPU, DeviceName
 from esper.grower.apart import Counterfactual
 from esper.grower.choosing import rules_of
 from esper.lifecycle.rules import Rules
+from esper.numerics.devices import CPU, DeviceName
+from esper.population.budget import Budget
 from esper.rl.episode_config import EpisodeConfig
-from esper.settings import Settings
 from esper.tasks.practice.registry import get_host, get_task, host_for
-from esper.training.budget import Budget
 
 ALL_FROM_START = "all_from_start"
 """Instead of a controller: every slot is filled for good before the first step."""

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.rules.simple import Never
-from esper.devices import usable_device
 from esper.grower.decision import Decision
 from esper.grower.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
+from esper.numerics.devices import usable_device
+from esper.numerics.random_streams import child_generator
+from esper.population.budget import TRAINING_PASSES
 from esper.practice.settings import ALL_FROM_START, GrowSettings
-from esper.random_streams import child_generator
 from esper.tasks.practice.examples import Examples, Minibatch, Splits
 from esper.tasks.practice.registry import get_host
-from esper.training.budget import TRAINING_PASSES
 
 HOST, SEEDS, ORDER = range(3)
 """Keys of a run's random streams."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from esper.arrays import Bools, Floats, Ints
+from esper.config.settings import Settings
 from esper.control.promises import PromiseSettings
 from esper.lifecycle.table import SeedTable
-from esper.settings import Settings
-from esper.training.budget import Budget
-from esper.training.governor import GovernorSettings
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.budget import Budget
+from esper.population.governor import GovernorSettings
 
 
 class EpisodeConfig(Settings):

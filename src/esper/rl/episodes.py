@@ -9,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from esper.arrays import Bools, Floats, Ints, replace_where
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.control.promises import PromiseRecord
@@ -19,7 +18,23 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate
-from esper.random_streams import Stream, numpy_generator
+from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.numerics.random_streams import Stream, numpy_generator
+from esper.population.deferred import Deferred
+from esper.population.evaluation import (
+    CommittedEvaluation,
+    Evaluation,
+    evaluate,
+    evaluate_committed,
+    remember,
+    start_evaluation,
+)
+from esper.population.forward import find_fastest_strategy
+from esper.population.governor import PopulationGovernor, Trouble
+from esper.population.governor.population import Intervention
+from esper.population.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
+from esper.population.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
+from esper.population.promise import PromiseMeter
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import (
     OUTCOME,
@@ -37,21 +52,6 @@ from esper.rl.rewards import (
 from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.deferred import Deferred
-from esper.training.evaluation import (
-    CommittedEvaluation,
-    Evaluation,
-    evaluate,
-    evaluate_committed,
-    remember,
-    start_evaluation,
-)
-from esper.training.forward import find_fastest_strategy
-from esper.training.governor import PopulationGovernor, Trouble
-from esper.training.governor.population import Intervention
-from esper.training.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
-from esper.training.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
-from esper.training.promise import PromiseMeter
 
 CPU = torch.device("cpu")
 Measured = TypeVar("Measured", Evaluation, CommittedEvaluation)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.arrays import map_arrays, merge_arrays
 from esper.control.policy import Policy, PolicyEvaluation
+from esper.numerics.arrays import map_arrays, merge_arrays
 from esper.rl.rollout import PPOBatch, Rollout, select_steps
 from esper.rl.settings import PPOSettings
 

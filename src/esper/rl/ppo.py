@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from esper.arrays import merge_arrays
 from esper.control.policy import Policy
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head
-from esper.random_streams import torch_generator
+from esper.numerics.arrays import merge_arrays
+from esper.numerics.random_streams import torch_generator
 from esper.rl.advantages import (
     discounted_returns,
     generalised_advantages,
@@ -26,7 +26,7 @@ from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.losses import MinibatchStats, PPOLoss
 from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, of_running, select_environments, select_steps, standardise
 from esper.rl.settings import PPOSettings
-from esper.state_files import take_prefix
+from esper.serialization.state_files import take_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""

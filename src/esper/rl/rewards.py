@@ -19,18 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esper.arguments import describe
-from esper.arrays import Bools, Floats, Int8s, Ints, replace_where
+from esper.config.arguments import describe
+from esper.config.settings import Settings
 from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.settings import Settings
+from esper.numerics.arrays import Bools, Floats, Int8s, Ints, replace_where
+from esper.population.budget import RentBasis
+from esper.population.evaluation import CommittedEvaluation, Evaluation
+from esper.population.population import Population
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-from esper.training.budget import RentBasis
-from esper.training.evaluation import CommittedEvaluation, Evaluation
-from esper.training.population import Population
 
 Family = Literal["accuracy", "loss"]
 """Unit of scores and contributions: accuracy, or the relative decrease of the loss."""

@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from esper.arrays import map_arrays, merge_arrays, named_arrays
 from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicyState, PolicyStep
 from esper.errors import EsperError
 from esper.lifecycle.actions import Head
+from esper.numerics.arrays import map_arrays, merge_arrays, named_arrays
 
 SMALLEST = 1e-8
 """Added to deviations and variances that are divided by."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from esper.config.settings import Settings
 from esper.lifecycle.actions import PerHead
-from esper.settings import Settings
 
 
 class PPOSettings(Settings):

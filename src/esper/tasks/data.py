@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from esper.arrays import Float32s, Ints
+from esper.numerics.arrays import Float32s, Ints
 
 Part = Literal["train", "validation", "test"]
 """train feeds the host's optimizer, validation the controller, test only evaluation."""

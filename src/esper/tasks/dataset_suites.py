@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.arrays import Float32s, Ints
 from esper.errors import TaskError
-from esper.random_streams import child_generator
-from esper.stacking import Stackable
+from esper.numerics.arrays import Float32s, Ints
+from esper.numerics.random_streams import child_generator
+from esper.numerics.stacking import Stackable
 from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.datasets import (
     CLASSES,

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
-from esper.arrays import Bools, Float32s, Floats, Ints
+from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 from esper.tasks.data import LabelledArrays
 from esper.tasks.suite import Source
 

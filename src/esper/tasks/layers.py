@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from esper.stacking import Stackable, linear
+from esper.numerics.stacking import Stackable, linear
 
 
 def initialise(layer: nn.Linear | nn.Conv1d | nn.Conv2d, generator: torch.Generator) -> None:

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from esper.config.settings import Settings
 from esper.errors import TaskError
-from esper.flops import count_flops
-from esper.settings import Settings
+from esper.numerics.flops import count_flops
 from esper.tasks.data import Data, Part
 from esper.tasks.instance import Instance
 

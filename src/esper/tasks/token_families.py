@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from esper.arrays import Float32s, Ints
+from esper.numerics.arrays import Float32s, Ints
 from esper.tasks.data import LabelledArrays
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from esper.errors import TaskError
-from esper.random_streams import child_generator
-from esper.stacking import Stackable
+from esper.numerics.random_streams import child_generator
+from esper.numerics.stacking import Stackable
 from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.instance import Instance
 from esper.tasks.layers import Linear, TokenLinear

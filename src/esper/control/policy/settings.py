@@ -6,10 +6,10 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from esper.config.settings import Settings
 from esper.control.advice import AdviceSettings
 from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Head, Op, PerHead
-from esper.settings import Settings
 
 
 class OpPrior(Settings):

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Bools, Float32s, Ints
 from esper.control.controller import Actions
 from esper.control.observation import FeatureReader
 from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import LIVE
+from esper.numerics.arrays import Bools, Float32s, Ints
 
 
 class ActionBuilder:

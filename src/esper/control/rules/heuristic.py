@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from esper.arrays import Bools, Ints
+from esper.config.settings import Settings
 from esper.control.controller import Actions
 from esper.control.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
 from esper.control.rules.decisions import ROUNDING, ActionBuilder, count_unfinished, keep_or_prune
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
-from esper.settings import Settings
+from esper.numerics.arrays import Bools, Ints
 
 
 class HeuristicSettings(Settings):

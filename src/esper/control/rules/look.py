@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from esper.arrays import Bools, Floats, Ints
+from esper.config.settings import Settings
 from esper.control.controller import Actions
 from esper.control.observation import FeatureReader, Observation
 from esper.control.promises import PromiseSettings
@@ -15,7 +15,7 @@ from esper.control.rules.decisions import ROUNDING, ActionBuilder, count_unfinis
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
-from esper.settings import Settings
+from esper.numerics.arrays import Bools, Floats, Ints
 
 
 class LookSettings(Settings):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from esper.arrays import Bools, Ints
+from esper.config.settings import Settings
 from esper.control.controller import Actions
 from esper.control.observation import LONGEST_PLATEAU, FeatureReader, Observation
 from esper.control.rules.decisions import ROUNDING, ActionBuilder, keep_or_prune
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
-from esper.settings import Settings
+from esper.numerics.arrays import Bools, Ints
 
 
 @dataclass(frozen=True)

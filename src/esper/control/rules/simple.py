@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from esper.arrays import Bools, Floats, Ints
 from esper.control.controller import Actions, UniformStreams
 from esper.control.observation import Observation
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, wait
 from esper.lifecycle.legality import ActionMasks, canonicalise
+from esper.numerics.arrays import Bools, Floats, Ints
 
 
 class Never:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.errors import ConfigError, did_you_mean
-from esper.telemetry.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory
 
 ESPER = "esper"
 """The policy that `esper/CARD.md` beside this file describes."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.growth.blueprints.layers import from_columns, he_normal, lecun_normal, normalise, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, Reads, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
-from esper.stacking import Stackable, linear
+from esper.numerics.stacking import Stackable, linear
 
 
 @register

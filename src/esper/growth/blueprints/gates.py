@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.growth.blueprints.layers import count_positions, from_columns, he_normal, split_positions, to_columns, zeros
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
-from esper.stacking import Stackable, linear
+from esper.numerics.stacking import Stackable, linear
 
 HIDDEN = 4
 """A gate's units between the mean over positions and the gate."""

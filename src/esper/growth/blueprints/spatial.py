@@ -22,7 +22,7 @@ from esper.growth.blueprints.layers import (
 )
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
-from esper.stacking import linear
+from esper.numerics.stacking import linear
 
 
 def count_taps(site: Site) -> int:

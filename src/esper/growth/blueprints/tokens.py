@@ -26,7 +26,7 @@ from esper.growth.blueprints.layers import (
 )
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
-from esper.stacking import Stackable, linear
+from esper.numerics.stacking import Stackable, linear
 
 
 class TokenMixer(Blueprint, Stackable):

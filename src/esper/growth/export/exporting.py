@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from esper.arguments import check_arguments, file_path, instance, one_of, truth
+from esper.config.arguments import check_arguments, file_path, instance, one_of, truth
 from esper.errors import ConfigError, ExportError, RunError
 from esper.files import move_durably
 from esper.growth.export import reloading

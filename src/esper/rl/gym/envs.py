@@ -12,8 +12,8 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.arrays import Bools, Floats
 from esper.errors import ConfigError
+from esper.numerics.arrays import Bools, Floats
 from esper.rl.episodes import FinalScore
 from esper.rl.gym.growth import (
     Array,

@@ -12,20 +12,20 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
-from esper.arrays import Bools, Floats, Ints
+from esper.config.settings import Settings, describe_first_error
 from esper.control.observation import Feature, MaskTensors, Observation, list_features
-from esper.devices import CPU, DeviceName, usable_device
 from esper.errors import ConfigError
 from esper.lifecycle.actions import head_sizes
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.devices import CPU, DeviceName, usable_device
+from esper.population.population import StrategyChoice
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
-from esper.settings import Settings, describe_first_error
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.training.population import StrategyChoice
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

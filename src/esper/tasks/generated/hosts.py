@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.stacking import Stackable
+from esper.numerics.stacking import Stackable
 from esper.tasks.generated.problems import Shape
 from esper.tasks.layers import Conv1d, Linear, TokenLinear, initialise
 

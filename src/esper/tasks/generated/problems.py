@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.arrays import Float32s, Floats, Ints
+from esper.numerics.arrays import Float32s, Floats, Ints
 from esper.tasks.data import PARTS, LabelledArrays
 from esper.tasks.datasets import digits, mnist1d
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from esper.errors import TaskError
-from esper.random_streams import child_generator
+from esper.numerics.random_streams import child_generator
 from esper.tasks.data import PARTS, Data, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.generated.hosts import ACTIVATIONS, Build, Chain, build
 from esper.tasks.generated.problems import PROBLEMS, Draw, Shape

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.arrays import Ints
 from esper.errors import TaskError
-from esper.random_streams import child_generator
+from esper.numerics.arrays import Ints
+from esper.numerics.random_streams import child_generator
 from esper.tasks.data import Scale
 
 Tokens = NDArray[np.unsignedinteger[Any]]

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Ints
 from esper.errors import TaskError
+from esper.numerics.arrays import Ints
 from esper.tasks.data import LabelledArrays
 from esper.tasks.dataset_suites import DigitsSuite, Mnist1dSuite
 from esper.tasks.datasets import CLASSES, LENGTH, digits, mnist1d

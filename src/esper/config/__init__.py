@@ -1,0 +1,1 @@
+"""Settings: declared as classes, read from files and command lines, checked."""

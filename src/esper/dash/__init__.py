@@ -1,0 +1,1 @@
+"""What people look at while networks grow: the dashboard (extra ``ui``), printed lines, progress."""

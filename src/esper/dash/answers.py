@@ -1,0 +1,285 @@
+"""What each page of the dashboard is told of runs, as plain JSON values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean as mean
+from typing import Any
+
+from esper.dash.run_view import Episode, NetworkView, plain, read_networks, read_payload
+from esper.errors import EsperError
+from esper.lab.comparison import compare_splits
+from esper.lab.standings import evaluation_record
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve
+from esper.runs.events import (
+    AnomalyRaised,
+    EpisodeEnded,
+    EpisodeStarted,
+    GateJudged,
+    LifecycleTransition,
+    PolicyLooked,
+    RolledBack,
+    StepTaken,
+)
+from esper.runs.metric import SCORE, Metric, contributions
+from esper.runs.reader import EventRecord, RunReader
+from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
+from esper.train.iteration import LEVELS
+from esper.train.results import read_evaluation
+
+PAGE = 100
+"""Events of one answer."""
+LAST_SHARE = 3
+"""The last one of so many parts of a run is what it is judged by."""
+STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
+_STARTED_FIELDS = ("instance", "family", "variant")
+_GROWN_FIGURES = ("train_loss", "validation_loss", "added_parameters")
+"""Scalars of a model that grows alone, beside what growth is about."""
+_NOT_DRAWN = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/")
+"""Beginnings of scalars that the page of learning leaves out."""
+_OF_RUN = ("suite", "task", "host", "controller", "seed", "environments")
+_OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
+_OF_MODEL = ("host", "task", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
+_IN_POPULATION = (StepTaken.name, EpisodeStarted.name, EpisodeEnded.name, RolledBack.name)
+_IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateJudged.name)
+
+
+def list_runs(stores: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Every run: what it is and how it stands; a run that cannot be read has its `error` instead."""
+    return [_describe_run(name, store) for name, store in stores.items()]
+
+
+def _describe_run(name: str, store: Path) -> dict[str, Any]:
+    try:
+        with RunReader.open(store) as reader:
+            progress, metadata = read_progress(RunDirectory(store.parent), reader), reader.metadata()
+    except EsperError as error:
+        return {"name": name, "error": str(error)}
+    return {
+        "name": name,
+        "command": progress.command,
+        "state": str(progress.state),
+        "done": progress.done,
+        "total": progress.total,
+        "started": progress.started,
+        **_pick(metadata, _OF_RUN),
+    }
+
+
+def _pick(metadata: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: plain(metadata.get(key)) for key in keys}
+
+
+def describe_population(reader: RunReader, number: int | None) -> dict[str, Any]:
+    """The networks of an episode, the newest where none is given: what each learns and how it stood at each step."""
+    cursor, metadata = reader.last_id(), reader.metadata()
+    episode = Episode.find(reader, metadata, number)
+    networks = {} if episode is None else read_networks(reader, episode, _IN_POPULATION)
+    return {
+        "cursor": cursor,
+        "slots": plain(metadata.get("slots", [])),
+        **_pick(metadata, ("environments", "steps")),
+        "episode": episode and episode.place(),
+        "networks": [_describe_card(one) for one in networks.values() if one.started or one.decisions],
+    }
+
+
+def _describe_card(network: NetworkView) -> dict[str, Any]:
+    started, ended = network.started or {}, network.ended or {}
+    return {
+        "environment": network.number,
+        **{name: started.get(name) for name in _STARTED_FIELDS},
+        "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in network.decisions],
+        "objective": ended.get("objective"),
+        "rollbacks": len(network.rollbacks),
+    }
+
+
+def describe_network(reader: RunReader, number: int | None, environment: int) -> dict[str, Any]:
+    """All that is known of a network in an episode, the newest where none is given."""
+    cursor, metadata = reader.last_id(), reader.metadata()
+    found = {"cursor": cursor, "environment": environment, **_pick(metadata, _OF_NETWORK), "episode": None}
+    episode = Episode.find(reader, metadata, number)
+    if episode is None:
+        return found
+    network = _read_network(reader, episode, environment, (*_IN_NETWORK, PolicyLooked.name))
+    return {
+        **found,
+        "episode": episode.place(),
+        "started": network.started,
+        "ended": network.ended,
+        "decisions": network.decisions,
+        "seeds": network.seeds(),
+        "gates": network.gates,
+        "rollbacks": network.rollbacks,
+        "looks": [look.get("step") for look in network.looks],
+    }
+
+
+def _read_network(reader: RunReader, episode: Episode, environment: int, types: Sequence[str]) -> NetworkView:
+    return read_networks(reader, episode, types, environment).get(environment, NetworkView(environment))
+
+
+def describe_look(reader: RunReader, number: int, environment: int, step: int) -> dict[str, Any]:
+    """What the policy saw and thought of a network before a decision; `look` is None where that was not kept."""
+    metadata = reader.metadata()
+    episode = Episode.find(reader, metadata, number)
+    looks = [] if episode is None else _read_network(reader, episode, environment, (PolicyLooked.name,)).looks
+    return {
+        "look": next((one for one in looks if one.get("step") == step), None),
+        "features": plain(metadata.get("features")),
+        "choices": {
+            "op": plain(metadata.get("operations")),
+            "slot": plain(metadata.get("slots")),
+            "blueprint": plain(metadata.get("blueprints")),
+            "blend": [blend.name.lower() for blend in Blend],
+            "tempo": [f"{tempo} steps" for tempo in TEMPOS],
+            "alpha_target": [str(target) for target in ALPHA_TARGETS],
+            "alpha_speed": [f"{speed} steps" for speed in ALPHA_SPEEDS],
+            "alpha_curve": [curve.name.lower() for curve in Curve],
+        },
+    }
+
+
+def describe_model(reader: RunReader) -> dict[str, Any]:
+    """What a model that grows alone is, its decisions, its seeds' lives, and its figures by decision, from 1."""
+    cursor, metadata = reader.last_id(), reader.metadata()
+    about = Metric.of(metadata)
+    series = {
+        **{name: name for name in _GROWN_FIGURES},
+        "metric": about.scalar,
+        "train_metric": about.train_scalar,
+        "score": SCORE,
+    }
+    episode = Episode.find(reader, {"command": "grow"})
+    network = NetworkView(0) if episode is None else _read_network(reader, episode, 0, _IN_NETWORK)
+    return {
+        "cursor": cursor,
+        **_pick(metadata, _OF_MODEL),
+        "about": {**plain(about.metadata()), "direction": about.direction, "contribution": contributions(metadata)},
+        "decisions": network.decisions,
+        "ending": network.ending,
+        "transitions": network.transitions,
+        "seeds": network.seeds(),
+        "gates": network.gates,
+        "rollbacks": network.rollbacks,
+        "figures": {
+            name: dict(plain([list(point) for point in reader.series(scalar)])) for name, scalar in series.items()
+        },
+    }
+
+
+def describe_learning(reader: RunReader) -> dict[str, Any]:
+    """All figures per iteration, the baselines' levels on the probe instances, and anomalies."""
+    cursor, metadata = reader.last_id(), reader.metadata()
+    figures: dict[str, dict[int, float | None]] = {}
+    iterations: set[int] = set()
+    for iteration, name, value in reader.rows("SELECT iteration, name, value FROM scalars"):
+        if not str(name).startswith(_NOT_DRAWN):
+            figures.setdefault(str(name), {})[iteration] = plain(value)
+            iterations.add(iteration)
+    ordered = sorted(iterations)
+    anomalies = reader.rows("SELECT payload FROM events WHERE type = ? ORDER BY id", AnomalyRaised.name)
+    return {
+        "cursor": cursor,
+        "total": plain(metadata.get("iterations")),
+        "baselines": plain(metadata.get(LEVELS, {})),
+        "iterations": ordered,
+        "series": {name: [values.get(iteration) for iteration in ordered] for name, values in sorted(figures.items())},
+        "anomalies": [read_payload(text) for (text,) in anomalies],
+    }
+
+
+def describe_comparison(stores: Mapping[str, Path | None]) -> list[dict[str, Any]]:
+    """Each run's curve, its late level, its last probe and what `esper evaluate` says of it; or its `error`.
+
+    None: it is not there.
+    """
+    gone = "there is no run of this name any more"
+    return [
+        {"name": name, "error": gone} if store is None else _describe_compared(name, store)
+        for name, store in stores.items()
+    ]
+
+
+def _describe_compared(name: str, store: Path) -> dict[str, Any]:
+    try:
+        with RunReader.open(store) as reader:
+            metadata = reader.metadata()
+            metric, scalar = progress_metric(metadata)
+            series, probes = (
+                [(iteration, value) for iteration, value in reader.series(one) if math.isfinite(value)]
+                for one in (scalar, "probe_score")
+            )
+            return {
+                "name": name,
+                "cursor": reader.last_id(),
+                "metric": metric.metric,
+                "direction": metric.direction,
+                "alone": metadata.get("command") == "grow",
+                "iterations": [iteration for iteration, _ in series],
+                "values": [value for _, value in series],
+                "late": late_level([value for _, value in series]),
+                "probe": {"iteration": probes[-1][0], "score": probes[-1][1]} if probes else None,
+                "baselines": plain(metadata.get(LEVELS, {})),
+                "evaluation": _describe_evaluation(RunDirectory(store.parent)),
+            }
+    except EsperError as error:
+        return {"name": name, "error": str(error)}
+
+
+def late_level(values: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, lowest and highest of the last third of ``values``; None where there is no value.
+
+    No interval: iterations of one run depend on each other, and other training seeds would do otherwise.
+    """
+    if not values:
+        return None
+    late = values[-math.ceil(len(values) / LAST_SHARE) :]
+    return plain({"mean": mean(late), "count": len(late), "low": min(late), "high": max(late)})
+
+
+def _describe_evaluation(run: RunDirectory) -> dict[str, Any]:
+    """The record that `esper evaluate --json` prints, by split; empty before the run is evaluated."""
+    return plain(evaluation_record(compare_splits(read_evaluation(run.evaluation)))) if run.evaluation.exists() else {}
+
+
+def list_events(reader: RunReader, types: Sequence[str], text: str, before: int | None) -> dict[str, Any]:
+    """The newest events, of these ``types`` if any are given, that contain ``text``, with ids below ``before``."""
+    conditions, parameters = ["1"], list[int | str]()
+    if types:
+        # `+`: to walk back along the ids finds a page sooner than to gather all events of the types.
+        conditions.append(f"+type IN ({', '.join('?' for _ in types)})")
+        parameters += types
+    if text:
+        conditions.append("instr(lower(type || ' ' || payload), lower(?))")
+        parameters.append(text)
+    if before is not None:
+        conditions.append("id < ?")
+        parameters.append(before)
+    cursor = reader.last_id()
+    rows = reader.rows(
+        "SELECT id, time, type, version, iteration, payload FROM events "
+        f"WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT {PAGE + 1}",
+        *parameters,
+    )
+    counts = reader.rows("SELECT type, count(*) FROM events GROUP BY type ORDER BY type")
+    return {
+        "cursor": cursor,
+        "types": [{"type": name, "count": count} for name, count in counts],
+        "events": [describe_event(EventRecord(*row)) for row in rows[:PAGE]],
+        "more": len(rows) > PAGE,
+    }
+
+
+def describe_event(record: EventRecord) -> dict[str, Any]:
+    """An event of the log and of the stream."""
+    return {
+        "id": record.id,
+        "time": plain(record.time),
+        "type": record.type,
+        "iteration": record.iteration,
+        "payload": read_payload(record.payload),
+    }

@@ -1,0 +1,99 @@
+"""Numbers as people read them, the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+
+from esper.lab.analysis import Interval
+
+MINUS = "\u2212"
+EN_DASH = "\u2013"
+MEGA = 1e6
+
+
+def score(value: float) -> str:
+    """Three decimals: ``0.655``."""
+    return _true_minus(f"{value:.3f}")
+
+
+def measure(value: float) -> str:
+    """A number of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
+    size = abs(value)
+    if value and size < 0.1:
+        return _true_minus(f"{value:.3g}")
+    return score(value) if size < 1000 else _true_minus(f"{value:,.0f}" if size < 1e9 else f"{value:.3g}")
+
+
+def signed_score(value: float) -> str:
+    """Three decimals with a sign: ``+0.021``; zero has none."""
+    text = f"{value:+.3f}"
+    return "0.000" if float(text) == 0 else _true_minus(text)
+
+
+def difference(value: float) -> str:
+    """As `measure`, with a sign; zero has none: ``+0.021``, ``+0.00023``."""
+    return f"+{measure(value)}" if value > 0 else measure(value)
+
+
+def percent(share: float) -> str:
+    """``0.123`` as ``12%``; what is above zero but would round to it as ``<1%``."""
+    text = f"{share:.0%}"
+    return "<1%" if share > 0 and text == "0%" else text
+
+
+def signed_percent(share: float) -> str:
+    """As `percent`, with a sign: ``+12%``."""
+    return percent(share) if share < 0 else f"+{percent(share)}"
+
+
+def count(value: float) -> str:
+    """A whole number, in groups of three digits."""
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits."""
+    return _true_minus(f"{value:.3g}")
+
+
+def mega(value: float) -> str:
+    """In whole millions: ``1_234_000_000`` as ``1,234``."""
+    return _true_minus(f"{value / MEGA:,.0f}")
+
+
+def p_value(p: float) -> str:
+    """Three decimals, never zero: ``0.034`` or ``<0.001``."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def interval(found: Interval) -> str:
+    """The interval alone: ``0.642 to 0.668``."""
+    return f"{score(found.low)} to {score(found.high)}"
+
+
+def signed_interval(found: Interval) -> str:
+    """The interval alone, with signs: ``+0.012 to +0.030``."""
+    return f"{signed_score(found.low)} to {signed_score(found.high)}"
+
+
+def duration(seconds: float) -> str:
+    """``3:07`` minutes, or ``1:03:07`` hours."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def time_taken(seconds: float) -> str:
+    """As `duration`; below a minute in seconds: ``0.4 s``."""
+    return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
+
+
+def join_words(words: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
+
+
+def _true_minus(text: str) -> str:
+    return text.replace("-", MINUS)

@@ -1,1 +1,0 @@
-"""Training, evaluating and comparing controllers, and the run directories they leave behind."""

@@ -1,0 +1,195 @@
+"""What a controller did in an evaluation: how it treats each family, and a few whole episodes to look at."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
+
+from esper.files import write_atomically
+from esper.lab.seed_shapley import SeedShapley
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.stages import Stage
+from esper.tasks.suite import Split, Suite
+from esper.train.episode_log import BlueprintGradients, EpisodeLog, StageChange, average_by_blueprint
+from esper.train.evaluation import EvaluationResult
+from esper.train.results import Result, read_json
+
+_GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How often a blueprint was used in a slot, per episode."""
+
+    slot: int
+    blueprint: str
+    germinated: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the controller did on one family."""
+
+    family: str
+    split: Split
+    episodes: int
+    operations: dict[str, float]
+    """Share of decisions per operation."""
+    plants: tuple[Plant, ...]
+    """Those that occurred."""
+
+
+@dataclass(frozen=True)
+class EpisodeTimeline:
+    """One network's life: its validation accuracy after each decision and its slots' changes of stage."""
+
+    instance: str
+    family: str
+    variant: str
+    split: Split
+    score: float
+    growth: float
+    """Committed parameters over the host's."""
+    drift_step: int | None
+    accuracy: tuple[float, ...]
+    changes: tuple[StageChange, ...]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the policy of a run did in its evaluation."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    iteration: int
+    """Training iterations that the policy had behind it."""
+    sites: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    usage: tuple[Usage, ...]
+    episodes: tuple[EpisodeTimeline, ...]
+    """The first of each family."""
+    earnings: tuple[SeedShapley, ...] | None = None
+    """What was kept in each episode; None in files from before this was measured."""
+    gradients: tuple[BlueprintGradients, ...] | None = None
+    """Of all seeds that learned, by blueprint; None in files from before this was measured."""
+
+
+def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, EvaluationResult]]) -> Behaviour:
+    """Sum up what was played on the instances of each split."""
+    usage: list[Usage] = []
+    episodes: list[EpisodeTimeline] = []
+    for split, one in played:
+        families = sorted({record.family for record in one.records})
+        usage += [_usage(family, split, one.logs) for family in families]
+        episodes += [_first(family, split, one) for family in families]
+    earned = tuple(earnings for _, one in played for earnings in one.earnings)
+    seeds = [seed for _, one in played for log in one.logs for seed in log.gradients]
+    gradients = tuple(average_by_blueprint(seeds))
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned, gradients)
+
+
+def write_behaviour(path: Path, found: Behaviour) -> None:
+    """Write it as JSON; RunError if that fails."""
+    write_atomically(path, json.dumps(asdict(found), indent=1))
+
+
+def read_behaviour(path: Path) -> Behaviour:
+    """What :func:`write_behaviour` wrote.
+
+    Raises:
+        RunError: the file is missing, or holds something else.
+    """
+    return read_json(path, _FILE)
+
+
+def _coherent(found: Behaviour) -> Behaviour:
+    slots = range(len(found.sites))
+    if not found.usage or any(one.operations.keys() != found.usage[0].operations.keys() for one in found.usage):
+        raise ValueError("the use of operations is incomplete")
+    if any(plant.slot not in slots for one in found.usage for plant in one.plants):
+        raise ValueError("a seed lies in a slot that does not exist")
+    for episode in found.episodes:
+        steps = range(len(episode.accuracy))
+        if not steps or not (episode.drift_step is None or episode.drift_step in steps):
+            raise ValueError("an episode's drift lies outside it")
+        if any(
+            change.slot not in slots or change.step not in steps or change.after not in _STAGES
+            for change in episode.changes
+        ):
+            raise ValueError("an episode has an impossible change of stage")
+    for one in found.gradients or ():
+        shares = (one.vanished, one.exploded)
+        if one.blueprint not in found.blueprints or one.seeds < 1 or not all(0 <= share <= 1 for share in shares):
+            raise ValueError("the gradients of a blueprint are impossible")
+    for earned in found.earnings or ():
+        kept = [seed.slot for seed in earned.seeds]
+        if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
+            raise ValueError("an episode kept seeds that there cannot be")
+        if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in earned.pairs):
+            raise ValueError("an episode has an interaction of seeds that it did not keep")
+    return found
+
+
+_STAGES = {stage.name.lower() for stage in Stage}
+_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_coherent)])
+
+
+def _usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
+    operations = np.zeros(len(Op))
+    germinated: Counter[tuple[int, str]] = Counter()
+    kept: Counter[tuple[int, str]] = Counter()
+    episodes = 0
+    for log in logs:
+        rows = {row for row, instance in enumerate(log.instances) if instance.family == family}
+        episodes += len(rows)
+        chosen = log.actions[:, sorted(rows), Head.OP]
+        operations += np.bincount(chosen.ravel(), minlength=len(Op))
+        for change in log.changes:
+            if change.environment in rows and change.blueprint is not None:
+                place = (change.slot, change.blueprint)
+                germinated[place] += change.after == _GERMINATED
+                kept[place] += change.after == _KEPT
+    shares = operations / operations.sum()
+    return Usage(
+        family,
+        split,
+        episodes,
+        {op.name.lower(): float(shares[op]) for op in Op},
+        tuple(Plant(*place, germinated[place] / episodes, kept[place] / episodes) for place in sorted(germinated)),
+    )
+
+
+def _first(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
+    """The first episode of a family, of which there is one."""
+    records = iter(played.records)
+    for log in played.logs:
+        for row, instance in enumerate(log.instances):
+            record = next(records)
+            if instance.family == family:
+                return _episode(row, split, log, record)
+    raise ValueError(f"no episode of family {family} was played")
+
+
+def _episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
+    instance = log.instances[row]
+    accuracies = log.accuracies[np.stack(log.running)[:, row], row]
+    drift = instance.drift_step
+    return EpisodeTimeline(
+        instance.name,
+        instance.family,
+        instance.variant,
+        split,
+        record.score,
+        record.added_parameters / record.host_parameters,
+        drift if drift is not None and drift < len(accuracies) else None,
+        tuple(accuracies.tolist()),
+        tuple(change for change in log.changes if change.environment == row),
+    )

@@ -1,0 +1,260 @@
+"""Train several configurations with several seeds each, in turns, and let every policy play the same instances.
+
+What was stopped goes on; what is done is only read. A trial lies in FOLDER/CONFIGURATION/seed-N, a run like any other,
+with the results of its policy in arms/policy.json; esper.lab.arms puts those of other arms beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from esper.config.loading import dump_settings, load_settings
+from esper.control.learned import POLICY
+from esper.errors import ConfigError, RunError
+from esper.lab.comparison import Comparison, compare_arms, compare_configurations
+from esper.lab.costs import count_start
+from esper.lab.evaluate import load_policy
+from esper.lab.static_networks import measure_arm
+from esper.numerics.random_streams import Stream, numpy_generator
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory, State, read_state
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.train.collect import require_start
+from esper.train.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
+from esper.train.iteration import Iteration, summarise
+from esper.train.process_pool import run_task
+from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
+from esper.train.settings import TrainSettings
+from esper.train.trainer import Trainer
+from esper.train.workers import LOCAL, Backend, Workers
+
+ARMS = "arms"
+"""The folder of results, a file per arm."""
+WHAT = "esper compare"
+"""Who holds a trial's directory."""
+_NAME = re.compile(r"\w[\w.+-]*")
+_SEED = "seed-"
+
+
+class Trial(NamedTuple):
+    """One configuration with one seed."""
+
+    arm: str
+    seed: int
+
+
+Progress = Callable[[int, int, Trial, Iteration | None], None]
+"""Told how many trials are done, of how many, which one is under way, and its newest iteration, if it has one yet."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Configurations on one suite."""
+
+    folder: Path
+    arms: Mapping[str, TrainSettings]
+    """By name; the first one is compared with each of the others."""
+    seeds: int
+    instances: int
+
+    def __post_init__(self) -> None:
+        for name, settings in self.arms.items():
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"an arm cannot be called {name!r}, which names its folder: use letters and digits")
+            if settings.seed:
+                raise ConfigError(
+                    f"{name} has seed {settings.seed}, but every arm is trained with seeds 0, 1, ...: leave seed out"
+                )
+        suites = {settings.suite for settings in self.arms.values()}
+        if len(suites) > 1:
+            names = ", ".join(sorted(suites))
+            raise ConfigError(f"the arms train on different suites ({names}): they cannot be compared")
+
+    @property
+    def suite(self) -> str:
+        """The suite that all configurations train on."""
+        return next(iter(self.arms.values())).suite
+
+    def trials(self) -> list[Trial]:
+        """Seed by seed, and within a seed arm by arm, each time another one first: no arm has the better hours."""
+        names = list(self.arms)
+        return [
+            Trial(names[(place + seed) % len(names)], seed) for seed in range(self.seeds) for place in range(len(names))
+        ]
+
+    def sample_instances(self) -> list[Instance]:
+        """The held-out instances that every policy plays."""
+        return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
+
+    def path(self, trial: Trial) -> Path:
+        """The trial's run directory."""
+        return self.folder / trial.arm / f"{_SEED}{trial.seed}"
+
+    def settings(self, trial: Trial) -> TrainSettings:
+        """The configuration with the trial's seed."""
+        return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
+
+
+def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+    """What each configuration's policies came to, computed by ``backend``; trials that are done are only read.
+
+    Raises:
+        ConfigError: the folder holds trials of other settings.
+        RunError: it cannot be written.
+    """
+    for settings in contest.arms.values():
+        require_start(settings)
+    for settings in contest.arms.values():
+        require_start(settings)
+    trials, instances = contest.trials(), contest.sample_instances()
+    found: dict[Trial, ArmResults] = {}
+    with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
+        for done, trial in enumerate(trials):
+            progress(done, len(trials), trial, None)
+
+            def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
+                progress(done, len(trials), trial, iteration)
+
+            work = train_and_play(contest.path(trial), contest.settings(trial), instances, workers, WHAT)
+            found[trial] = run_task(work, show)
+    return [Arm(name, [found[Trial(name, seed)] for seed in range(contest.seeds)]) for name in contest.arms]
+
+
+def train_and_play(
+    path: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, what: str
+) -> Generator[Iteration, None, ArmResults]:
+    """Train a policy in a run directory and let it play the instances; yields each iteration that was not done before.
+
+    ``what`` is the command that holds the run meanwhile.
+
+    Raises:
+        ConfigError: the path holds a run of other settings.
+        CheckpointError, RunError: the run is damaged or cannot be written.
+    """
+    new = not (path / "config.yaml").exists()
+    run = RunDirectory.create(path) if new else RunDirectory(path)
+    with run.locked(what):
+        if new:
+            run.require_new()
+            dump_settings(settings, run.config)
+        elif load_settings(TrainSettings, run.config) != settings:
+            raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
+        if not _is_trained(run, settings):
+            with run.open_store() as store:
+                yield from Trainer.open(run, settings, store, workers).iterations()
+        return play_policy(run, settings, instances, workers)
+
+
+def _is_trained(run: RunDirectory, settings: TrainSettings) -> bool:
+    if not run.has_store:
+        return False
+    with RunReader.open(run.store) as reader:
+        finished = read_state(run, reader) is State.FINISHED
+    return finished and load_policy(run, settings).iteration == settings.iterations
+
+
+def play_policy(
+    run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers
+) -> ArmResults:
+    """The results of a trained run's policy on the instances, from its file if it has played them already.
+
+    Raises:
+        CheckpointError, RunError: the run has no usable policy, or the file cannot be written.
+    """
+    policy, suite = load_policy(run, settings), get_suite(settings.suite)
+
+    def play() -> ArmResults:
+        played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
+        with RunReader.open(run.store) as reader:
+            steps = summarise(reader).environment_steps
+        steps += round(count_start(settings, suite) * suite.steps)
+        return ArmResults(steps, measure_arm(played, suite).outcomes)
+
+    return load_or_compute(arm_file(run.path, POLICY), arm_key(POLICY, settings, policy.sha256, instances), play)
+
+
+def arm_file(folder: Path, arm: str) -> Path:
+    """Where the results of an arm lie: in the run that they follow from, or else in the configuration's folder."""
+    return folder / ARMS / f"{arm}.json"
+
+
+def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
+    """Under which circumstances they are valid; ``policy`` is the hash of the one that they follow from."""
+    return cache_key(arm, describe_circumstances(settings, policy), [one.to_json() for one in instances])
+
+
+@dataclass(frozen=True)
+class FinishedContest:
+    """What is known of a comparison on disk."""
+
+    configurations: Comparison
+    """The first configuration against each other one, of the seeds that all have done."""
+    arms: Comparison | None
+    """The first one's policies among all other arms; None without `--arms`."""
+
+
+def is_contest(folder: Path) -> bool:
+    """Whether the folder holds trials of `esper compare`."""
+    return any(folder.glob(f"*/{_SEED}*/config.yaml"))
+
+
+def read_contest(folder: Path) -> FinishedContest:
+    """Read a comparison, also while it goes on.
+
+    Raises:
+        RunError: nothing is done yet, or a file is damaged.
+    """
+    done: dict[str, set[int]] = {}
+    for path in folder.glob(f"*/{_SEED}*/{ARMS}/{POLICY}.json"):
+        number = path.parents[1].name.removeprefix(_SEED)
+        if number.isdecimal():
+            done.setdefault(path.parents[2].name, set()).add(int(number))
+    seeds = sorted(set[int].intersection(*done.values())) if done else []
+    if not seeds:
+        raise RunError(f"no training seed is done yet by every configuration in {folder}: go on with `esper compare`")
+    names = sorted(done, key=lambda name: (_begun(folder / name / f"{_SEED}{seeds[0]}"), name))
+    trials = {name: [folder / name / f"{_SEED}{seed}" for seed in seeds] for name in names}
+    configurations = [_read_arm(name, [arm_file(one, POLICY) for one in trials[name]]) for name in names]
+    played = _list_instances(configurations[0].outcomes[0])
+    if any(_list_instances(one) != played for arm in configurations for one in arm.outcomes):
+        raise RunError(f"the policies in {folder} did not all play the same instances: call `esper compare` again")
+    first = names[0]
+    policy, *others = _find_arms(folder / first, trials[first])
+    same = [arm for arm in others if all(_list_instances(one) == played for one in arm.outcomes)]
+    arms = compare_arms([policy, *same]) if same else None
+    return FinishedContest(compare_configurations(configurations), arms)
+
+
+def _begun(trial: Path) -> float:
+    """When the trial began, in seconds since 1970: with its first seed, the first configuration begins first."""
+    with RunReader.open(RunDirectory(trial).store) as reader:
+        ((time,),) = reader.rows("SELECT coalesce(min(time), 0.0) AS time FROM events")
+    return time
+
+
+def _find_arms(configuration: Path, trials: Sequence[Path]) -> list[Arm]:
+    """The policy, then all other arms that have played, those that follow from policies with all seeds."""
+    files = {path.stem: [path] for path in sorted((configuration / ARMS).glob("*.json"))}
+    for path in sorted((trials[0] / ARMS).glob("*.json")):
+        own = [trial / ARMS / path.name for trial in trials]
+        if all(file.is_file() for file in own):
+            files[path.stem] = own
+    policy = files.pop(POLICY)
+    return [_read_arm(POLICY, policy), *(_read_arm(name, own) for name, own in files.items())]
+
+
+def _read_arm(name: str, files: Sequence[Path]) -> Arm:
+    found = [(path, read_arm(path)) for path in files]
+    for path, one in found:
+        if one is None:
+            raise RunError(f"{path} is damaged or of another version: delete it, and call `esper compare` again")
+    return Arm(name, [one for _, one in found if one is not None])
+
+
+def _list_instances(outcomes: Sequence[Result]) -> list[str]:
+    return [one.instance for one in outcomes]

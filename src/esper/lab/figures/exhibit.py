@@ -1,0 +1,208 @@
+"""What a figure or a table is: its numbers, the source that they come from, and how they are drawn or written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+from esper.dash.formats import EN_DASH
+from esper.runs.reader import RunReader
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+Value = str | int | float | None
+Row = Mapping[str, Value]
+"""Values by the names of their columns."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of values under named columns."""
+
+    columns: tuple[str, ...]
+    values: tuple[tuple[Value, ...], ...]
+
+    @classmethod
+    def of(cls, records: Sequence[Row]) -> Self:
+        """Rows from records that all have the same keys."""
+        return cls(tuple(records[0]) if records else (), tuple(tuple(one.values()) for one in records))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def column(self, name: str) -> list[Value]:
+        """A column's values.
+
+        Raises:
+            ValueError: there is no such column.
+        """
+        place = self.columns.index(name)
+        return [row[place] for row in self.values]
+
+    def numbers(self, name: str) -> list[float]:
+        """A column of numbers; NaN for what is missing or not finite."""
+        return [
+            value if isinstance(value, int | float) and math.isfinite(value) else math.nan
+            for value in self.column(name)
+        ]
+
+    def texts(self, name: str) -> list[str]:
+        """A column of texts."""
+        return [str(value) for value in self.column(name)]
+
+    def mappings(self) -> list[Row]:
+        """The rows with the names of their columns."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.values]
+
+    def by(self, name: str) -> dict[str, Rows]:
+        """The rows of each value of a column, in the order in which these values first come."""
+        parts: dict[str, list[tuple[Value, ...]]] = {}
+        for key, row in zip(self.texts(name), self.values, strict=True):
+            parts.setdefault(key, []).append(row)
+        return {key: Rows(self.columns, tuple(part)) for key, part in parts.items()}
+
+    def csv(self) -> str:
+        """As CSV with a header; numbers in full, nothing for what is missing."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.values)
+        return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Files:
+    """In words: which fields of which files give the numbers."""
+
+    suffix: ClassVar[str] = ".txt"
+    title: ClassVar[str] = "Where its numbers come from"
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """SQL that gives the numbers, on the store of the run."""
+
+    suffix: ClassVar[str] = ".sql"
+    title: ClassVar[str] = "The query behind it, for esper query"
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing."""
+
+    folder: ClassVar[str] = "figures"
+
+    name: str
+    """The stem of its files' names."""
+    caption: str
+    source: Files | Query
+    draw: Callable[[Canvas, Rows], None]
+    absent: str
+    """Why there may be nothing to draw."""
+    height: float = 2.3
+    """In inches."""
+    columns: int = 1
+    """How many columns of a paper in two columns it is wide."""
+
+
+class Cell(NamedTuple):
+    """A value of a table as it is read."""
+
+    text: str
+    note: str
+    """In small print beside it."""
+    bounds: tuple[str, ...]
+    """The ends of its interval; the note says them too."""
+    mark: str
+    """What stresses it: policy, above, below, other or best."""
+    heat: float
+    """How strongly it is coloured on the page, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: how the values of that name in the rows are written."""
+
+    name: str
+    write_number: Callable[[float], str] | None = None
+    """None for a column of texts."""
+    title: str | None = None
+    """What stands above it, if that is not its name."""
+    bounded: bool = False
+    """Whether the rows have a value's interval, too, under its name with _low and _high."""
+    missing: str = EN_DASH
+    long: bool = False
+    """Whether a value may take several lines."""
+    note: Callable[[Row], str] | None = None
+    mark: Callable[[Row], str] | None = None
+    heat: Callable[[Row], float] | None = None
+
+    @property
+    def heading(self) -> str:
+        """What stands above it."""
+        return self.name.replace("_", " ") if self.title is None else self.title
+
+    def write(self, value: Value) -> str:
+        """A value as it is read."""
+        if value is None:
+            return self.missing
+        return str(value) if isinstance(value, str) or self.write_number is None else self.write_number(value)
+
+    def cell(self, row: Row) -> Cell:
+        """What it shows of a row."""
+        ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
+        bounds = tuple(self.write(end) for end in ends if end is not None)
+        note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""
+        mark, heat = self.mark(row) if self.mark else "", self.heat(row) if self.heat else 0.0
+        return Cell(self.write(row[self.name]), note, bounds, mark, heat)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures in rows."""
+
+    folder: ClassVar[str] = "tables"
+
+    name: str
+    """The stem of its files' names."""
+    caption: str
+    source: Files | Query
+    columns: tuple[Column, ...]
+    absent: str
+    """Why there may be no rows."""
+    upright: bool = False
+    """Whether headings stand upright on the page, where they take no more room than their figures."""
+
+    def cells(self, rows: Rows) -> list[list[Cell]]:
+        """What is read in each row."""
+        return [[column.cell(row) for column in self.columns] for row in rows.mappings()]
+
+
+class Exhibit(NamedTuple):
+    """A figure or a table with its numbers; without rows it cannot be shown."""
+
+    what: Figure | Table
+    rows: Rows
+
+
+def run_queries(store: Path, queried: Sequence[Figure | Table]) -> list[Exhibit]:
+    """Figures and tables whose sources are queries, with what these give on the run store at that path.
+
+    Each query reads in a short transaction of its own.
+
+    Raises:
+        RunError: the store is missing, damaged or not ours.
+    """
+    with RunReader.open(store) as reader:
+        answers = [reader.ask(what.source.text) for what in queried]
+    return [Exhibit(what, Rows(one.columns, tuple(one.rows))) for what, one in zip(queried, answers, strict=True)]

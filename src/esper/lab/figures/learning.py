@@ -1,0 +1,287 @@
+"""Figures and a table of how a policy learned: its score, its choices, its updates, and whether they were healthy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from esper.dash.formats import short
+from esper.dash.progress import SMOOTHING
+from esper.lab.figures.drawing import (
+    BLUE,
+    GREY,
+    LABEL_SIZE,
+    PAPER,
+    SOFT,
+    VERMILION,
+    count_along,
+    draw_levels,
+    draw_lines,
+    legend_above,
+)
+from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
+from esper.rl.ppo import KL_STOP
+from esper.train.iteration import LEVELS
+
+_NO_ITERATION = "no iteration is done"
+
+
+def _draw_learning(canvas: Canvas, rows: Rows) -> None:
+    axes = canvas.subplots()
+    parts = rows.by("kind")
+    styles: dict[str, dict[str, Any]] = {
+        "J": {"color": GREY, "linewidth": 0.6},
+        "smoothed": {"color": VERMILION},
+        "probe": {"color": BLUE, "marker": "o"},
+    }
+    for kind, style in styles.items():
+        if part := parts.get(kind):
+            axes.plot(part.numbers("iteration"), part.numbers("value"), label=part.texts("name")[0], **style)
+    if levels := parts.get("baseline"):
+        found = dict(zip(levels.texts("name"), levels.numbers("value"), strict=True))
+        axes.update_datalim([(0, value) for value in found.values()], updatex=False)
+        axes.autoscale_view()
+        draw_levels(axes, found)
+    axes.set_ylabel("score")
+    count_along(axes)
+    legend_above(canvas)
+
+
+def _draw_entropies(canvas: Canvas, rows: Rows) -> None:
+    heads = _spell_out(rows.by("head"))
+    draw_lines(canvas, heads, "iteration", "entropy", "entropy / that of chance").set_ylim(-0.03, 1.03)
+
+
+def _draw_updates(canvas: Canvas, rows: Rows) -> None:
+    panels = {
+        "kl": "KL divergence\n(nats)",
+        "clip_fraction": "clipped share\nof decisions",
+        "explained_variance": "explained\nvariance",
+    }
+    column = canvas.subplots(len(panels), 1, sharex=True)
+    for index, (name, title) in enumerate(panels.items()):
+        axes = column[index]
+        axes.plot(rows.numbers("iteration"), rows.numbers(name), color=f"C{index}")
+        axes.set_ylabel(title)
+        axes.locator_params(axis="y", nbins=3)
+    count_along(column[-1])
+    canvas.align_ylabels()
+
+
+def _draw_operations(canvas: Canvas, rows: Rows) -> None:
+    axes = canvas.subplots()
+    parts = _spell_out(rows.by("operation"))
+    iterations = next(iter(parts.values())).numbers("iteration")
+    shares = [part.numbers("share") for part in parts.values()]
+    axes.stackplot(iterations, *shares, labels=list(parts), edgecolor=PAPER, linewidth=0.6)
+    axes.set_ylabel("share of decisions")
+    axes.set_ylim(0, 1)
+    axes.margins(x=0)
+    count_along(axes)
+    legend_above(canvas)
+
+
+def _draw_rewards(canvas: Canvas, rows: Rows) -> None:
+    terms = _spell_out(rows.by("term"))
+    axes = draw_lines(canvas, terms, "iteration", "paid_per_episode", "paid per episode")
+    axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
+
+
+def _spell_out(parts: Mapping[str, Rows]) -> dict[str, Rows]:
+    return {name.replace("_", " "): part for name, part in parts.items()}
+
+
+LEARNING = Figure(
+    "learning",
+    "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on the "
+    "very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
+    "iteration and on validation data, so it compares with the dashed levels only roughly.",
+    Query(f"""\
+SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'
+UNION ALL
+SELECT 'smoothed', 'J, mean of {SMOOTHING}', iteration,
+    AVG(value) OVER (ORDER BY iteration ROWS {SMOOTHING - 1} PRECEDING)
+FROM scalars WHERE name = 'objective'
+UNION ALL
+SELECT 'probe', 'greedy policy', iteration, value FROM scalars WHERE name = 'probe_score'
+UNION ALL
+SELECT 'baseline', levels.key, NULL, levels.value
+FROM metadata, json_each(metadata.value) AS levels WHERE metadata.key = '{LEVELS}'
+    AND EXISTS (SELECT 1 FROM scalars)
+ORDER BY kind, name, iteration
+"""),
+    _draw_learning,
+    _NO_ITERATION,
+)
+LEARNING_EXHIBITS: tuple[Figure | Table, ...] = (
+    LEARNING,
+    Figure(
+        "entropies",
+        "Entropy of each head of the policy that has a choice, over that of a uniform choice among what was legal.",
+        Query("""\
+SELECT replace(name, 'ppo/head_entropy/', '') AS head, iteration, value AS entropy
+FROM scalars WHERE name GLOB 'ppo/head_entropy/*' AND value IS NOT NULL
+    AND name IN (SELECT name FROM scalars WHERE value > 0)
+ORDER BY head, iteration
+"""),
+        _draw_entropies,
+        _NO_ITERATION,
+    ),
+    Figure(
+        "updates",
+        "Policy updates: how far the policy moved, the share of decisions whose probability left the clip range, "
+        "and how well the value function foresees returns.",
+        Query("""\
+SELECT iteration, kl, clip_fraction, explained_variance FROM ppo ORDER BY iteration
+"""),
+        _draw_updates,
+        _NO_ITERATION,
+        height=3.0,
+    ),
+    Figure(
+        "operations",
+        "Operations that the policy chose while it explored.",
+        Query("""\
+SELECT replace(name, 'operations/', '') AS operation, iteration, value AS share
+FROM scalars WHERE name GLOB 'operations/*'
+    AND name IN (SELECT name FROM scalars WHERE value > 0)
+ORDER BY AVG(value) OVER (PARTITION BY name) DESC, operation, iteration
+"""),
+        _draw_operations,
+        _NO_ITERATION,
+    ),
+    Figure(
+        "rewards",
+        "What a network's episode paid, by term of the reward, the mean over networks.",
+        Query("""\
+WITH networks AS (
+    SELECT iteration, COUNT(DISTINCT environment) AS count FROM decisions GROUP BY iteration
+), paid AS (
+    SELECT iteration, term, SUM(value) AS paid FROM rewards GROUP BY iteration, term
+)
+SELECT terms.term, networks.iteration, COALESCE(paid.paid, 0) / networks.count AS paid_per_episode
+FROM networks CROSS JOIN (SELECT DISTINCT term FROM paid WHERE paid != 0) AS terms
+    LEFT JOIN paid ON paid.iteration = networks.iteration AND paid.term = terms.term
+ORDER BY terms.term, networks.iteration
+"""),
+        _draw_rewards,
+        "the run keeps no single decisions (telemetry.steps_every in its config.yaml)",
+    ),
+    Table(
+        "ppo",
+        "Policy updates: means over the first and the last quarter of the iterations, and the range over all.",
+        Query("""\
+WITH span AS (SELECT MAX(iteration) AS last FROM scalars)
+SELECT replace(replace(name, 'ppo/', ''), '_', ' ') AS figure,
+    AVG(CASE WHEN iteration <= (last + 3) / 4 THEN value END) AS first_quarter,
+    AVG(CASE WHEN iteration > last * 3 / 4 THEN value END) AS last_quarter,
+    MIN(value) AS lowest, MAX(value) AS highest
+FROM scalars, span WHERE name IN (
+    'ppo/entropy', 'ppo/kl', 'ppo/clip_fraction', 'ppo/explained_variance', 'ppo/gradient_norm',
+    'ppo/policy_loss', 'ppo/value_loss', 'ppo/return_mean', 'ppo/optimizer_steps', 'ppo/stopped_early'
+)
+GROUP BY name ORDER BY name
+"""),
+        (Column("figure"), *(Column(name, short) for name in ("first_quarter", "last_quarter", "lowest", "highest"))),
+        _NO_ITERATION,
+    ),
+)
+
+
+class Gauge(NamedTuple):
+    """A small plot of one figure over training."""
+
+    name: str
+    series: str
+    meaning: str
+    levels: tuple[float, ...] = ()
+    """To compare with."""
+
+
+KL = "ppo/kl"
+_GAUGES_ACROSS = 3
+GAUGES = (
+    Gauge("entropy", "ppo/entropy", "1: the policy decides at random\n0: it no longer explores"),
+    Gauge("operation's entropy", "ppo/head_entropy/op", "the same of the choice\nof operation alone"),
+    Gauge("KL divergence", KL, "moved per update\ndashed: where an update ends early"),
+    Gauge("explained variance", "ppo/explained_variance", "1: the value function\nforesees the returns", (0.0,)),
+    Gauge("clipped share", "ppo/clip_fraction", "decisions whose probability\nleft the clip range"),
+    Gauge("gradient norm", "ppo/gradient_norm", "before it is clipped"),
+    Gauge("accuracy", "accuracy", "validation, at the end\nof the episodes"),
+    Gauge("growth", "added", "committed parameters\nover the host's"),
+    Gauge("deciding to wait", "operations/wait", "share of decisions"),
+)
+_HEALTH = Query(f"""\
+SELECT 'figure' AS kind, name, iteration, value FROM scalars
+WHERE name IN ({", ".join(f"'{gauge.series}'" for gauge in GAUGES)})
+UNION ALL
+SELECT 'anomaly', anomalies.value, iteration, NULL FROM ppo, json_each(ppo.anomalies) AS anomalies
+ORDER BY kind DESC, name, iteration
+""")
+
+
+def health_figure(target_kl: float) -> Figure:
+    """Without its caption, which needs the numbers."""
+    draw = partial(_draw_health, KL_STOP * target_kl)
+    return Figure("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
+
+
+def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
+    """Small plots of what tells a healthy training from an ill one; raises as `run_queries`.
+
+    ``rollbacks`` says how often the governor stepped in, by what the trouble was.
+    """
+    (found,) = run_queries(store, [health_figure(target_kl)])
+    anomalies = found.rows.by("kind").get("anomaly")
+    caption = f"{_describe_anomalies(anomalies)} {_describe_rollbacks(rollbacks)}"
+    return found._replace(what=replace(found.what, caption=caption))
+
+
+def _describe_anomalies(anomalies: Rows | None) -> str:
+    if anomalies is None:
+        return "Figures of the policy's updates, by iteration. No anomaly was seen."
+    counts = [f"{name} ({count})" for name, count in sorted(Counter(anomalies.texts("name")).items())]
+    return (
+        "Figures of the policy's updates, by iteration; ticks at the bottom mark iterations with an anomaly: "
+        f"{', '.join(counts)}."
+    )
+
+
+def _describe_rollbacks(counts: Mapping[str, int]) -> str:
+    if not counts:
+        return "No network blew up."
+    kinds = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(counts.items()))
+    times = sum(counts.values())
+    return f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
+
+
+def _draw_health(kl_stop: float, canvas: Canvas, rows: Rows) -> None:
+    parts = rows.by("kind")
+    series = parts["figure"].by("name") if "figure" in parts else {}
+    anomalies = parts["anomaly"].numbers("iteration") if "anomaly" in parts else []
+    gauges = [gauge for gauge in GAUGES if gauge.series in series]
+    grid = canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat
+    for axes, gauge in zip(grid, gauges, strict=False):
+        levels = (kl_stop,) if gauge.series == KL else gauge.levels
+        _draw_gauge(axes, gauge, series[gauge.series], levels)
+        for iteration in anomalies:
+            axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)
+    for axes in list(canvas.axes)[len(gauges) :]:
+        axes.set_axis_off()
+
+
+def _draw_gauge(axes: Axes, gauge: Gauge, rows: Rows, levels: tuple[float, ...]) -> None:
+    for level in levels:
+        axes.axhline(level, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)))
+    axes.plot(rows.numbers("iteration"), rows.numbers("value"), color=BLUE)
+    axes.set_title(gauge.name, fontweight="bold", pad=18)
+    axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
+    axes.locator_params(axis="y", nbins=4)
+    count_along(axes, "")

@@ -1,0 +1,1 @@
+"""Arrays, random streams, devices and FLOPs: what several rooms compute with."""

@@ -1,0 +1,1 @@
+"""Populations: E networks as one program, with row-wise optimizers and fused counterfactuals."""

@@ -1,0 +1,49 @@
+"""Results that a device may still be computing, and what they will mean on the CPU.
+
+To read a tensor, the CPU waits until its device has done all that was asked of it before. So whatever measures returns
+what it will say as `Deferred`, and who needs several results fetches them together, in one wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.numerics.arrays import Floats
+
+T = TypeVar("T", covariant=True)
+U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Deferred(Generic[T]):
+    """A result that is known once its tensors have come from their device."""
+
+    tensors: Sequence[Tensor]
+    """All of one type, on one device."""
+    convert: Callable[..., T]
+    """What they mean: a function of them as float64 arrays on the CPU, in the same order."""
+
+    def combine(self, other: Deferred[U]) -> Deferred[tuple[T, U]]:
+        """Both results, fetched together."""
+        own = len(self.tensors)
+
+        def both(*arrays: Floats) -> tuple[T, U]:
+            return self.convert(*arrays[:own]), other.convert(*arrays[own:])
+
+        return Deferred([*self.tensors, *other.tensors], both)
+
+    def fetch(self) -> T:
+        """The result, for which the CPU waits once for the device, and not at all without tensors."""
+        return self.convert(*(to_arrays(*self.tensors) if self.tensors else ()))
+
+
+def to_arrays(*tensors: Tensor) -> list[Floats]:
+    """Tensors of one type as float64 arrays on the CPU, which waits for their device once."""
+    packed = torch.cat([tensor.detach().flatten() for tensor in tensors]).to("cpu", torch.float64)
+    parts: Sequence[Tensor] = torch.split_with_sizes(packed, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]

@@ -1,0 +1,315 @@
+"""Four ways to run many networks of one architecture forward; the results are the same.
+
+1. *Stackable*: the host's own forward takes stacked parameters (`esper.numerics.stacking`).
+2. *Merged*: a host of plain linear layers and convolutions takes one batch of all networks' examples.
+3. *Vmapped*: any other host runs under `torch.func.vmap` over the networks.
+4. *Looped*: network by network, for hosts that vmap cannot take, and where it is faster.
+
+README.md in this folder draws them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from esper.growth.model import GrowingModel
+from esper.growth.slot import Occupant
+from esper.numerics.stacking import Stackable, linear
+
+Parameters = Mapping[str, Tensor]
+"""Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
+
+
+SlotOp: TypeAlias = Occupant
+"""Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
+
+
+class Functional:
+    """What `torch.func.functional_call` does with one module, with all names looked up once.
+
+    A small host would wait for the look-up in every call as long as it computes; here it costs nothing while the same
+    tensors come again. The module loses its own parameters and buffers and keeps what it was last called with: its
+    forward reads them as attributes, and must not ask for ``parameters()``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
+        for owner in module.modules():
+            for attribute, tensor in _named_tensors(owner, recurse=False):
+                places.setdefault(tensor, []).append((owner, attribute))
+        self._places = {name: places[tensor] for name, tensor in _named_tensors(module, recurse=True)}
+        self._held: dict[str, Tensor] = {}
+        for tensor, shared in places.items():
+            for owner, attribute in shared:
+                delattr(owner, attribute)
+                setattr(owner, attribute, tensor.detach())
+
+    def __call__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
+        """What the module returns with these parameters and buffers, stacked or of one network."""
+        for name, tensor in (*parameters.items(), *buffers.items()):
+            if self._held.get(name) is not tensor:
+                self._held[name] = tensor
+                for owner, attribute in self._places[name]:
+                    setattr(owner, attribute, tensor)
+        return self._module(*inputs)
+
+
+def _named_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
+    parameters = module.named_parameters(recurse=recurse, remove_duplicate=False)
+    return [*parameters, *module.named_buffers(recurse=recurse, remove_duplicate=False)]
+
+
+def call_with(module: nn.Module, parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
+    """What the module returns with these parameters and buffers of its own shapes."""
+    return functional_call(module, (dict(parameters), dict(buffers)), inputs)
+
+
+def stacked_call(module: nn.Module) -> Callable[..., Tensor]:
+    """A function of parameters, buffers and inputs that computes R modules of the shape of ``module`` at once.
+
+    All tensors are stacked: parameters and buffers by name, each ``[R, *shape]``, inputs and the result ``[R, ...]``.
+    """
+    if isinstance(module, Stackable):
+        return Functional(copy.deepcopy(module))
+
+    return vmap(partial(call_with, module))
+
+
+# Merging: the examples of all networks as one batch, for hosts whose parameters are all in linear layers and
+# convolutions. Only those layers must know whose examples they see; whatever else such a host does with a batch, it
+# does example by example. So it runs once, as it is, at any number of networks, without the cost of vmap. A merged
+# batch [N * E, ...] holds the first example of every network, then the second of every network, and so on: in this
+# order a convolution's channels of all networks already lie side by side, and one grouped convolution serves all.
+
+_NETWORKS, _EXAMPLES = 2, 3
+"""How large the trial is whether a host can merge."""
+
+
+def merge_networks(stacked: Tensor) -> Tensor:
+    """``[E, N, ...]`` as one batch ``[N * E, ...]``."""
+    return stacked.transpose(0, 1).flatten(0, 1)
+
+
+def split_networks(batch: Tensor, networks: int) -> Tensor:
+    """A merged batch ``[N * E, ...]`` as ``[E, N, ...]``, a view."""
+    return batch.reshape(-1, networks, *batch.shape[1:]).transpose(0, 1)
+
+
+def enable_merging(host: nn.Module) -> None:
+    """Let the host's layers take merged batches when they are given stacked parameters; otherwise nothing changes."""
+    for layer in host.modules():
+        if type(layer) in _FORWARD:
+            layer.forward = partial(_FORWARD[type(layer)], layer)
+
+
+def can_merge(host: nn.Module, example_input: Tensor) -> bool:
+    """Whether ``host`` computes merged batches rightly in a `Functional`, once `enable_merging` has seen it.
+
+    It must have no buffers, and a trial must agree with a vmap over networks. A host fails it that has parameters
+    elsewhere than in the layers that can merge, that asks for them (``next(self.parameters())``), or that mixes the
+    examples of a batch, as normalisation over it does.
+    """
+    if any(True for _ in host.buffers()):
+        return False
+    return all(_agrees(host, example_input, training) for training in (True, False))
+
+
+def _agrees(host: nn.Module, example_input: Tensor, training: bool) -> bool:
+    plain = copy.deepcopy(host).to("cpu", torch.float64).train(training)
+    merging = copy.deepcopy(plain)
+    enable_merging(merging)
+    # Its own weights would not do, nor the example: zeros, or equal networks, hide whose are whose.
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    weights = {name: drawn(_NETWORKS, *parameter.shape) for name, parameter in plain.named_parameters()}
+    inputs = drawn(_NETWORKS, _EXAMPLES, *example_input.shape[1:])
+
+    with torch.no_grad():
+        try:
+            expected = vmap(partial(call_with, plain))(weights, {}, inputs)
+            found = split_networks(Functional(merging)(weights, {}, merge_networks(inputs)), _NETWORKS)
+        except (RuntimeError, ValueError, StopIteration):
+            return False
+    return found.shape == expected.shape and torch.allclose(found, expected)
+
+
+def _forward_linear(layer: nn.Linear, features: Tensor) -> Tensor:
+    """Features ``[N * E, ..., inputs]`` to ``[N * E, ..., outputs]``."""
+    weight: Tensor = layer.weight
+    if weight.dim() == _LINEAR_RANK:
+        return nn.Linear.forward(layer, features)
+    own = split_networks(features, len(weight))  # [E, N, ..., inputs]
+    outputs = linear(weight, own.flatten(1, -2).mT, layer.bias).mT
+    return merge_networks(outputs.reshape(*own.shape[:-1], -1))
+
+
+def _forward_convolution(
+    layer: nn.Conv1d | nn.Conv2d, features: Tensor, *, alone: Callable[..., Tensor], grouped: Callable[..., Tensor]
+) -> Tensor:
+    """Features ``[N * E, inputs, ...]`` to ``[N * E, outputs, ...]``."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() == features.dim():
+        return alone(layer, features)
+    networks = len(weight)
+    channels = features.reshape(-1, networks * features.shape[1], *features.shape[2:])  # [N, E * inputs, ...]
+    outputs = grouped(
+        channels,
+        weight.flatten(0, 1),
+        None if bias is None else bias.flatten(),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        networks * layer.groups,
+    )
+    return outputs.reshape(features.shape[0], -1, *outputs.shape[2:])
+
+
+_LINEAR_RANK = 2
+"""Axes of one linear layer's weight."""
+_FORWARD: Mapping[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _forward_linear,
+    nn.Conv1d: partial(_forward_convolution, alone=nn.Conv1d.forward, grouped=F.conv1d),
+    nn.Conv2d: partial(_forward_convolution, alone=nn.Conv2d.forward, grouped=F.conv2d),
+}
+"""By exact type: what a subclass does is its own affair."""
+
+
+class _LeaveVmap(torch.autograd.Function):
+    """Hands a slot op the physical ``[E, N, ...]`` features of all networks from inside a vmap over networks.
+
+    What it does there is recorded by the outer autograd, so neither `forward` nor `backward` ever runs.
+    """
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(features: Tensor, inputs: Tensor, slot_op: SlotOp) -> Tensor:
+        raise RuntimeError("a population's slot was called outside its vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(  # pyright: ignore[reportIncompatibleMethodOverride] - the base class leaves the arguments open
+        info: Any, in_dims: tuple[int | None, ...], features: Tensor, inputs: Tensor, slot_op: SlotOp
+    ) -> tuple[Tensor, int]:
+        features = _networks_first(features, in_dims[0], info.batch_size)
+        return slot_op(features, _networks_first(inputs, in_dims[1], info.batch_size)), 0
+
+
+def _networks_first(tensor: Tensor, axis: int | None, networks: int) -> Tensor:
+    return tensor.expand(networks, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+def _apply_from_vmap(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
+    return cast(Tensor, _LeaveVmap.apply(features, inputs, slot_op))
+
+
+def _apply_to_merged(slot_op: SlotOp, networks: int, features: Tensor, inputs: Tensor) -> Tensor:
+    return merge_networks(slot_op(split_networks(features, networks), split_networks(inputs, networks)))
+
+
+def _apply_to_one(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
+    return slot_op(features.unsqueeze(0), inputs.unsqueeze(0)).squeeze(0)
+
+
+class Execution:
+    """Runs the hosts of a population, whose slots do what the slot ops say."""
+
+    def __init__(self, template: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
+        self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
+        self._slots = [self._model.slots[name] for name in slots]
+        self.sites = [replace(slot.site, layer=None) for slot in self._slots]
+        self._stacks = isinstance(template, Stackable)
+        self._merges = not self._stacks and can_merge(template, example_input)
+        if self._merges:
+            enable_merging(self._model.host)
+        host = self._model.host
+        self._call = Functional(host) if self._stacks or self._merges else partial(call_with, host)
+
+    def run_stacked(
+        self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[SlotOp | None]
+    ) -> Tensor:
+        """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program.
+
+        A `Stackable` host computes all of them by itself; others run on one merged batch where they can, or else under
+        a vmap over networks.
+        """
+        if self._stacks:
+            self._occupy(slot_ops)
+            return self._call(parameters, buffers, inputs)
+        if self._merges:
+            networks = len(inputs)
+            self._occupy([slot_op and partial(_apply_to_merged, slot_op, networks) for slot_op in slot_ops])
+            return split_networks(self._call(parameters, buffers, merge_networks(inputs)), networks)
+        self._occupy([slot_op and partial(_apply_from_vmap, slot_op) for slot_op in slot_ops])
+        return vmap(self._call)(dict(parameters), dict(buffers), inputs)
+
+    def run_looped(
+        self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[Sequence[SlotOp | None]]
+    ) -> Tensor:
+        """The same, one network after the other; ``slot_ops[e]`` are those of network ``e`` alone, as of E = 1."""
+        outputs: list[Tensor] = []
+        # Not by an index, whose backward pass would fill a gradient of all networks for each of them.
+        rows = {name: tensor.unbind() for name, tensor in parameters.items()}
+        for network, own_slot_ops in enumerate(slot_ops):
+            self._occupy([slot_op and partial(_apply_to_one, slot_op) for slot_op in own_slot_ops])
+            own_parameters = {name: tensors[network] for name, tensors in rows.items()}
+            own_buffers = {name: tensor[network] for name, tensor in buffers.items()}
+            outputs.append(self._call(own_parameters, own_buffers, inputs[network]))
+        return torch.stack(outputs)
+
+    def can_share_prefixes(self, example_input: Tensor) -> bool:
+        """Whether every slot may append variants to the batch: not so if a connection bypasses a slot.
+
+        Every slot appends a copy of the first examples; the host must then return copies of its output, and a tensor
+        from before the slot no longer fits one from behind it. The slots must also be passed in their order.
+        """
+        inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
+        passed: list[int] = []
+
+        def appending(slot: int) -> Occupant:
+            def occupant(features: Tensor, inputs: Tensor) -> Tensor:
+                passed.append(slot)
+                return torch.cat([features, features[: len(inputs)]])
+
+            return occupant
+
+        was_training = self._model.training
+        self._model.eval()
+        with torch.no_grad():
+            self._occupy([None] * len(self._slots))
+            expected = self._model(inputs)
+            self._occupy([appending(slot) for slot in range(len(self._slots))])
+            try:
+                outputs = self._model(inputs)
+            except RuntimeError:
+                return False
+            finally:
+                self._model.train(was_training)
+        if passed != sorted(passed):
+            return False
+        copies = expected.repeat(1 + len(self._slots), *[1] * (expected.dim() - 1))
+        return outputs.shape == copies.shape and torch.allclose(outputs, copies)
+
+    def train(self, mode: bool) -> None:
+        """Put the hosts into training or evaluation mode."""
+        self._model.host.train(mode)
+
+    def _occupy(self, occupants: Sequence[Occupant | None]) -> None:
+        for slot, occupant in zip(self._slots, occupants, strict=True):
+            slot.occupant = occupant

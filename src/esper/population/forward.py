@@ -1,0 +1,204 @@
+"""Forward passes of a population: which seeds take part, with what alpha, and in how many passes it is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.lifecycle.rules import Isolation
+from esper.lifecycle.stages import Stage
+from esper.numerics.arrays import Bools, Float32s, Ints
+from esper.population.execution import Parameters, SlotOp
+from esper.population.parameters import SeedBank
+from esper.population.population import STRATEGIES, Population, Strategy
+from esper.population.slot_ops import BankSlice, BlendOp, SlotSeeds, StraightThroughOp
+
+
+@dataclass(frozen=True)
+class ActiveSeeds:
+    """The seeds in a pass: which slots, with what alpha, and whose parameters learn. All arrays ``[E, S]``."""
+
+    slots: Bools
+    alpha: Float32s
+    learning: Bools | None = None
+    """None: all that take part."""
+    straight_through: Bools | None = None
+    """Seeds whose output counts for their own gradient alone, and not for the features; None: there are none."""
+
+
+def select_blended(population: Population) -> ActiveSeeds:
+    """The networks as they are: every blended seed at its alpha."""
+    return ActiveSeeds(population.table.blended, population.table.alpha)
+
+
+def select_training(population: Population) -> ActiveSeeds:
+    """The networks as they are, and, with isolation by a straight-through estimator, the seeds that learn by it."""
+    training = population.table.stage == Stage.TRAINING
+    if population.config.rules.isolation is not Isolation.STRAIGHT_THROUGH or not training.any():
+        return select_blended(population)
+    return ActiveSeeds(population.table.blended | training, population.table.alpha, straight_through=training)
+
+
+def select_committed(population: Population) -> ActiveSeeds:
+    """The networks that would remain if the episode ended now: hosts and fossils."""
+    return ActiveSeeds(population.table.stage == Stage.FOSSILIZED, population.table.alpha)
+
+
+def select_isolated(population: Population) -> ActiveSeeds | None:
+    """The networks with their isolated seeds at full alpha, in which only those seeds learn; None without any."""
+    training = population.table.stage == Stage.TRAINING
+    if population.config.rules.isolation is not Isolation.SHADOW or not training.any():
+        return None
+    alpha = np.where(training, np.float32(1), population.table.alpha)
+    return ActiveSeeds(population.table.blended | training, alpha, training)
+
+
+MakeSlotOp = Callable[[int, range], SlotOp | None]
+"""What a slot does to the features of these networks, seen as all there are; None: nothing."""
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """The forward pass of some networks."""
+
+    networks: slice
+    run: Callable[[Tensor, Parameters], Tensor]
+    """Their outputs ``[e, N', ...]`` from their inputs ``[e, N, ...]`` and all hosts' parameters ``[E, *shape]``."""
+
+
+@dataclass(frozen=True)
+class ForwardProgram:
+    """The forward pass of all networks, in as many passes as the config's limit asks for.
+
+    It holds for any number of batches, until the population's next decision.
+    """
+
+    passes: Sequence[ForwardPass]
+
+    def __call__(self, inputs: Tensor, host: Parameters) -> Tensor:
+        """Outputs ``[E, N', ...]`` from inputs ``[E, N, ...]`` and the hosts' parameters ``[E, *shape]``."""
+        if len(self.passes) == 1:
+            return self.passes[0].run(inputs, host)
+        return torch.cat([one.run(inputs[one.networks], host) for one in self.passes])
+
+
+def prepare_forward(population: Population, active: ActiveSeeds) -> ForwardProgram:
+    """The forward pass of the networks with these seeds; where not all of them learn it changes no host's buffers."""
+    return build_program(population, prepare_slot_op(population, active), aside=active.learning is not None)
+
+
+def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
+    """What slots do in that pass."""
+
+    def slot_op(slot: int, networks: range) -> SlotOp | None:
+        seeds = find_slot_seeds(population, active, slot, networks)
+        if seeds is None:
+            return None
+        alpha = torch.from_numpy(active.alpha[seeds.owners, slot]).to(population.host.values, non_blocking=True)
+        if active.straight_through is None or not active.straight_through[seeds.owners, slot].any():
+            return BlendOp(seeds, alpha)
+        apart = torch.from_numpy(active.straight_through[seeds.owners, slot]).to(alpha.device, non_blocking=True)
+        return StraightThroughOp(seeds, alpha, apart)
+
+    return slot_op
+
+
+def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tensor:
+    """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``."""
+    return prepare_forward(population, active)(inputs, population.host.parameters)
+
+
+def find_slot_seeds(population: Population, active: ActiveSeeds, slot: int, networks: range) -> SlotSeeds | None:
+    """The slot's seeds in a pass of these networks, if any."""
+    slices: list[BankSlice] = []
+    for kind, bank in population.banks.items():
+        if kind.slot != slot:
+            continue
+        owners = bank.block.owners.numpy()
+        taking_part = active.slots[owners, slot] & (owners >= networks.start) & (owners < networks.stop)
+        rows = taking_part.nonzero()[0]
+        if len(rows):
+            slices.append(_slice_bank(bank, rows, owners[rows], active, slot))
+    if not slices:
+        return None
+    owners = np.concatenate([call.owners for call in slices])
+    return SlotSeeds(slices, torch.from_numpy(owners - networks.start).to(population.config.device, non_blocking=True))
+
+
+def _slice_bank(bank: SeedBank, rows: Ints, owners: Ints, active: ActiveSeeds, slot: int) -> BankSlice:
+    device = bank.block.values.device
+    learning = None
+    if active.learning is not None:
+        learning = torch.from_numpy(active.learning[owners, slot]).to(device, non_blocking=True)
+    chosen = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device, non_blocking=True)
+    return BankSlice(bank, owners, chosen, learning)
+
+
+def build_program(population: Population, slot_op: MakeSlotOp, *, aside: bool = False) -> ForwardProgram:
+    """The forward pass with what ``slot_op`` has for the slots; ``aside``: hosts' buffers stay as they are."""
+    size, limit = population.size, population.config.networks_per_pass or population.size
+    return ForwardProgram(
+        [
+            _build_pass(population, slot_op, range(first, min(first + limit, size)), aside)
+            for first in range(0, size, limit)
+        ]
+    )
+
+
+def _build_pass(population: Population, slot_op: MakeSlotOp, networks: range, aside: bool) -> ForwardPass:
+    execution, rows = population.execution, slice(networks.start, networks.stop)
+    parts = {name: buffer[rows] for name, buffer in population.host.buffers.items()}
+    slots = range(population.table.slots)
+
+    def own(host: Parameters) -> Parameters:
+        whole = len(networks) == population.size
+        return host if whole else {name: stacked[rows] for name, stacked in host.items()}
+
+    def buffers() -> Parameters:
+        return {name: part.clone() for name, part in parts.items()} if aside else parts
+
+    if population.strategy == "stacked":
+        slot_ops = [slot_op(slot, networks) for slot in slots]
+        return ForwardPass(rows, lambda inputs, host: execution.run_stacked(own(host), buffers(), inputs, slot_ops))
+    alone = [[slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
+    return ForwardPass(rows, lambda inputs, host: execution.run_looped(own(host), buffers(), inputs, alone))
+
+
+ROUNDS = 3
+
+
+def find_fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
+    """The strategy with the smaller median time for a forward and a backward pass on ``inputs`` ``[E, N, ...]``.
+
+    Strategies take turns, after one round that does not count. Results do not depend on the choice but for rounding;
+    a run that must repeat itself exactly names its strategy instead.
+    """
+    chosen = population.strategy
+    seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in STRATEGIES}
+    for _ in range(1 + ROUNDS):
+        for strategy in STRATEGIES:
+            population.strategy = strategy
+            seconds[strategy].append(_time_pass(population, inputs))
+    population.strategy = chosen
+    return min(STRATEGIES, key=lambda strategy: median(seconds[strategy][1:]))
+
+
+def _time_pass(population: Population, inputs: Tensor) -> float:
+    _synchronise(inputs.device)
+    began = time.perf_counter()
+    total = forward(population, select_blended(population), inputs).square().sum()
+    torch.autograd.grad(total, list(population.host.parameters.values()))
+    _synchronise(inputs.device)
+    return time.perf_counter() - began
+
+
+def _synchronise(device: torch.device) -> None:
+    """Wait for what a device does behind the program's back."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

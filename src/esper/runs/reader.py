@@ -1,0 +1,208 @@
+"""Reading a run's metadata, events and scalars."""
+
+import json
+import math
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar, cast
+
+from esper.errors import RunError
+from esper.runs.database import open_for_reading, translate_errors
+from esper.runs.events import Event, decode
+from esper.runs.expected import check_expected, trouble_in
+from esper.runs.limits import READING_SECONDS, chunks, limit_reading
+from esper.runs.question import QueryResult, ask
+
+E = TypeVar("E", bound=Event)
+CHUNK = 5000
+"""Events that are read at once."""
+_RECORD = "id, time, type, version, iteration, payload"
+
+
+class EventRecord(NamedTuple):
+    """An event as it is stored, not decoded, so that it can also be of a version that is unknown here."""
+
+    id: int
+    time: float
+    """Seconds since 1970."""
+    type: str
+    version: int
+    iteration: int
+    payload: str
+
+
+class RunReader:
+    """A read-only view of a run store, usable while another process writes to it.
+
+    Every query is one short transaction, and so is a `snapshot` of several: a long one would keep the writer from
+    trimming its log.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the store at `path`; RunError if it is missing, damaged or not ours."""
+        return cls(path, open_for_reading(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._connection.close()
+
+    def metadata(self) -> dict[str, Any]:
+        """All metadata of the run."""
+        rows = self._query("SELECT key, value AS text FROM metadata")
+        try:
+            return check_expected({key: json.loads(text) for key, text in rows})
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"the metadata of the run store {self.path} are damaged ({error})") from error
+
+    def events(self, event_type: type[E]) -> list[E]:
+        """Events of one type in the order in which they were emitted."""
+        rows = self._query("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
+        return self._decode(event_type, rows)
+
+    def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
+        """The first events after an id, in order."""
+        return self._records("WHERE id > ? ORDER BY id LIMIT ?", after_id, limit)
+
+    def all_records(self, chunk: int = CHUNK) -> Iterator[list[EventRecord]]:
+        """All events that there are now, in order, a chunk of them per transaction."""
+        last, done = self.last_id(), 0
+        while done < last:
+            records = [record for record in self.records(done, chunk) if record.id <= last]
+            if not records:
+                return
+            yield records
+            done = records[-1].id
+
+    def decode(self, record: EventRecord) -> Event:
+        """The event of a record; RunError if it is damaged or of an unknown type or version."""
+        with self.name_store_in_errors():
+            return decode(record.type, record.version, record.payload)
+
+    def records_within(
+        self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
+    ) -> list[EventRecord]:
+        """Events of some types from one iteration to another, in order; of one network only if it is given."""
+        condition = f"WHERE type IN ({', '.join('?' for _ in event_types)}) AND iteration BETWEEN ? AND ?"
+        if environment is None:
+            return self._records(f"{condition} ORDER BY id", *event_types, first, last)
+        only = "json_valid(payload) AND json_extract(payload, '$.environment') = ?"
+        return self._records(f"{condition} AND {only} ORDER BY id", *event_types, first, last, environment)
+
+    def records_between(self, after: int, last: int, event_types: Sequence[str]) -> list[EventRecord]:
+        """Events of some types with ids above `after` up to `last`, in order."""
+        # `+`: walking along the ids is quicker than gathering all events of the types.
+        marks = ", ".join("?" for _ in event_types)
+        return self._records(f"WHERE id > ? AND id <= ? AND +type IN ({marks}) ORDER BY id", after, last, *event_types)
+
+    def newest(self, event_type: str, limit: int = 1) -> list[EventRecord]:
+        """The newest events of a type, of the newest iteration first."""
+        return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
+
+    def last_id(self) -> int:
+        """Of the newest event; 0 if there are none."""
+        ((last,),) = self._query("SELECT coalesce(max(id), 0) AS id FROM events")
+        return last
+
+    def data_version(self) -> int:
+        """A number that changes when another process commits something to the store."""
+        ((version,),) = self._query("PRAGMA data_version")
+        return version
+
+    def holds(self, record: EventRecord) -> bool:
+        """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""
+        return self._query("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
+
+    def ask(self, sql: str) -> QueryResult:
+        """Answer a question in SQL.
+
+        Raises:
+            RunError: it is not one SELECT, or names something that is not there.
+        """
+        return ask(self._connection, self.path, sql)
+
+    def rows(self, sql: str, *parameters: int | str) -> list[Any]:
+        """All rows, as tuples, that a query of our own finds in tables and views.
+
+        Raises:
+            RunError: the store is damaged, or reading it takes longer than `READING_SECONDS`. Columns named as those
+                of the tables are checked to hold what those do.
+        """
+        return self._query(sql, *parameters)
+
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """What is read within stays the same, also while the run is rewound."""
+        with translate_errors(self.path):
+            self._connection.execute("BEGIN")
+            with self._connection:
+                yield
+
+    @contextmanager
+    def name_store_in_errors(self) -> Generator[None]:
+        """Errors within say which store they are about."""
+        try:
+            yield
+        except RunError as error:
+            if str(self.path) in str(error):
+                raise
+            raise RunError(f"the run store {self.path}: {error}") from error
+
+    def scalar_names(self) -> list[str]:
+        """Names of all scalars, sorted."""
+        return [name for (name,) in self._query("SELECT DISTINCT name FROM scalars ORDER BY name")]
+
+    def series(self, name: str, after: int = -1) -> list[tuple[int, float]]:
+        """(iteration, value) of one scalar, by iteration, from the first one after a given iteration on."""
+        rows = self._query(
+            "SELECT iteration, value FROM scalars WHERE name = ? AND iteration > ? ORDER BY iteration", name, after
+        )
+        return [(iteration, _number(value)) for iteration, value in rows]
+
+    def scalars_at(self, iteration: int) -> dict[str, float]:
+        """All scalars of one iteration."""
+        rows = self._query("SELECT name, value FROM scalars WHERE iteration = ?", iteration)
+        return {name: _number(value) for name, value in rows}
+
+    def last_iteration(self) -> int:
+        """The highest iteration that has scalars; 0 if there are none."""
+        ((last,),) = self._query("SELECT coalesce(max(iteration), 0) AS iteration FROM scalars")
+        return last
+
+    def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
+        return [EventRecord(*row) for row in self._query(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
+
+    def _decode(self, event_type: type[E], rows: Sequence[tuple[int, str]]) -> list[E]:
+        """Events of one type from their versions and payloads."""
+        with self.name_store_in_errors():
+            return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
+
+    def _query(self, sql: str, *parameters: int | str) -> list[Any]:
+        found: list[Any] = []
+        with translate_errors(self.path), limit_reading(self._connection, self.path, READING_SECONDS):
+            cursor = self._connection.execute(sql, parameters)
+            names = [name for name, *_ in cursor.description]
+            for chunk in chunks(cursor, self.path):
+                if trouble := trouble_in(names, chunk):
+                    raise RunError(f"the run store {self.path} is damaged: {trouble}")
+                found += chunk
+        return found
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

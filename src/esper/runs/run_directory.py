@@ -1,0 +1,330 @@
+"""Runs on disk: the directory that one leaves behind, what has become of it, and the runs in a folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from esper.errors import RunError
+from esper.files import TEMPORARY_SUFFIX
+from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.runs.lock import hold, is_held
+from esper.runs.metric import Metric
+from esper.runs.reader import EventRecord, RunReader
+from esper.runs.store import RunStore
+
+GROWER = "esper.Grower"
+"""What makes the runs of models that grow in a loop of their owner's."""
+MADE = f"give the directory of a run of `esper train`, `esper grow` or `{GROWER}`"
+_HOLDING = {
+    "esper train": "it holds a controller, which `esper evaluate {run}` compares and `esper grow --controller {run}` "
+    "lets grow a model",
+    "esper grow": "it holds a model that has grown, which `esper report {run}` shows and "
+    "`esper export {run} --to pt2 --out model.pt2` writes",
+    GROWER: "it tells of a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
+    "loop, and export its model there by esper.export",
+}
+"""What runs are good for, by what made them."""
+
+
+def maker_of(metadata: Mapping[str, Any]) -> str:
+    """What made a run, as its metadata say: a command, or a `Grower`, which knows of no task."""
+    made_by = f"esper {metadata.get('command')}"
+    return GROWER if made_by == "esper grow" and "task" not in metadata else made_by
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where a run keeps its files."""
+
+    command: ClassVar[str] = "esper train"
+    """What makes such directories, and goes on with them by ``--resume``."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Make the directory of a new run; what is left of a start that was killed at once is no hindrance.
+
+        Raises:
+            RunError: it holds something already, or cannot be made.
+        """
+        run = cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            run.require_new()
+            run.checkpoints.mkdir(exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise RunError(f"cannot make the run directory {path} ({reason}): choose another place") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path, advice: str = MADE) -> Self:
+        """Take up the directory of an existing run, which may have been killed before its store was made.
+
+        ``advice`` is given where there is none.
+
+        Raises:
+            RunError: it is missing or is not the directory of a run.
+        """
+        if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
+            raise RunError(f"no run at {path}: {advice}")
+        run = cls(path)
+        begun = run.lock.is_file() and not any(run.checkpoints.glob("*"))
+        for needed in (run.config, run.lock if begun else run.store):
+            if not needed.is_file():
+                raise RunError(f"{path} is not a run, it has no {needed.name}: {advice}")
+        return run
+
+    @classmethod
+    def open_own(cls, path: Path) -> Self:
+        """As `open`, but only a run that `command` made.
+
+        Raises:
+            RunError: as `open`; or another command made it.
+        """
+        run = cls.open(path, f"give the directory of a run of `{cls.command}`")
+        made_by = run.made_by()
+        if made_by != cls.command and made_by in _HOLDING:
+            raise RunError(f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {run.describe_use(made_by)}")
+        return run
+
+    def require_new(self) -> None:
+        """RunError if there is anything that a start which was killed at once does not leave."""
+        for found in self.path.iterdir():
+            empty = found == self.checkpoints and not any(found.iterdir())
+            if not (empty or found == self.lock or found.name.endswith(TEMPORARY_SUFFIX)):
+                raise RunError(f"{self.path} is not empty: choose a new directory{self._instead()}")
+
+    def _instead(self) -> str:
+        """What else can be done where there is something already."""
+        if not (self.config.is_file() and self.has_store):
+            return ""
+        made_by = self.made_by()
+        if made_by == self.command:
+            return f", or go on with `{self.command} --resume {shlex.quote(str(self.path))}`"
+        return f"; this is a run of `{made_by}`: {self.describe_use(made_by)}" if made_by in _HOLDING else ""
+
+    def made_by(self) -> str:
+        """What made the run; the command of this class where it was killed before that was told."""
+        if not self.has_store:
+            return self.command
+        with RunReader.open(self.store) as reader:
+            metadata = reader.metadata()
+        return maker_of(metadata) if "command" in metadata else self.command
+
+    def describe_use(self, made_by: str) -> str:
+        """What the run is good for, if that made it."""
+        return _HOLDING[made_by].format(run=shlex.quote(str(self.path)))
+
+    def locked(self, what: str) -> AbstractContextManager[None]:
+        """Hold the run for oneself while writing to it; whoever else tries is told that `what` is running.
+
+        Raises:
+            RunError: another process holds it, or the directory cannot be written or locked.
+        """
+        return hold(self.lock, what)
+
+    def open_store(self) -> RunStore:
+        """The run store for writing; made now if the run was killed before it was.
+
+        Raises:
+            RunError: it is damaged, held by somebody, or cannot be written.
+        """
+        return RunStore.open(self.store) if self.has_store else RunStore.create(self.store)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the store is made; a run that was killed at once may have none, or an empty file."""
+        return self.store.is_file() and self.store.stat().st_size > 0
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that writes to the run."""
+        return self.path / "run.lock"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def store(self) -> Path:
+        """The run store (SQLite)."""
+        return self.path / "run.db"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The report for people."""
+        return self.path / "report.html"
+
+    @property
+    def evaluation(self) -> Path:
+        """The records of `esper evaluate`, one per controller and instance."""
+        return self.path / "evaluation.json"
+
+    @property
+    def behaviour(self) -> Path:
+        """What the policy did in `esper evaluate`: its habits per family and a few whole episodes."""
+        return self.path / "behaviour.json"
+
+    @property
+    def evaluation_progress(self) -> Path:
+        """What an `esper evaluate` under way has finished so far."""
+        return self.path / "evaluation-progress"
+
+
+OBJECTIVE = Metric("J")
+"""What training runs are about: the scalar ``objective``."""
+
+
+class State(StrEnum):
+    """Where a run is in its life."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    """It stopped or was killed before its end, and can be resumed."""
+    FAILED = "failed"
+    DAMAGED = "damaged"
+    """Its store cannot be read."""
+
+
+LIFE = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
+"""Events that begin or end a process of a run."""
+_ENDS = {RunEnded.name: State.FINISHED, RunFailed.name: State.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run is, and how well it does."""
+
+    command: str
+    state: State
+    done: int
+    """Iterations, or epochs of `esper grow`."""
+    total: int | None
+    metric: Metric
+    """What tells how well the run does: J of a training run, what growth is about of a growing model."""
+    value: float | None
+    """Of the newest one, on validation data and in units of its own."""
+    probe_score: float | None
+    """Mean test score of the greedy policy when it was last measured."""
+    started: float | None
+    """Seconds since 1970."""
+
+
+def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
+    """As the run's store and its lock say."""
+    metadata = reader.metadata()
+    command, done = str(metadata.get("command", "?")), reader.last_iteration()
+    started = reader.newest(RunStarted.name)
+    metric, scalar = progress_metric(metadata)
+    return RunProgress(
+        command,
+        read_state(run, reader),
+        done,
+        _whole(metadata.get("iterations")),
+        metric,
+        _last(reader, scalar, done - 1),
+        _last(reader, "probe_score", -1),
+        started[0].time if started else None,
+    )
+
+
+def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
+    """What tells how well a run does, and the scalar that holds its values."""
+    if metadata.get("command") != "grow":
+        return OBJECTIVE, "objective"
+    metric = Metric.of(metadata)
+    return metric, metric.scalar
+
+
+def read_state(run: RunDirectory, reader: RunReader) -> State:
+    """A run that has ended stays so while others, such as `esper evaluate`, use it."""
+    newest = _newest_of_life(reader)
+    end = _ENDS.get(newest.type) if newest else None
+    if end is State.FINISHED:
+        return end
+    return State.RUNNING if is_held(run.lock) else end or State.INTERRUPTED
+
+
+def _newest_of_life(reader: RunReader) -> EventRecord | None:
+    found = [record for kind in LIFE for record in reader.newest(kind.name)]
+    return max(found, key=lambda record: record.id, default=None)
+
+
+def _last(reader: RunReader, name: str, after: int) -> float | None:
+    series = reader.series(name, after)
+    return series[-1][1] if series else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run as a list shows it."""
+
+    path: Path
+    progress: RunProgress
+    size: int
+    """Of all its files, in bytes."""
+    trouble: str | None
+    """Why its store cannot be read."""
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """Those directly in the folder, the newest first.
+
+    Raises:
+        RunError: there is no such folder, or it cannot be read.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if _is_run(path))
+    except OSError as error:
+        raise RunError(f"cannot list {folder} ({error.strerror}): give a folder that has runs in it") from error
+    return sorted(map(_describe_run, paths), key=lambda run: run.progress.started or 0.0, reverse=True)
+
+
+def _is_run(path: Path) -> bool:
+    run = RunDirectory(path)
+    return run.config.is_file() and (run.store.is_file() or run.lock.is_file())
+
+
+def _describe_run(path: Path) -> ListedRun:
+    run = RunDirectory(path)
+    size = sum(_sizes(path))
+    if not run.store.is_file():
+        return ListedRun(path, _unknown(State.RUNNING if is_held(run.lock) else State.INTERRUPTED), size, None)
+    try:
+        with RunReader.open(run.store) as reader:
+            return ListedRun(path, read_progress(run, reader), size, None)
+    except RunError as error:
+        return ListedRun(path, _unknown(State.DAMAGED), size, str(error))
+
+
+def _unknown(state: State) -> RunProgress:
+    return RunProgress("?", state, 0, None, OBJECTIVE, None, None, None)
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    for file in path.rglob("*"):
+        try:
+            if file.is_file() and not file.is_symlink():
+                yield file.stat().st_size
+        except OSError:  # it went away meanwhile
+            continue

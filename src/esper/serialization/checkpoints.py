@@ -1,0 +1,159 @@
+"""Checkpoints that are whole or not there: files of a run's state, the newest of which serves, or the one before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save as encode_tensors
+from torch import Tensor
+
+from esper.errors import CheckpointError, RunError
+from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.serialization.state_files import (
+    MOST_MANIFEST_BYTES,
+    Count,
+    DamagedError,
+    Hash,
+    Manifest,
+    StateFormat,
+    copy_to_cpu,
+    describe_tensors,
+)
+
+
+class CheckpointManifest(Manifest):
+    """What the JSON file says."""
+
+    format: Literal["esper-checkpoint"] = "esper-checkpoint"
+    version: Literal[2] = 2
+    iteration: Count
+    state_sha256: Hash
+    state: dict[str, Any]
+
+    def encode(self) -> str:
+        """As JSON, in which figures that are not finite stay; CheckpointError if it would be too large to be read."""
+        text = json.dumps(self.model_dump())
+        if len(text) > MOST_MANIFEST_BYTES:
+            raise CheckpointError(f"the state takes {len(text)} bytes as JSON: keep large values as tensors")
+        return text
+
+
+_ADVICE = ": use an earlier checkpoint, or start a new run"
+_FORMAT = StateFormat(
+    name="esper-checkpoint",
+    versions=(2,),
+    manifest=CheckpointManifest,
+    what="checkpoint",
+    if_damaged=_ADVICE,
+    if_missing=_ADVICE,
+    if_foreign="is not an Esper checkpoint: move it out of the run directory",
+)
+
+
+def _hash_state(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+_MANIFEST_NAME = re.compile(r"iteration-([0-9]{8})\.json")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: named tensors (on the CPU) and a state of JSON values."""
+
+    path: Path
+    iteration: int
+    sha256: str
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the last `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError("at least one checkpoint has to be kept")
+        self.folder = folder
+        self.keep = keep
+
+    def save(self, iteration: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Checkpoint:
+        """Write a checkpoint durably, then delete the oldest beyond `keep`.
+
+        Raises:
+            CheckpointError: it cannot be written; earlier checkpoints are untouched.
+        """
+        copies = copy_to_cpu(tensors)
+        data = encode_tensors(copies)
+        written = CheckpointManifest(
+            iteration=iteration, state=dict(state), state_sha256=_hash_state(state), **describe_tensors(data)
+        )
+        content = written.encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._tensors_path(iteration), data)
+            write_atomically(self._manifest_path(iteration), content)
+            self._delete_old()
+        except (OSError, RunError) as error:
+            raise CheckpointError(f"checkpoint {iteration} is not saved, earlier ones are intact: {error}") from error
+        return Checkpoint(self._tensors_path(iteration), iteration, written.tensors_sha256, copies, dict(state))
+
+    def iterations(self) -> list[int]:
+        """Iterations that have a checkpoint, oldest first."""
+        names = (_MANIFEST_NAME.fullmatch(path.name) for path in self.folder.glob("iteration-*.json"))
+        return sorted(int(name[1]) for name in names if name is not None)
+
+    def latest(self) -> Checkpoint:
+        """The newest undamaged checkpoint; a damaged one is passed over with a logged warning.
+
+        Raises:
+            CheckpointError: there is none, or the newest is foreign or of another format version.
+        """
+        for iteration in reversed(self.iterations()):
+            try:
+                return self.load(iteration)
+            except DamagedError as damage:
+                _log.warning("%s; going back to the checkpoint before it", damage)
+        raise CheckpointError(f"no usable checkpoint in {self.folder}: start a new run")
+
+    def load(self, iteration: int) -> Checkpoint:
+        """Read and verify one checkpoint.
+
+        Raises:
+            CheckpointError: it is missing, damaged, foreign or of another format version.
+        """
+        source, path = self._manifest_path(iteration), self._tensors_path(iteration)
+        found = _FORMAT.read_manifest(source)
+        try:
+            whole = _hash_state(found.state) == found.state_sha256
+        except RecursionError as error:
+            raise DamagedError(f"checkpoint manifest {source} is nested too deeply{_ADVICE}") from error
+        if not whole:
+            raise DamagedError(f"checkpoint manifest {source} is corrupt (its hash differs){_ADVICE}")
+        if found.iteration != iteration:
+            raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(found.iteration)}{_ADVICE}")
+        return Checkpoint(path, iteration, found.tensors_sha256, _FORMAT.read_tensors(path, found), found.state)
+
+    def _tensors_path(self, iteration: int) -> Path:
+        return self.folder / f"iteration-{iteration:08d}.safetensors"
+
+    def _manifest_path(self, iteration: int) -> Path:
+        return self.folder / f"iteration-{iteration:08d}.json"
+
+    def _delete_old(self) -> None:
+        for leftover in self.folder.glob(f".iteration-*{TEMPORARY_SUFFIX}"):
+            leftover.unlink()
+        for iteration in self.iterations()[: -self.keep]:
+            # The manifest first: without it the tensors are no checkpoint.
+            self._manifest_path(iteration).unlink()
+            self._tensors_path(iteration).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Training and evaluating controllers: trainer, rollouts, workers, evaluation."""

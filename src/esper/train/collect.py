@@ -1,0 +1,213 @@
+"""Collect rollouts: whole episodes of the acting policy, computed in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.config.loading import load_settings
+from esper.config.settings import compare_settings
+from esper.control.advice import advise
+from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, restore_policy
+from esper.control.observation import mask_tensors
+from esper.control.policy import Policy
+from esper.control.promises import PromiseSettings
+from esper.control.rules.look import LookRule
+from esper.control.shipped import open_policy
+from esper.errors import ConfigError
+from esper.lifecycle.actions import Head, wait
+from esper.numerics.arrays import Floats
+from esper.numerics.devices import usable_device
+from esper.numerics.random_streams import Stream, numpy_generator
+from esper.rl.episodes import CPU, Episodes
+from esper.rl.rewards import assign_rewards
+from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.runs.store import EventRow, as_rows
+from esper.serialization.checkpoints import Checkpoints
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+from esper.train.episode_log import EpisodeLog
+from esper.train.evaluation import evaluation_config
+from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.process_pool import run_task
+from esper.train.settings import TrainSettings
+from esper.train.workers import DeviceTask, Shared, enough_memory
+
+
+@dataclass(frozen=True)
+class ShardTask(DeviceTask):
+    """One shard of one iteration's rollout."""
+
+    settings: TrainSettings
+    iteration: int
+    shard: int
+    weights: Shared[Mapping[str, Tensor]]
+    """The acting policy's state dict, on the CPU."""
+
+    @property
+    def device(self) -> str:
+        devices = self.settings.devices
+        return devices[self.shard % len(devices)]
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """The shard's rollout, on the CPU, and what happened in it."""
+
+    rollout: Rollout
+    log: EpisodeLog
+    twin_steps: int = 0
+    """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
+
+
+def new_policy(settings: TrainSettings) -> Policy:
+    """The untrained policy of a run."""
+    spec = policy_spec(settings.policy, settings.promise)
+    return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
+
+
+def load_start(settings: TrainSettings, name: str) -> dict[str, Tensor]:
+    """The weights and statistics of the policy with which a run starts that goes on from another.
+
+    Raises:
+        ConfigError: there is none, or its settings are others.
+        CheckpointError, RunError: it cannot be read.
+    """
+    run = open_policy(name)
+    origin = load_settings(PolicyOrigin, run.config)
+    differ = [one.key for one in compare_settings(settings.policy, origin.policy)]
+    if differ or settings.promise != origin.promise:
+        raise ConfigError(
+            f"start_from: the policy of {name} has other settings ({', '.join(differ) or 'conduct.promise'}): set "
+            f"policy and conduct.promise as in {run.config}"
+        )
+    return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
+
+
+def require_start(settings: TrainSettings) -> None:
+    """Raises what `load_start` raises, before anything is made for a run that could not begin."""
+    if settings.start_from is not None:
+        load_start(settings, settings.start_from)
+
+
+def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
+    """Who advises the policy of a run, on that suite."""
+    advice = settings.policy.advice
+    return None if advice is None else LookRule(advice.rule, suite.steps)
+
+
+def greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
+    """The policy of a run, on the CPU, taking what it likes best."""
+    advisor = new_advisor(settings, get_suite(settings.suite))
+    return LearnedController(policy, greedy=True, promise=settings.promise, advisor=advisor)
+
+
+def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> list[Instance]:
+    """The training instances of a shard, one per environment: groups of neighbours share theirs."""
+    seed, group = settings.seed, settings.ppo.group
+    suite, own = get_suite(settings.suite_of(iteration, shard)), settings.environments // settings.shards // group
+    if settings.mix:
+        drawn = suite.sample(own, "train", numpy_generator(seed, iteration, shard, Stream.TRAINING_INSTANCES))
+    else:
+        # All shards together, so that every one has its part of the families.
+        rng = numpy_generator(seed, iteration, Stream.TRAINING_INSTANCES)
+        drawn = suite.sample(settings.environments // group, "train", rng)[shard * own : (shard + 1) * own]
+    return [instance for instance in drawn for _ in range(group)]
+
+
+def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int) -> Floats:
+    """The uniform numbers ``[T, 8]`` that decide one environment's actions."""
+    rng = numpy_generator(settings.seed, iteration, environment, Stream.ACTIONS)
+    return rng.random((steps, len(Head)))
+
+
+EventRows = list[EventRow]
+"""What happened in the last moments."""
+
+
+def collect(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
+    """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step.
+
+    Raises:
+        RunError: the device's memory ran out.
+    """
+    with enough_memory():
+        return (yield from _collect_shard(task))
+
+
+def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
+    settings, suite = task.settings, get_suite(task.settings.suite_of(task.iteration, task.shard))
+    steps = suite.steps
+    policy = new_policy(settings)
+    policy.load_state_dict(dict(task.weights.get()))
+    policy.to(usable_device(task.device))
+    size, group = settings.environments // settings.shards, settings.ppo.group
+    environments = range(task.shard * size, (task.shard + 1) * size)
+    noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
+    episodes = _episodes(task, 1, settings.promise)
+    recorder = EventRecorder(episodes, _scope(task, environments.start))
+    playing = run_policy(policy, new_advisor(settings, suite), episodes, torch.from_numpy(noise).float(), recorder)
+    # The run's slots and blueprints are those of its own suite: nobody could read what happens on others.
+    result = (yield from playing) if suite.name == settings.suite else run_task(playing, _ignore)
+    if not settings.ppo.twin:
+        return result
+    # A population of their own: the others' numbers are the same with twins and without, to the last bit.
+    twins = _episodes(task, group, None)
+    waited = [twins.step(wait(twins.size)) for _ in range(steps)]
+    earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
+    rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
+    return ShardResult(rollout, result.log, sum(int(step.running.sum()) for step in waited))
+
+
+def _scope(task: ShardTask, first: int) -> Scope:
+    """What is told of the shard whose first environment has that number."""
+    telemetry, number = task.settings.telemetry, task.iteration + 1
+    steps = telemetry.tells_steps(number)
+    watched = telemetry.watched_of(task.settings.environments) if steps else ()
+    return Scope(number, first, steps, watched)
+
+
+def _ignore(_: EventRows) -> None:
+    pass
+
+
+def _episodes(task: ShardTask, every: int, promise: PromiseSettings | None) -> Episodes:
+    """New episodes of each ``every``-th environment, with promises measured in that way, or not at all."""
+    settings = task.settings
+    instances = sample_instances(settings, task.iteration, task.shard)
+    paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
+    first = task.shard * len(instances)
+    rewards = assign_rewards(paid, settings.environments, settings.ppo.group)[first : first + len(instances)]
+    terms = replace(evaluation_config(settings, task.device), suite=settings.suite_of(task.iteration, task.shard))
+    return terms.measuring(promise).episodes(instances[::every], rewards=rewards[::every])
+
+
+def run_policy(
+    policy: Policy, advisor: LookRule | None, episodes: Episodes, noise: Tensor, recorder: EventRecorder
+) -> Generator[EventRows, None, ShardResult]:
+    """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
+    device, state = policy.device, policy.initial_state(episodes.size)
+    buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
+    log = EpisodeLog(episodes.suite, episodes.instances)
+    yield as_rows(recorder.record_start())
+    for uniforms in noise.to(device):
+        observation, legal = episodes.observe(), episodes.legal_actions()
+        observation = observation if advisor is None else advise(advisor, observation, legal)
+        masks = mask_tensors(legal, CPU)
+        step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
+        actions = step.actions.numpy()
+        told = as_rows(recorder.record_observation(observation, step))
+        result = episodes.step(actions)
+        yield told + as_rows(recorder.record_step(actions, result, step))
+        running = torch.from_numpy(result.running)
+        buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
+        log.add(actions, result)
+        state = step.state
+    log.finish(episodes)
+    everyone = torch.ones(episodes.size, dtype=torch.bool)
+    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), log)

@@ -1,0 +1,286 @@
+"""The log of E episodes: actions, changes of stage, rollbacks, the health of seeds' gradients; and its form on disk."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.lifecycle.actions import Head, Op, wait
+from esper.lifecycle.gates import Reason
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import NO_BLUEPRINT
+from esper.lifecycle.transitions import Cause, Transitions
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.population.gradients import HealthTable, SeedHealth
+from esper.rl.episodes import Episodes, Incident, StepResult
+from esper.tasks.instance import Instance
+from esper.tasks.suite import Suite
+
+
+@dataclass(frozen=True)
+class SeedGradients:
+    """The gradients of one seed, as means over the decisions after which it learned; fields as in `SeedHealth`."""
+
+    environment: int
+    slot: int
+    blueprint: str
+    decisions: int
+    """How many there were, one at least."""
+    vanished: float
+    exploded: float
+    ratio: float | None
+    """None if it was never known."""
+
+
+@dataclass(frozen=True)
+class BlueprintGradients:
+    """The gradients of all seeds of one blueprint."""
+
+    blueprint: str
+    seeds: int
+    vanished: float
+    """Mean over the seeds."""
+    exploded: float
+    """Mean over the seeds."""
+    ratio: float | None
+    """Median over the seeds; None if no seed's is known."""
+
+
+@dataclass(frozen=True)
+class StageChange:
+    """A slot's change of stage, by names; ``step`` counts decisions from 0."""
+
+    environment: int
+    step: int
+    slot: int
+    before: str
+    after: str
+    blueprint: str | None
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecordedRollback(Incident):
+    """A rollback by the governor."""
+
+    step: int
+    """Decisions are counted from 0."""
+
+
+class EpisodeLog:
+    """Actions, stage changes, rollbacks, seeds' gradients and objectives of E episodes, filled step by step."""
+
+    def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
+        self.suite = suite.name
+        self._blueprints = suite.blueprints
+        self.instances = list(instances)
+        self.changes: list[StageChange] = []
+        self.rollbacks: list[RecordedRollback] = []
+        self.gradients: list[SeedGradients] = []
+        """Of every seed that learned; known at the end."""
+        self._transitions: list[Transitions] = []
+        self._health: list[HealthTable] = []
+        self.steps: list[Ints] = []
+        """Actions per step, each ``[E, 8]``."""
+        self.running: list[Bools] = []
+        """Whose episode had not ended before the step, each ``[E]``."""
+        self.measured: list[Floats] = []
+        """Validation accuracies per step, each ``[E]``."""
+        self.objective: Floats = np.zeros(len(instances))
+        """J of each committed network on validation data, ``[E]``."""
+        self.added: Floats = np.zeros(len(instances))
+        """Committed seeds' parameters over the host's, ``[E]``."""
+        self.kept: Bools = np.zeros((len(instances), len(suite.sites)), np.bool_)
+        """Which slots ended with a committed seed, ``[E, S]``."""
+
+    def add(self, actions: Ints, result: StepResult) -> None:
+        """One step of all episodes."""
+        step = len(self.steps)
+        self.steps.append(actions)
+        self.running.append(result.running)
+        self.measured.append(result.evaluation.accuracy)
+        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.incidents]
+        self._health.append(result.training.health)
+        changes = result.transitions
+        self._transitions.append(changes)
+        for index in range(len(changes)):
+            blueprint = int(changes.blueprint[index])
+            self.changes.append(
+                StageChange(
+                    int(changes.env[index]),
+                    step,
+                    int(changes.slot[index]),
+                    Stage(changes.before[index]).name.lower(),
+                    Stage(changes.after[index]).name.lower(),
+                    None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint],
+                    Cause(changes.cause[index]).name.lower(),
+                    Reason(changes.reason[index]).name.lower(),
+                )
+            )
+
+    def finish(self, episodes: Episodes) -> None:
+        """Take down how the episodes ended, and what needs whole episodes."""
+        self.gradients = average_gradients(self._blueprints, self._transitions, self._health)
+        self._transitions, self._health = [], []
+        population = episodes.population
+        self.kept = population.table.stage == Stage.FOSSILIZED
+        self.objective = episodes.potential
+        self.added = population.parameters_in(self.kept) / population.host_parameters
+
+    def part(self, place: slice) -> EpisodeLog:
+        """The finished log of some of the episodes alone, numbered from 0."""
+        own = copy.copy(self)
+        own.instances = self.instances[place]
+        own.changes = _within(self.changes, place)
+        own.rollbacks = _within(self.rollbacks, place)
+        own.gradients = _within(self.gradients, place)
+        own.running = [running[place] for running in self.running]
+        own.steps = [actions[place] for actions in self.steps]
+        own.measured = [accuracies[place] for accuracies in self.measured]
+        own.objective, own.added, own.kept = self.objective[place], self.added[place], self.kept[place]
+        return own
+
+    @property
+    def actions(self) -> Ints:
+        """``[T, E, 8]``."""
+        return np.stack(self.steps)
+
+    @property
+    def accuracies(self) -> Floats:
+        """Validation accuracy after each step, ``[T, E]``."""
+        return np.stack(self.measured)
+
+    def operation_shares(self) -> dict[str, float]:
+        """The share of decisions that each operation had."""
+        taken = self.actions[..., Head.OP][np.stack(self.running)]
+        counts = np.bincount(taken, minlength=len(Op))
+        return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
+
+
+def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
+    """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
+    longest = max(len(log.steps) for log in logs)
+    padded = [np.stack(log.steps + [wait(len(log.instances))] * (longest - len(log.steps))) for log in logs]
+    return np.concatenate(padded, axis=1)
+
+
+Numbered = TypeVar("Numbered", StageChange, RecordedRollback, SeedGradients)
+
+
+def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
+    """The records of some of the environments, numbered from 0."""
+    return [
+        replace(record, environment=record.environment - place.start)
+        for record in records
+        if place.start <= record.environment < place.stop
+    ]
+
+
+def average_gradients(
+    blueprints: Sequence[str], changes: Sequence[Transitions], health: Sequence[HealthTable]
+) -> list[SeedGradients]:
+    """Every seed that learned, from the transitions of each decision and the health ``[E, S]`` after it."""
+    births: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    for step, change in enumerate(changes):
+        for index in np.flatnonzero(change.after == Stage.GERMINATED).tolist():
+            place = int(change.env[index]), int(change.slot[index])
+            births[place].append((step, blueprints[int(change.blueprint[index])]))
+    found: list[SeedGradients] = []
+    for place, own in sorted(births.items()):
+        ends = [*(step for step, _ in own[1:]), len(health)]
+        for (start, blueprint), end in zip(own, ends, strict=True):
+            learned = [one for table in health[start:end] if (one := table.at(*place)).minibatches]
+            if learned:
+                found.append(_over(learned, place, blueprint))
+    return found
+
+
+def _over(life: Sequence[SeedHealth], place: tuple[int, int], blueprint: str) -> SeedGradients:
+    ratios = [one.ratio for one in life if np.isfinite(one.ratio)]
+    return SeedGradients(
+        *place,
+        blueprint,
+        len(life),
+        float(np.mean([one.vanished for one in life])),
+        float(np.mean([one.exploded for one in life])),
+        float(np.mean(ratios)) if ratios else None,
+    )
+
+
+def average_by_blueprint(found: Sequence[SeedGradients]) -> list[BlueprintGradients]:
+    """In the order of the blueprints' names."""
+    own: dict[str, list[SeedGradients]] = defaultdict(list)
+    for one in found:
+        own[one.blueprint].append(one)
+    return [_average(blueprint, seeds) for blueprint, seeds in sorted(own.items())]
+
+
+def _average(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradients:
+    ratios = [seed.ratio for seed in seeds if seed.ratio is not None]
+    return BlueprintGradients(
+        blueprint,
+        len(seeds),
+        float(np.mean([seed.vanished for seed in seeds])),
+        float(np.mean([seed.exploded for seed in seeds])),
+        float(np.median(ratios)) if ratios else None,
+    )
+
+
+_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback, SeedGradients)}
+"""Dataclasses of plain values that a log may list."""
+
+
+def log_to_json(log: EpisodeLog) -> dict[str, Any]:
+    """All that was counted; not the suite and the instances, which whoever reads it back has to know."""
+    return {name: _encode(value) for name, value in _list_fields(log).items()}
+
+
+def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
+    """Inverse of :func:`log_to_json`.
+
+    Raises:
+        ValueError: what was counted then is not what is counted now.
+    """
+    log = EpisodeLog(suite, instances)
+    if record.keys() != _list_fields(log).keys():
+        raise ValueError(f"not the record of a log: {sorted(record)}")
+    vars(log).update({name: _decode(value) for name, value in record.items()})
+    return log
+
+
+def _list_fields(log: EpisodeLog) -> dict[str, Any]:
+    return {name: value for name, value in vars(log).items() if name != "instances" and not name.startswith("_")}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+        return {"dtype": array.dtype.str, "array": array.tolist()}
+    if isinstance(value, list):
+        return [_encode(one) for one in cast("list[Any]", value)]
+    kind = type(value).__name__
+    return {"kind": kind, "fields": asdict(value)} if kind in _RECORDS else value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(one) for one in cast("list[Any]", value)]
+    match value:
+        case {"dtype": dtype, "array": array}:
+            return np.array(array, np.dtype(dtype))
+        case {"kind": kind, "fields": fields}:
+            return _RECORDS[kind](**{name: _freeze(one) for name, one in fields.items()})
+        case _:
+            return value
+
+
+def _freeze(value: Any) -> Any:
+    """JSON has no tuples, and records, being immutable, no lists."""
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

@@ -1,0 +1,324 @@
+"""Let controllers play instances to the end, and score what they committed on test data.
+
+Every controller plays the same instances, in cohorts of networks side by side; what an evaluation that was stopped has
+finished is kept, and not played again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from esper.control.controller import Actions, Controller, PromiseReader
+from esper.control.observation import Observation
+from esper.control.promises import PromiseSettings
+from esper.control.shipped import ESPER, open_policy
+from esper.errors import RunError
+from esper.lab.seed_shapley import SeedShapley, attribute_kept_seeds
+from esper.lifecycle.rules import Rules
+from esper.numerics.devices import CPU, usable_device
+from esper.population.population import Fossils, Strategy
+from esper.rl.episode_config import EpisodeConfig
+from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.rewards import RewardSettings
+from esper.serialization.checkpoints import Checkpoints
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+from esper.train.baselines import baseline_settings
+from esper.train.episode_log import EpisodeLog, log_from_json, log_to_json
+from esper.train.results import Result, cache_key, read_cached, write_cached
+from esper.train.settings import TrainSettings
+from esper.train.workers import DeviceTask, Workers, enough_memory
+
+COHORT = 64
+"""Networks played side by side."""
+_EARNINGS = TypeAdapter(list[SeedShapley])
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The records of a list of instances, in its order, and what happened on the way."""
+
+    records: list[Result]
+    logs: list[EpisodeLog]
+    earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
+    """One per record if they were asked for, otherwise none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "records": [one.to_json() for one in self.records],
+            "logs": [log_to_json(one) for one in self.logs],
+            "earnings": [asdict(one) for one in self.earnings],
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], suite: Suite, instances: Sequence[Instance]) -> EvaluationResult:
+        """What `to_json` gave of one cohort's episodes on these instances.
+
+        Raises:
+            ValueError, LookupError, TypeError: it gave something else.
+        """
+        return cls(
+            [Result(**record) for record in values["records"]],
+            [log_from_json(log, suite, instances) for log in values["logs"]],
+            _EARNINGS.validate_python(values["earnings"]),
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A controller and the instances it is to play."""
+
+    controller: Controller
+    instances: Sequence[Instance]
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What holds for all who play."""
+
+    suite: str
+    rules: Rules
+    conduct: EpisodeConfig = EpisodeConfig()
+    device: str = CPU
+    """Where networks are computed, as torch names it; controllers decide on the CPU."""
+    networks_per_pass: int | None = None
+    strategy: Strategy = "stacked"
+
+    def suited_to(self, controller: Controller) -> EvaluationConfig:
+        """These terms with promises measured as the controller says, if it does; they change nothing but what is
+        seen."""
+        return self.measuring(controller.promise) if isinstance(controller, PromiseReader) else self
+
+    def measuring(self, promise: PromiseSettings | None) -> EvaluationConfig:
+        """These terms with promises measured in that way, or not at all."""
+        return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
+
+    def episodes(
+        self,
+        instances: Sequence[Instance],
+        *,
+        suite: Suite | None = None,
+        rewards: Sequence[RewardSettings] = (),
+        fossils: Sequence[Fossils] = (),
+    ) -> Episodes:
+        """Episodes under these terms; of another suite than the one of that name, where one is given.
+
+        Raises:
+            ConfigError: this machine has no such device.
+        """
+        return Episodes(
+            suite or get_suite(self.suite),
+            instances,
+            self.rules,
+            self.conduct,
+            rewards=rewards,
+            fossils=fossils,
+            strategy=self.strategy,
+            networks_per_pass=self.networks_per_pass,
+            device=usable_device(self.device),
+        )
+
+
+def evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
+    """Those of a training run, on its first device or another one."""
+    return EvaluationConfig(
+        settings.suite,
+        settings.rules,
+        settings.conduct,
+        settings.devices[0] if device is None else device,
+        settings.networks_per_pass,
+        settings.strategy,
+    )
+
+
+@dataclass(frozen=True)
+class CohortTask(DeviceTask):
+    """Parts that are played side by side, as one cohort; any process may compute it."""
+
+    terms: EvaluationConfig
+    parts: Sequence[Part]
+    attributed: bool = False
+    """Whether to tell what the kept seeds earned."""
+
+    @property
+    def device(self) -> str:
+        return self.terms.device
+
+
+@enough_memory()
+def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
+    """Play all parts, each by its controller. What is random in a controller follows from the instance's seed.
+
+    Raises:
+        RunError: the device's memory ran out.
+    """
+    terms, suite = task.terms, get_suite(task.terms.suite)
+    instances = [instance for part in task.parts for instance in part.instances]
+    episodes = terms.episodes(instances)
+    ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
+    places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
+    log = EpisodeLog(suite, instances)
+    states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
+    while not episodes.finished.all():
+        observation, masks = episodes.observe(), episodes.legal_actions()
+        actions: list[Actions] = []
+        for index, (part, place) in enumerate(zip(task.parts, places, strict=True)):
+            seen = Observation(*(features[place] for features in observation))
+            chosen, states[index] = part.controller.act(seen, masks.rows(place), states[index])
+            actions.append(chosen)
+        joint = np.concatenate(actions)
+        log.add(joint, episodes.step(joint))
+    log.finish(episodes)
+    final = episodes.final_score()
+    earned = attribute_kept_seeds(episodes) if task.attributed else []
+    hosts: list[int] = episodes.population.host_parameters.tolist()
+    records = [
+        make_result(part.controller.name, instance, final, row, hosts[row])
+        for part, place in zip(task.parts, places, strict=True)
+        for row, instance in enumerate(part.instances, start=place.start)
+    ]
+    return [EvaluationResult(records[place], [log.part(place)], earned[place]) for place in places]
+
+
+def make_result(
+    controller: str, instance: Instance, final: FinalScore, row: int, host_parameters: int, flops: int | None = None
+) -> Result:
+    """What a controller or another arm came to on an instance, whose network is row ``row`` of ``final``."""
+    return Result(
+        controller,
+        instance.name,
+        instance.family,
+        instance.variant,
+        float(final.score[row]),
+        float(final.accuracy[row]),
+        int(final.added_parameters[row]),
+        host_parameters,
+        flops=flops,
+    )
+
+
+def split_into_cohorts(
+    controllers: Sequence[Controller],
+    terms: EvaluationConfig,
+    instances: Sequence[Instance],
+    *,
+    attributed: bool = False,
+) -> list[CohortTask]:
+    """Every controller on every instance, as tasks, ``attributed`` or not.
+
+    Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`, as far as
+    neighbours see alike.
+    """
+    size = min(COHORT, len(instances))
+    together = max(COHORT // size, 1)
+    tasks: list[CohortTask] = []
+    for own, several in groupby(controllers, terms.suited_to):
+        parts = [
+            Part(controller, instances[start : start + size])
+            for controller in several
+            for start in range(0, len(instances), size)
+        ]
+        tasks += [CohortTask(own, parts[at : at + together], attributed) for at in range(0, len(parts), together)]
+    return tasks
+
+
+def join_cohorts(controllers: int, played: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
+    """What the cohorts of that many controllers led to, put together for each."""
+    parts = [part for cohort in played for part in cohort]
+    each = len(parts) // controllers
+    return [
+        EvaluationResult(
+            [record for one in own for record in one.records],
+            [log for one in own for log in one.logs],
+            [earned for one in own for earned in one.earnings],
+        )
+        for own in (parts[start : start + each] for start in range(0, len(parts), each))
+    ]
+
+
+def evaluate_controllers(
+    workers: Workers, controllers: Sequence[Controller], terms: EvaluationConfig, instances: Sequence[Instance]
+) -> list[EvaluationResult]:
+    """Every controller on every instance; the results in the order of the controllers."""
+    if not controllers:
+        return []
+    tasks = split_into_cohorts(controllers, terms, instances)
+    return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
+
+
+def mean_score(played: EvaluationResult) -> float:
+    """Mean score over the instances."""
+    return float(np.mean([record.score for record in played.records]))
+
+
+def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
+    """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
+    known, shipped = baseline_settings(get_suite(settings.suite)), Checkpoints(open_policy(ESPER).checkpoints).latest()
+    return [settings.model_dump(mode="json"), known.model_dump(mode="json"), policy, shipped.sha256]
+
+
+class EvaluationProgress:
+    """A folder with a file per finished cohort, named by all that its result follows from."""
+
+    def __init__(self, folder: Path, circumstances: Any, tasks: Sequence[CohortTask]) -> None:
+        """Take over what was played of ``tasks`` under these circumstances; everything else in the folder is removed.
+
+        Raises:
+            RunError: the folder cannot be used.
+        """
+        self._folder, self._circumstances = folder, circumstances
+        found = {self._key(task): self._read(task) for task in tasks}
+        self._known = {key: played for key, played in found.items() if played is not None}
+        try:
+            folder.mkdir(exist_ok=True)
+            for path in set(folder.iterdir()) - set(map(self._path, self._known)):
+                path.unlink()
+        except OSError as error:
+            raise RunError(f"cannot use {folder} ({error.strerror}): delete it and try again") from error
+
+    @property
+    def taken_over(self) -> int:
+        """How many cohorts need not be played."""
+        return len(self._known)
+
+    def play(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
+        """Play what is not known yet, and keep each cohort as soon as it is."""
+        keys = [self._key(task) for task in tasks]
+        missing = [index for index, key in enumerate(keys) if key not in self._known]
+        for place, played in workers.as_completed(evaluate_cohort, [tasks[index] for index in missing]):
+            key = keys[missing[place]]
+            write_cached(self._path(key), key, [one.to_json() for one in played])
+            self._known[key] = played
+        return [self._known[key] for key in keys]
+
+    def remove(self) -> None:
+        """Forget it all: the evaluation has its results."""
+        try:
+            shutil.rmtree(self._folder)
+        except OSError as error:
+            raise RunError(f"cannot delete {self._folder} ({error.strerror}): delete it by hand") from error
+
+    def _key(self, task: CohortTask) -> str:
+        parts = [[part.controller.name, [one.to_json() for one in part.instances]] for part in task.parts]
+        return cache_key(self._circumstances, parts, task.attributed)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _read(self, task: CohortTask) -> list[EvaluationResult] | None:
+        def decode(played: list[dict[str, Any]]) -> list[EvaluationResult]:
+            suite, pairs = get_suite(task.terms.suite), zip(played, task.parts, strict=True)
+            return [EvaluationResult.from_json(one, suite, part.instances) for one, part in pairs]
+
+        key = self._key(task)
+        return read_cached(self._path(key), key, decode)

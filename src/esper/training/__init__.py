@@ -1,1 +1,0 @@
-"""How hosts learn: the population, row-wise optimizers and fused counterfactuals."""

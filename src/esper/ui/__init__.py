@@ -1,1 +1,0 @@
-"""What people look at: the live terminal view and the report."""

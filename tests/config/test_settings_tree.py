@@ -1,0 +1,265 @@
+"""There is one set of defaults, and whatever changes a setting changes that one alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from esper.config.loading import load_settings, merge, put
+from esper.config.settings import Settings, compare_settings, models_in
+from esper.control.rules.heuristic import HeuristicSettings
+from esper.control.rules.look import LookSettings
+from esper.control.rules.schedule import PeriodicSettings
+from esper.errors import ConfigError
+from esper.lab.sweep import load_space
+from esper.lifecycle.rules import Rules
+from esper.practice.settings import GrowSettings
+from esper.rl.episode_config import EpisodeConfig
+from esper.rl.gym.growth import GrowthSettings
+from esper.rl.rewards import MODES
+from esper.train.settings import TrainSettings
+from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
+
+Route = Callable[[Leaf, Path], Settings]
+
+ROOTS: dict[type[Settings], Settings] = {
+    TrainSettings: TrainSettings(),
+    GrowthSettings: GrowthSettings(),
+    GrowSettings: load_settings(GrowSettings, None),
+    HeuristicSettings: HeuristicSettings(),
+    LookSettings: LookSettings(),
+    PeriodicSettings: PeriodicSettings(),
+}
+"""What entry points take, and its defaults."""
+WRITTEN_BY_ESPER = {
+    *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
+    *("PolicyOrigin", "ObservedConduct"),  # parts of saved files
+    *("BaselineSettings", "OptimizerSettings"),  # of a suite
+    *("Range", "_File"),  # what a sweep draws from
+}
+"""Classes that no entry point takes."""
+_ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"
+NAMED = {
+    "suite": Named("digits"),
+    "mix": Named(["generated"]),
+    "start_from": Named("esper"),
+    "devices": Named(["cuda:1"]),
+    "device": Named("cuda:1"),
+    "rules.isolation": Named("shadow", (_ISOLATED,)),
+    "rules.tempos": Named([5]),
+    "rules.alpha_targets": Named([0.5, 1.0]),
+    "rules.alpha_speeds": Named([3]),
+    "reward.mode": Named("sparse"),
+    **{f"reward.{weight}": Named(0.3, ("reward.mode=shaped",)) for weight in MODES["shaped"].weights},
+    "reward.early_age": Named(6, ("reward.mode=shaped",)),
+    "controller": Named("periodic"),
+    "slots": Named({"stem": "auto"}),
+    "text": Named("some/where.txt", ("task=charlm", "host=gpt")),
+}
+"""Of leaves of which a type does not say what they may be."""
+_MEASURED = {"every": 4, "first": 3, "examples": 64, "shown": "fitted"}
+NAMED_IN: dict[type[Settings], dict[str, Named]] = {
+    # Where a rule advises the policy, promises are measured as the rule wishes.
+    TrainSettings: {
+        "policy.advice.rule.promise.shown": Named("fitted", ("policy.advice.rule.fitted=1",)),
+        **{f"conduct.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()},
+    }
+}
+FOLLOWED = {"task", "host"}
+"""Leaves that the defaults of others follow from."""
+
+LEAVES = {root: leaves_of(root, usual, NAMED | NAMED_IN.get(root, {}), FOLLOWED) for root, usual in ROOTS.items()}
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1e9).removesuffix("...\n").strip()
+
+
+def _by_key(root: type[Settings]) -> Route:
+    return lambda leaf, _: load_settings(root, None, (*leaf.given, f"{leaf.key}={_as_yaml(leaf.value)}"))
+
+
+def _by_mapping(root: type[Settings]) -> Route:
+    def load(leaf: Leaf, _: Path) -> Settings:
+        ((first, inner),) = nested(leaf.key, leaf.value).items()
+        return load_settings(root, None, (*leaf.given, f"{first}={_as_yaml(inner)}"))
+
+    return load
+
+
+def _by_file(root: type[Settings]) -> Route:
+    def load(leaf: Leaf, folder: Path) -> Settings:
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(nested(leaf.key, leaf.value)))
+        return load_settings(root, path, leaf.given)
+
+    return load
+
+
+def _by_sweep(leaf: Leaf, folder: Path) -> Settings:
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump({"grid": {leaf.key: [leaf.value]}}))
+    return load_space(path, leaf.given).trials(None, 0)[0].settings
+
+
+def _by_base(leaf: Leaf, folder: Path) -> Settings:
+    path = folder / "space.yaml"
+    other = "seed" if leaf.key != "seed" else "iterations"
+    usual = getattr(TrainSettings(), other)
+    path.write_text(yaml.safe_dump({"base": nested(leaf.key, leaf.value), "grid": {other: [usual]}}))
+    return load_space(path, leaf.given).trials(None, 0)[0].settings
+
+
+def _by_keyword(leaf: Leaf, _: Path) -> Settings:
+    keywords: dict[str, Any] = {}
+    for override in leaf.given:
+        merge(GrowthSettings, keywords, override)
+    put(GrowthSettings, keywords, leaf.key, leaf.value, leaf.key)
+    return GrowthSettings.parse(keywords)
+
+
+ROUTES: dict[str, tuple[type[Settings], Route]] = {
+    "esper train --set KEY=VALUE": (TrainSettings, _by_key(TrainSettings)),
+    "esper train --set GROUP={...}": (TrainSettings, _by_mapping(TrainSettings)),
+    "esper train --config": (TrainSettings, _by_file(TrainSettings)),
+    "esper sweep grid": (TrainSettings, _by_sweep),
+    "esper sweep base": (TrainSettings, _by_base),
+    "esper grow --set KEY=VALUE": (GrowSettings, _by_key(GrowSettings)),
+    "esper grow --set GROUP={...}": (GrowSettings, _by_mapping(GrowSettings)),
+    "esper grow --config": (GrowSettings, _by_file(GrowSettings)),
+    "gymnasium.make": (GrowthSettings, _by_keyword),
+    "tuned heuristic": (HeuristicSettings, _by_file(HeuristicSettings)),
+    "tuned rule that looks": (LookSettings, _by_file(LookSettings)),
+    "tuned periodic": (PeriodicSettings, _by_file(PeriodicSettings)),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_change_of_one_setting_changes_that_one_alone(name: str, tmp_path: Path) -> None:
+    root, route = ROUTES[name]
+    for leaf in LEAVES[root]:
+        found = route(leaf, tmp_path)
+        assert found.model_dump(mode="json") == leaf.after, leaf.key
+        before = root.model_validate(leaf.before)
+        assert [one.key for one in compare_settings(found, before)] == [leaf.key]
+
+
+@pytest.mark.parametrize("root", [TrainSettings, GrowSettings])
+def test_an_override_leaves_what_the_file_says(root: type[Settings], tmp_path: Path) -> None:
+    path, tried = tmp_path / "config.yaml", 0
+    for filed, overriding in zip(LEAVES[root], LEAVES[root][1:], strict=False):
+        both = {**_flat(filed.after, filed.key), **_flat(overriding.after, overriding.key)}
+        if filed.given or overriding.given:
+            continue
+        path.write_text(yaml.safe_dump(nested(filed.key, filed.value)))
+        ((first, inner),) = nested(overriding.key, overriding.value).items()
+        for override in (f"{overriding.key}={_as_yaml(overriding.value)}", f"{first}={_as_yaml(inner)}"):
+            try:
+                found = load_settings(root, path, [override])
+            except ConfigError:  # two changes may exclude each other
+                continue
+            dump = found.model_dump(mode="json")
+            assert {key: _flat(dump, key)[key] for key in both} == both
+            tried += 1
+    assert tried > len(LEAVES[root])
+
+
+def _flat(dump: dict[str, Any], key: str) -> dict[str, Any]:
+    place: Any = dump
+    for part in key.split("."):
+        place = (place[0] if isinstance(place, list) else place)[part]
+    return {key: place}
+
+
+def test_every_class_of_settings_belongs_to_an_entry_point() -> None:
+    reached: set[str] = set()
+    ends: list[type[Any]] = list(ROOTS)
+    while ends:
+        one = ends.pop()
+        reached.add(one.__name__)
+        ends += [inner for field in one.model_fields.values() for inner in models_in(field.annotation)]
+    assert {one.__name__ for one in settings_classes()} == reached | WRITTEN_BY_ESPER
+
+
+def test_no_leaf_is_left_out() -> None:
+    for root in ROOTS:
+        assert {leaf.key for leaf in LEAVES[root]} | FOLLOWED >= {key for key, _ in fields_of(root)}
+
+
+@pytest.mark.parametrize("model", settings_classes(), ids=lambda model: model.__name__)
+def test_a_mapping_that_names_no_key_changes_nothing(model: type[Settings]) -> None:
+    if any(field.is_required() for field in model.model_fields.values()):
+        return  # parts of files, and numbers per head, which have no defaults of their own
+    for name, field in model.model_fields.items():
+        if models_in(field.annotation) and field.default is not None:
+            assert model.model_validate({name: {}}) == model(), name
+
+
+def test_defaults_of_an_outer_class_that_differ_from_the_inner_ones_are_kept_at_any_depth() -> None:
+    class Inner(Settings):
+        one: int = 1
+        two: int = 2
+
+    class Middle(Settings):
+        inner: Inner = Inner(two=3)
+        three: int = 3
+
+    class Outer(Settings):
+        middle: Middle = Middle(inner=Inner(one=5, two=7), three=9)
+
+    found = Outer.model_validate({"middle": {"inner": {"one": 4}}})
+    assert found == Outer(middle=Middle(inner=Inner(one=4, two=7), three=9))
+
+
+def test_whoever_takes_settings_starts_from_the_defaults_of_their_class() -> None:
+    seen = 0
+    for module in modules():
+        for function in vars(module).values():
+            if not callable(function) or getattr(function, "__module__", "") != module.__name__:
+                continue
+            if inspect.isclass(function) and issubclass(function, Settings):
+                continue  # their fields are looked at above
+            for parameter in _parameters(function):
+                if isinstance(parameter.default, Settings):
+                    assert parameter.default == type(parameter.default)(), f"{module.__name__}.{function.__name__}"
+                    seen += 1
+    assert seen >= 4  # Episodes, Grower, PopulationConfig, EvaluationConfig
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # of C
+        return []
+
+
+def test_what_entry_points_share_has_one_default() -> None:
+    train, gym, grow = (cast("Any", ROOTS[root]) for root in (TrainSettings, GrowthSettings, GrowSettings))
+    shared = TrainSettings.model_fields.keys() & GrowthSettings.model_fields.keys()
+    assert shared == {"suite", "rules", "conduct", "reward", "strategy"}
+    assert all(getattr(train, name) == getattr(gym, name) for name in shared)
+    assert grow.rules == train.rules == Rules()
+    assert grow.conduct == train.conduct == EpisodeConfig()
+    assert grow.seed == train.seed
+
+
+def test_a_leaf_without_another_value_is_noticed() -> None:
+    class Strange(Settings):
+        name: str = "one"
+
+    with pytest.raises(KeyError, match="no other value is known for name"):
+        leaves_of(Strange, Strange(), {}, ())
+
+
+def test_defaults_are_valid_and_whole() -> None:
+    for root, usual in ROOTS.items():
+        try:
+            assert root.model_validate(usual.model_dump(mode="json")) == usual
+        except ValidationError as error:
+            pytest.fail(str(error))

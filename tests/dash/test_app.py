@@ -1,0 +1,215 @@
+"""What the dashboard's server answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from dash.planted_run import BASELINES, FAMILIES, Plan, plant
+from esper.dash.answers import PAGE, late_level
+from esper.dash.app import dashboard
+from esper.dash.runs import RunFinder
+from esper.dash.security import Access
+from esper.runs.reader import RunReader
+
+PLAN = Plan(networks=6, slots=2, steps=12)
+VIEWS = (
+    "/api/runs",
+    "/api/population?run=run",
+    "/api/network?run=run&environment=1",
+    "/api/look?run=run&episode=1&environment=1&step=1",
+    "/api/learning?run=run",
+    "/api/compare?run=run",
+    "/api/events?run=run",
+)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    plant(folder / "run", PLAN)
+    return folder
+
+
+def client(folder: Path) -> TestClient:
+    return TestClient(dashboard(RunFinder((folder,)), Access("127.0.0.1")), base_url="http://127.0.0.1")
+
+
+def get(folder: Path, path: str) -> Any:
+    answer = client(folder).get(path)
+    assert answer.status_code == 200, answer.text
+    return json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def test_the_list_says_how_runs_stand(planted: Path):
+    (run,) = get(planted, "/api/runs")["runs"]
+    assert (run["name"], run["state"], run["done"], run["total"]) == ("run", "finished", 2, 2)
+
+
+def test_a_population_is_that_of_the_newest_episode_unless_another_is_asked_for(planted: Path):
+    newest = get(planted, "/api/population?run=run")
+    assert newest["episode"] == {"number": 2, "first": 1, "last": 2}
+    assert [network["environment"] for network in newest["networks"]] == list(range(PLAN.networks))
+    assert newest["networks"][1]["family"] == FAMILIES[1]
+    assert newest["networks"][1]["rollbacks"] == 1
+    assert len(newest["networks"][0]["steps"]) == PLAN.steps
+    assert get(planted, "/api/population?run=run&episode=1")["episode"]["number"] == 1
+
+
+def test_a_network_is_told_in_full(planted: Path):
+    found = get(planted, "/api/network?run=run&environment=1&episode=1")
+    assert len(found["decisions"]) == PLAN.steps
+    assert {one["environment"] for one in found["decisions"]} == {1}
+    assert [seed["outcome"] for seed in found["seeds"]] == ["fossilized", "fossilized"]
+    assert found["looks"] == list(range(PLAN.steps))
+    assert (len(found["rollbacks"]), found["started"]["family"]) == (1, FAMILIES[1])
+
+
+def test_seeds_live_as_the_view_of_the_store_says(planted: Path):
+    columns = ("slot", "blueprint", "germinated", "blended", "held", "fossilized", "pruned", "outcome", "cause")
+    with RunReader.open(planted / "run" / "run.db") as reader:
+        stored = reader.rows(
+            f"SELECT {', '.join(columns)} FROM seeds WHERE episode = 1 AND environment = 1 ORDER BY germinated"
+        )
+    seeds = get(planted, "/api/network?run=run&environment=1&episode=1")["seeds"]
+    assert [tuple(seed.get(column) for column in columns) for seed in seeds] == stored
+
+
+def test_what_the_policy_saw_is_there_of_watched_networks_only(planted: Path):
+    found = get(planted, "/api/look?run=run&episode=1&environment=1&step=3")
+    assert found["look"]["step"] == 3
+    assert found["choices"]["op"][0] == "wait"
+    assert found["choices"]["blend"] == ["add", "gate", "multiply"]
+    assert get(planted, "/api/look?run=run&episode=1&environment=5&step=3")["look"] is None
+
+
+def test_learning_has_all_figures_by_iteration(planted: Path):
+    found = get(planted, "/api/learning?run=run")
+    assert found["iterations"] == [1, 2]
+    assert found["series"]["probe_score"] == pytest.approx([0.58, 0.59])
+    assert found["baselines"] == BASELINES
+    assert [one["iteration"] for one in found["anomalies"]] == [1, 2]
+
+
+def test_a_comparison_tells_of_every_run_asked_for(planted: Path):
+    run, gone = get(planted, "/api/compare?run=run&run=gone")["runs"]
+    assert (run["values"], run["probe"]["iteration"]) == (pytest.approx([0.56, 0.57]), 2)
+    assert "no run" in gone["error"]
+
+
+def test_the_late_level_is_that_of_the_last_third():
+    assert late_level([]) is None
+    assert late_level([0.5]) == {"mean": 0.5, "count": 1, "low": 0.5, "high": 0.5}
+    assert late_level([9.0] * 6 + [1.0, 2.0, 3.0]) == {"mean": 2.0, "count": 3, "low": 1.0, "high": 3.0}
+
+
+def test_the_log_pages_backwards_and_filters(planted: Path):
+    first = get(planted, "/api/events?run=run")
+    ids = [event["id"] for event in first["events"]]
+    assert (len(ids), first["more"]) == (PAGE, True)
+    assert ids == sorted(ids, reverse=True)
+    older = get(planted, f"/api/events?run=run&before={ids[-1]}")
+    assert max(event["id"] for event in older["events"]) == ids[-1] - 1
+    some = get(planted, "/api/events?run=run&type=rolled_back&type=run_started")
+    assert {event["type"] for event in some["events"]} == {"rolled_back", "run_started"}
+    assert {event["type"] for event in get(planted, "/api/events?run=run&text=QUAD/")["events"]} == {"episode_started"}
+    assert get(planted, "/api/events?run=run&text=%25")["events"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/api/none", 404, "no such page"),
+        ("/api/population?run=none", 404, "no run 'none'"),
+        ("/api/population", 404, "no run ''"),
+        ("/api/population?run=../run", 404, "no run"),
+        ("/api/population?run=run&episode=9", 404, "choose one from 1 to 2"),
+        ("/api/network?run=run", 400, "`environment` is missing"),
+        ("/api/network?run=run&environment=-1", 400, "whole number"),
+        ("/api/network?run=run&environment=1e3", 400, "whole number"),
+        ("/api/events?run=run&before=99999999999999999999", 400, "whole number"),
+        ("/api/stream?run=none", 404, "no run"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(planted: Path, path: str, status: int, words: str):
+    answer = client(planted).get(path)
+    assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_a_damaged_store_spoils_nothing_else(planted: Path, tmp_path: Path):
+    shutil.copytree(planted, tmp_path / "runs")
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "run.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 9)
+    broken, run = get(tmp_path / "runs", "/api/runs")["runs"]
+    assert "damaged" in broken["error"]
+    assert run["state"] == "finished"
+    assert "damaged" in client(tmp_path / "runs").get("/api/learning?run=broken").json()["error"]
+
+
+def test_a_stream_goes_on_after_the_last_event_that_the_browser_has(planted: Path):
+    store = planted / "run" / "run.db"
+    with closing(sqlite3.connect(store)) as connection:
+        ids = [row for (row,) in connection.execute("SELECT id FROM events WHERE type = 'ppo_updated' ORDER BY id")]
+    calls = iter([False, True])
+    app = dashboard(RunFinder((planted,)), Access("127.0.0.1"), lambda: next(calls))
+    served = TestClient(app, base_url="http://127.0.0.1")
+    text = served.get("/api/stream?run=run&type=ppo_updated&after=0", headers={"last-event-id": str(ids[0])}).text
+    (data,) = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [entry["id"] for entry in data] == ids[1:]
+    assert "event: news" in text
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["environment", "step", "slot", "episode", "stages", "after", "before", "cause", "family"])
+PAYLOADS = st.dictionaries(FIELDS, ANYTHING).map(json.dumps) | ANYTHING.map(json.dumps) | st.text(max_size=20)
+TYPES = st.sampled_from(
+    [
+        *("step_taken", "episode_started", "episode_ended", "lifecycle_transition", "gate_judged", "rolled_back"),
+        *("policy_looked", "anomaly_raised", "<img src=x>", ""),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzzed")
+    plant(folder / "run", Plan(networks=1, slots=1, steps=1, iterations=1))
+    return folder
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(
+    events=st.lists(st.tuples(TYPES, PAYLOADS), max_size=6),
+    metadata=st.dictionaries(
+        st.sampled_from(["command", "slots", "steps", "baseline_levels", "iterations", "features"]), ANYTHING
+    ),
+)
+def test_whatever_a_run_contains_is_answered_as_json_or_as_a_sentence(
+    fuzzed: Path, events: list[tuple[str, str]], metadata: dict[str, Any]
+):
+    with closing(sqlite3.connect(fuzzed / "run" / "run.db")) as connection, connection:
+        connection.execute("DELETE FROM events WHERE time = 0")
+        for key, value in metadata.items():
+            connection.execute("INSERT OR REPLACE INTO metadata VALUES (?, ?)", (key, json.dumps(value)))
+        for name, payload in events:
+            stored = payload.encode("utf-8", "replace").decode()
+            connection.execute("INSERT INTO events VALUES (NULL, 0, ?, 1, 1, ?)", (name, stored))
+    for path in VIEWS:
+        answer = client(fuzzed).get(path)
+        content = json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        assert answer.status_code in (200, 404)
+        assert answer.status_code == 200 or content["error"]

@@ -1,0 +1,387 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from dash.planted_run import Plan, accuracy, advance, begin, plant
+from esper.runs.events import StepTaken
+from esper.runs.reader import RunReader
+from esper.runs.store import RunStore
+from grower.training_loop import Loop
+
+CHROMIUM = shutil.which("chromium")
+expect.set_options(timeout=20_000)
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+]
+PLAN = Plan(networks=16, slots=3, steps=12)
+VIEWS = ("population", "network", "learning", "compare", "events")
+ATTACK = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
+SECONDS = 20
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt install chromium")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def served(place: Path, port: int) -> Iterator[str]:
+    """`esper dash` as a process of its own."""
+    words = [sys.executable, "-m", "esper", "dash", str(place), "--no-browser", "--port", str(port)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("dashboard: "), line
+        yield line.removeprefix("dashboard: ").strip()
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    plant(place / "first", PLAN)
+    plant(place / "second", Plan(networks=2, slots=3, steps=4, iterations=3))
+    return place
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(folder, free_port()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[Path]:
+    """The run of a model that grew in its owner's loop; its ninth training loss was not finite."""
+    loop = Loop("heuristic", run=folder / "alone")
+    for number in range(1, 11):
+        loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    loop.grower.close()
+    yield folder / "alone"
+    delete(folder / "alone")
+
+
+@contextmanager
+def opened(browser: Browser, url: str, **options: object) -> Iterator[Page]:
+    """A page that may neither complain nor ask elsewhere."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    page = context.new_page()
+    page.set_default_timeout(1000 * SECONDS)
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(url)
+    yield page
+    origin = "/".join(url.split("/")[:3])
+    assert [one for one in asked if not one.startswith(f"{origin}/")] == []
+    # A server that was stopped on purpose is complained of by the browser itself.
+    assert [one for one in complaints if "ERR_" not in one] == []
+    context.close()
+
+
+def delete(run: Path) -> None:
+    """At once: a reader of the store may make a file in a folder that is being emptied."""
+    shutil.rmtree(run.rename(run.parent.with_name("deleted")))
+
+
+def lit(page: Page) -> int:
+    """How many colours a canvas shows."""
+    return page.evaluate(
+        """() => { const canvas = document.querySelector('main canvas');
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+        return new Set(new Uint32Array(data.buffer)).size; }"""
+    )
+
+
+def test_the_population_shows_every_network_and_opens_one_by_keyboard(browser: Browser, address: str):
+    with opened(browser, f"{address}#/population?run=first") as page:
+        canvas = page.get_by_label("Networks. Arrow keys")
+        expect(canvas).to_be_visible()
+        expect(page.locator("#chosen")).to_contain_text("Network 0 quad relu")
+        assert lit(page) > 10
+        canvas.focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#chosen")).to_contain_text("Network 1 ctx relu")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Network 1", exact=True)).to_be_visible()
+        assert "environment=1" in page.url
+
+
+def test_the_population_is_filtered_and_sorted_by_the_address(browser: Browser, address: str):
+    with opened(browser, f"{address}#/population?run=first&family=vote&sort=score") as page:
+        best = {
+            family: max(
+                (network for network in range(PLAN.networks) if PLAN.family(network) == family),
+                key=lambda network: accuracy(network, PLAN.steps - 1),
+            )
+            for family in ("vote", "ctx")
+        }
+        expect(page.locator("#chosen")).to_contain_text(f"Network {best['vote']} vote")
+        page.get_by_label("Family").select_option("ctx")
+        expect(page.locator("#chosen")).to_contain_text(f"Network {best['ctx']} ctx")
+        assert "family=ctx" in page.url
+
+
+def test_a_network_shows_its_seeds_and_what_the_policy_thought(browser: Browser, address: str):
+    with opened(browser, f"{address}#/network?run=first&environment=1&episode=1&step=3") as page:
+        seeds = page.get_by_role("region", name=re.compile("Lives of the seeds"))
+        expect(seeds.get_by_role("row")).to_have_count(1 + PLAN.slots)
+        expect(page.get_by_text("70.0%")).to_be_visible()
+        for title in ("Accuracy and J", "Loss", "Contributions", "Reward by term", "Rollbacks", "Gate verdicts"):
+            expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        expect(page.locator(".uplot")).to_have_count(4)
+        page.get_by_label("Step").last.focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_text("step 4: wait")).to_be_visible()
+        assert "step=4" in page.url
+        expect(page.get_by_role("region", name="What the policy saw of the network")).to_contain_text("progress")
+
+
+def test_learning_shows_scores_health_and_anomalies(browser: Browser, address: str):
+    with opened(browser, f"{address}#/learning?run=first") as page:
+        expect(page.get_by_role("img", name=re.compile(r"Score\. Newest: J, exploring 0.57"))).to_be_visible()
+        for title in ("Approximate KL divergence", "Explained variance", "Entropy per head", "Gradient norm"):
+            expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        expect(page.get_by_role("region", name="Anomalies").first).to_contain_text("kl")
+
+
+def test_runs_are_compared_as_chosen(browser: Browser, address: str):
+    with opened(browser, f"{address}#/compare?run=first") as page:
+        rows = page.get_by_role("region", name="Late level of J in each run").get_by_role("row")
+        expect(rows).to_have_count(3)
+        page.get_by_role("checkbox", name="second").uncheck()
+        expect(rows).to_have_count(2)
+        assert "with=first" in page.url
+
+
+def test_the_log_filters_and_pages(browser: Browser, address: str):
+    with opened(browser, f"{address}#/events?run=first") as page:
+        expect(page.locator(".log li")).to_have_count(100)
+        page.get_by_role("button", name="Older").click()
+        expect(page.get_by_role("button", name="Newest")).to_be_visible()
+        page.get_by_label("Type").select_option("rolled_back")
+        expect(page.locator(".log li")).to_have_count(PLAN.iterations)
+        page.locator(".log summary").first.click()
+        expect(page.locator(".log pre").first).to_contain_text('"loss_before": 5')
+        page.get_by_label("Text").fill("nothing is like this")
+        expect(page.get_by_text("No event is like this")).to_be_visible()
+
+
+@pytest.mark.parametrize("place", [*(f"{view}?run=first" for view in VIEWS), "model?run=alone"])
+def test_nothing_is_wider_than_a_telephone(browser: Browser, address: str, alone: Path, place: str):
+    with opened(browser, f"{address}#/{place}", viewport={"width": 400, "height": 800}) as page:
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.wait_for_function("document.querySelector('main canvas, .log li')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_both_themes_are_the_systems_until_the_reader_chooses(browser: Browser, address: str):
+    def paper(page: Page) -> str:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    with opened(browser, f"{address}#/learning?run=first", color_scheme="dark") as page:
+        dark = paper(page)
+        page.get_by_role("button", name="Use light colours").click()
+        light = paper(page)
+        assert light != dark
+        page.reload()
+        expect(page.get_by_role("button", name="Use dark colours")).to_be_visible()
+        assert paper(page) == light
+    with opened(browser, f"{address}#/learning?run=first", color_scheme="light") as page:
+        assert paper(page) == light
+
+
+def test_new_events_show_by_themselves(browser: Browser, address: str, folder: Path):
+    plan = Plan(networks=2, slots=2, steps=6, iterations=1, ended=False)
+    store = plant(folder / "live", plan)
+    with opened(browser, f"{address}#/population?run=live") as page:
+        expect(page.locator("#chosen")).to_contain_text("step 5")
+        with RunStore.open(store) as writer:
+            for event in begin(plan, 2):
+                writer.emit(event)
+            writer.flush()
+            expect(page.get_by_text("Episode 2 of 2")).to_be_visible()
+            for step in range(3):
+                for event in advance(plan, 2, step):
+                    writer.emit(event)
+                writer.flush()
+                expect(page.locator("#chosen")).to_contain_text(f"step {step}")
+            writer.rewind(1)
+            expect(page.get_by_text("Episode 1", exact=True)).to_be_visible()
+    delete(folder / "live")
+
+
+@pytest.mark.slow
+def test_the_page_outlives_the_server_and_the_run(browser: Browser, tmp_path: Path):
+    port = free_port()
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with served(runs, port) as url:
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(1000 * SECONDS)
+        page.goto(url)
+        expect(page.get_by_text("There are no runs in")).to_be_visible()
+        store = plant(runs / "late", Plan(networks=2, slots=1, steps=4, iterations=1, ended=False))
+        expect(page.locator("#chosen")).to_contain_text("Network 0", timeout=1000 * SECONDS)
+    expect(page.locator("#status")).to_contain_text("connection lost", timeout=1000 * SECONDS)
+    with RunStore.open(store) as writer:
+        for event in (*begin(PLAN, 2), *advance(PLAN, 2, 0)):
+            writer.emit(event)
+    with served(runs, port):
+        expect(page.get_by_text("Episode 2 of 2")).to_be_visible(timeout=1000 * SECONDS)
+        plant(runs / "other", Plan(networks=2, slots=1, steps=4, iterations=1))  # so that there is a page to complain
+        delete(store.parent)
+        expect(page.locator("#trouble")).to_contain_text("no run", timeout=1000 * SECONDS)
+        plant(store.parent, Plan(networks=2, slots=1, steps=4, iterations=1))
+        expect(page.locator("#trouble")).to_be_hidden(timeout=1000 * SECONDS)
+        expect(page.get_by_text("Episode 1", exact=True)).to_be_visible(timeout=1000 * SECONDS)
+    context.close()
+
+
+def test_a_complaint_ends_with_the_next_connection_that_works(browser: Browser, address: str, folder: Path):
+    """Also where the run comes back while the page still awaits what it asked for before the run went."""
+    plan = Plan(networks=2, slots=1, steps=4, iterations=1, ended=False)
+    store = plant(folder / "lost", plan)
+    with opened(browser, f"{address}#/population?run=lost") as page:
+        expect(page.get_by_text("Episode 1", exact=True)).to_be_visible()
+        page.route("**/api/population?*", lambda _: None)
+        with page.expect_request("**/api/population?*"), RunStore.open(store) as writer:
+            for event in begin(plan, 2):
+                writer.emit(event)
+        delete(store.parent)
+        expect(page.locator("#trouble")).to_contain_text("no run")
+        plant(store.parent, plan)
+        page.unroute("**/api/population?*")  # which lets those go on that are held
+        expect(page.locator("#trouble")).to_be_hidden()
+        expect(page.get_by_text("Episode 1", exact=True)).to_be_visible()
+    delete(store.parent)
+
+
+@pytest.mark.slow
+def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, folder: Path):
+    name = "<b onclick=x>run"
+    attacked = Plan(networks=2, slots=2, steps=4, families=(ATTACK, ATTACK + "2"), blueprints=(ATTACK,), reason=ATTACK)
+    plant(folder / name, attacked)
+    with RunStore.open(plant(folder / "attacked", attacked)) as writer:
+        writer.set_metadata({"command": "grow", "host": ATTACK})
+    with opened(browser, f"{address}#/population?run=first") as page:
+        for view in VIEWS:
+            page.goto(f"{address}#/{view}?run=%3Cb%20onclick%3Dx%3Erun&environment=1")
+            expect(page.get_by_role("heading", level=1)).to_contain_text(view[:5], ignore_case=True)
+            page.wait_for_function("document.querySelector('main canvas, .log li')")
+            expect(page.locator("main img, main script, main b[onclick], select img")).to_have_count(0)
+            expect(page.locator("#run")).to_have_value(name)
+            assert page.title() == "Esper"
+        page.goto(f"{address}#/network?run=%3Cb%20onclick%3Dx%3Erun&environment=1")
+        expect(page.get_by_text(ATTACK).first).to_be_visible()
+        page.goto(f"{address}#/model?run=attacked")
+        expect(page.get_by_role("heading", level=1)).to_have_text(ATTACK)
+        page.wait_for_function("document.querySelector('main canvas')")
+        expect(page.locator("main img, main script, main b[onclick], select img")).to_have_count(0)
+        assert page.title() == "Esper"
+    delete(folder / name)
+    delete(folder / "attacked")
+
+
+def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):
+    with RunReader.open(alone / "run.db") as reader:
+        steps, seeds = reader.events(StepTaken), reader.rows("SELECT blueprint FROM seeds")
+        last, slots = steps[-1], reader.metadata()["slots"]
+        added = reader.scalars_at(last.iteration)["added_parameters"]
+    with opened(browser, f"{address}#/population?run=alone") as page:  # which such a run has none of
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sequential")
+        assert page.url.endswith("#/model?run=alone")
+        assert page.locator("nav a").all_text_contents() == ["Model", "Compare", "Events"]
+        expect(page.locator("#status")).to_have_text("finished, decision 10 of 20")
+        expect(page.locator("main")).to_contain_text(
+            f"After decision 10: accuracy {last.metric:.3f}, loss {last.loss:.3f}"
+        )
+        expect(page.locator("main")).to_contain_text(f"and {added:.0f} of what grew")
+        for title in ("Accuracy", "Loss", "What each seed contributes", "Parameters"):
+            expect(page.get_by_role("img", name=re.compile(rf"^{title}\. Newest: (?!nothing)"))).to_be_visible()
+        assert lit(page) > 10
+        expect(page.get_by_role("region", name="Lives of the seeds").locator("tbody tr")).to_have_count(len(seeds))
+        rows = page.locator(".tall tbody tr")
+        expect(rows).to_have_count(len(steps))
+        for row, step in zip(rows.all(), reversed(steps), strict=True):
+            what = f"{step.op} {step.blueprint} in {slots[step.slot or 0]}" if step.blueprint else step.op
+            expect(row.locator("td").nth(1)).to_contain_text(what)
+            expect(row.locator("td").last).to_have_text(f"{step.metric:.3f}")
+        expect(rows.nth(1)).to_contain_text("rolled back: not finite")
+        expect(page.get_by_text("held back, alpha moving").first).to_be_attached()
+        expect(page.get_by_role("region", name="Rollbacks").last.locator("tbody tr")).to_have_count(1)
+        page.locator("#run").select_option("first")
+        expect(page.get_by_role("heading", name="Population")).to_be_visible()
+        page.locator("#run").select_option("alone")
+        expect(page.get_by_role("heading", name="Sequential")).to_be_visible()
+
+
+def test_the_page_of_a_model_follows_its_training(browser: Browser, address: str, folder: Path):
+    loop = Loop("heuristic", run=folder / "growing")
+    with opened(browser, f"{address}#/model?run=growing") as page:
+        expect(page.get_by_text("No decision was made yet")).to_be_visible()
+        for number in range(1, 4):
+            loop.epoch()
+            expect(page.get_by_text(f"After decision {number}:")).to_be_visible()
+    loop.grower.close()
+    delete(folder / "growing")
+
+
+def test_every_view_is_reached_with_the_tab_key(browser: Browser, address: str):
+    with opened(browser, f"{address}#/events?run=first") as page:
+        expect(page.locator(".log li").first).to_be_visible()
+        seen: list[str] = []
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            seen.append(page.evaluate("document.activeElement.textContent.trim()"))
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+        for view in VIEWS:
+            assert view.capitalize() in seen
+
+
+@pytest.mark.slow
+def test_the_server_ends_cleanly_with_a_browser_still_there(browser: Browser, tmp_path: Path):
+    plant(tmp_path / "run", Plan(networks=1, slots=1, steps=2, iterations=1))
+    words = [sys.executable, "-m", "esper", "dash", str(tmp_path), "--no-browser", "--port", "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().removeprefix("dashboard: ").strip()
+    page = browser.new_page()
+    page.goto(f"{url}#/events?run=run")
+    expect(page.locator(".log li").first).to_be_visible()
+    time.sleep(0.3)  # for the stream to open
+    process.send_signal(2)
+    _, complaints = process.communicate(timeout=SECONDS)
+    assert (process.returncode, complaints) == (0, "")
+    page.close()

@@ -1,0 +1,171 @@
+"""Whatever a run of one's own model is about, every view of it names that and shows its own numbers."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from dash.own_metrics import DECISIONS, KINDS, Kind
+from dash.watch.planted_run import sees, watch
+from esper import Decision
+from esper.cli import main
+from esper.dash import formats
+from esper.dash.answers import describe_comparison, describe_model
+from esper.lab.report.subject import report_on
+from esper.runs.bridges.tail import Tail
+from esper.runs.events import StepTaken
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
+
+Capture = pytest.CaptureFixture[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and what its loop saw."""
+
+    kind: Kind
+    path: Path
+    decisions: list[Decision]
+
+    @property
+    def values(self) -> list[float]:
+        return [self.kind.own(one) for one in self.decisions]
+
+    @property
+    def newest(self) -> str:
+        return formats.measure(self.values[-1])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: Run(kind, folder / name, kind.grow(folder / name)) for name, kind in KINDS.items()}
+
+
+@pytest.fixture(params=KINDS)
+def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
+    return runs[request.param]
+
+
+def text_of(page: str) -> str:
+    """Without markup and the listing of settings."""
+    return html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<pre>.*?</pre>|<style>.*?</style>", " ", page, flags=re.S)))
+
+
+def test_the_metrics_are_told_apart(runs: dict[str, Run]):
+    """Else a view could show one for the other."""
+    mae, loss = runs["mae"], runs["loss"]
+    assert mae.values[-1] > 100
+    assert all(one.score <= 1 for one in mae.decisions)
+    assert loss.values[-1] != pytest.approx(loss.decisions[-1].score, abs=0.01)
+    assert all(any(one.contributions for one in each.decisions) for each in runs.values())
+
+
+def test_decisions_and_events_hold_it_in_its_own_units(run: Run):
+    assert [(one.metric, one.value) for one in run.decisions] == [(run.kind.metric, value) for value in run.values]
+    with RunReader.open(run.path / "run.db") as reader:
+        steps, metadata = reader.events(StepTaken), reader.metadata()
+        series = reader.series(f"validation_{run.kind.metric}")
+    assert [step.metric for step in steps] == run.values == [value for _, value in series]
+    assert (metadata["metric"], metadata["higher_is_better"]) == (run.kind.metric, run.kind.metric == "accuracy")
+    scores = [one.score for one in run.decisions]
+    if run.kind.metric != "accuracy":
+        reference = metadata["reference"]
+        assert scores == pytest.approx([(reference - value) / reference for value in run.values])
+    assert [step.objective for step in steps] == scores  # there is no rent
+
+
+def test_what_a_decision_says_names_it(run: Run):
+    decision = run.decisions[-1]
+    assert f"; loss {decision.loss:.4g}" in str(decision)
+    assert ("score" in str(decision)) is False
+    if run.kind.metric != "loss":
+        assert str(decision).endswith(f", {run.kind.metric} {decision.value:.4g}")
+
+
+def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["runs", str(run.path.parent)]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["run"][3:6] == ["done", "value", "probe"]
+    assert rows[run.path.name][3:6] == [f"{DECISIONS}/20", run.kind.metric, run.newest]
+    assert main(["runs", str(run.path.parent), "--json"]) == 0
+    (found,) = [one for one in json.loads(capsys.readouterr().out.splitlines()[-1]) if one["run"] == str(run.path)]
+    assert (found["metric"], found["value"]) == (run.kind.metric, run.values[-1])
+
+
+def test_the_report_names_it_with_its_numbers(run: Run):
+    name = run.kind.metric
+    page = text_of(report_on([run.path]).html)
+    others = {"accuracy", "mae"} - {name}
+    assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
+    learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}
+    assert f"How the model learned: {learned[name]} on training and validation data" in page
+    newest = {"accuracy": f"{formats.percent(run.values[-1])} right", "loss": f"Loss {run.newest}"}
+    assert newest.get(name, f"{name} {run.newest}") + " on validation data" in page
+    assert "how much the model depends on a slot's seed, " + name in page
+    assert f"{name} on validation data with" in page
+    assert formats.measure(run.decisions[-1].loss) in page
+
+
+def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path):
+    name = run.kind.metric
+    exhibits = {what.name: (what, rows) for what, rows in report_on([run.path]).exhibits}
+    assert name in exhibits["curves"][0].caption
+    assert name in exhibits["contributions"][0].caption
+    _, rows = exhibits["curves"]
+    found = rows.by("measure")[name].by("data")["validation"]
+    assert found.numbers("value") == run.values
+    assert set(rows.by("measure")) == {name, "loss", "added_parameters"}
+    assert main(["report", str(run.path), "--out", str(tmp_path)]) == 0
+    table = (tmp_path / "tables" / "decisions.tex").read_text()
+    heads = next(line for line in table.splitlines() if "operation" in line)
+    assert heads.split("gates")[1].strip(" \\") == ("& loss" if name == "loss" else f"& loss & {name}")
+
+
+def test_the_dashboards_model_page_is_told_it(run: Run):
+    with RunReader.open(run.path / "run.db") as reader:
+        told = describe_model(reader)
+    assert told["about"]["metric"] == run.kind.metric
+    assert told["about"]["direction"] == ("lower is better" if run.kind.metric == "mae" else "")
+    assert run.kind.metric in told["about"]["contribution"]
+    assert list(told["figures"]["metric"].values()) == run.values == [one["metric"] for one in told["decisions"]]
+
+
+def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run]):
+    found = describe_comparison({name: one.path / "run.db" for name, one in runs.items()})
+    for told, one in zip(found, runs.values(), strict=True):
+        assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
+        assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])
+
+
+def test_bridges_carry_it_under_its_name(run: Run):
+    with closing(Tail.open(run.path / "run.db")) as tail:
+        figures = tail.figures(DECISIONS - 1)
+        assert tail.metadata()["metric"] == run.kind.metric
+    assert figures is not None
+    assert figures.scalars[f"validation_{run.kind.metric}"] == run.values[-1]
+
+
+def test_the_terminal_names_it(run: Run):
+    name = run.kind.metric
+
+    async def scenario(pilot: Pilot[None]):
+        text = await sees(pilot, f"decision {DECISIONS}/20, {name} {run.newest}")
+        head, line = (row.split() for row in text.splitlines() if row.split()[:1] in (["net"], ["0"]))
+        assert (head[:3], line[1]) == (["net", name, "J"], run.newest)
+        await pilot.press("enter")
+        await sees(pilot, f" {name} ")
+        await pilot.press("3")
+        await sees(pilot, f"validation {name}", run.newest)
+
+    watch(RunDirectory(run.path), scenario, (100, 60))

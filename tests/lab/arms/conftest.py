@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from train.short_suite import short_suite
+
+
+@pytest.fixture(autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield

@@ -1,0 +1,192 @@
+"""What a search over static networks needs to equal a controller."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from esper.errors import ConfigError, TaskError
+from esper.growth.blueprints.registry import get
+from esper.lab.costs import count_trainings
+from esper.lab.search import (
+    BRACKET,
+    BUDGETS,
+    POOL,
+    Pool,
+    compare_with_search,
+    draw_fossils,
+    find_multiple,
+    random_search,
+    search_beside,
+    successive_halving,
+    train_pool,
+)
+from esper.lab.static_networks import Prices, StaticNetwork, train_static
+from esper.lifecycle.rules import Rules
+from esper.numerics.random_streams import Stream, numpy_generator
+from esper.population.budget import Budget
+from esper.population.population import Fossils
+from esper.rl.episode_config import EpisodeConfig
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+from esper.train.evaluation import EvaluationConfig
+from esper.train.workers import LocalWorkers
+
+
+def pool_of(final: np.ndarray, flops: float = 1.0, decisions: int = 8) -> Pool:
+    """Networks whose curves are flat: test score and validation are the same."""
+    validation = np.repeat(final[..., None], decisions, axis=2)
+    return Pool(validation, final, np.full(final.shape, flops))
+
+
+def rising(networks: int = 3) -> np.ndarray:
+    """The later a network is drawn, the better it is."""
+    return np.tile(np.linspace(0, 1, POOL), (networks, 1))
+
+
+def test_random_search_keeps_the_best_of_what_it_can_afford() -> None:
+    pool = pool_of(rising())
+    for tried in (1, 2, 5, POOL):
+        assert random_search(pool, np.full(3, 8.0 * tried)) == pytest.approx(rising()[:, tried - 1])
+    assert random_search(pool, np.full(3, 0.5)) == pytest.approx(rising()[:, 0]), "one at least"
+    assert random_search(pool, np.full(3, 1e9)) == pytest.approx(1.0)
+
+
+def test_what_is_kept_validates_best_and_is_scored_on_test_data() -> None:
+    pool = pool_of(rising())
+    misled = Pool(-pool.validation, pool.test, pool.flops)
+    assert random_search(misled, np.full(3, 1e9)) == pytest.approx(0.0)
+
+
+def test_halving_trains_four_for_a_quarter_two_for_half_and_one_to_the_end() -> None:
+    """4 x 2 + 2 x 2 + 1 x 4 decisions of 8: two whole trainings for the best of four."""
+    pool = pool_of(rising())
+    for brackets in (1, 2, POOL // BRACKET):
+        assert successive_halving(pool, np.full(3, 16.0 * brackets)) == pytest.approx(
+            rising()[:, brackets * BRACKET - 1]
+        )
+    assert successive_halving(pool, np.full(3, 15.9)) == pytest.approx(rising()[:, 0]), "no bracket can be afforded"
+
+
+def test_halving_drops_what_begins_badly() -> None:
+    pool = pool_of(rising(1))
+    pool.validation[:, BRACKET - 1, :3] = -1.0
+    assert successive_halving(pool, np.full(1, 16.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
+
+
+def test_b_is_where_the_line_through_the_scores_reaches_the_controller() -> None:
+    means = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
+    assert find_multiple(means, 0.7) == pytest.approx(4.0)
+    assert find_multiple(means, 0.65) == pytest.approx(2 * 2**0.5)
+    assert find_multiple(means, 0.4) == 1.0
+    assert find_multiple(means, 0.95) is None
+
+
+def test_a_controller_pays_after_its_cost_over_what_a_network_saves() -> None:
+    pool = pool_of(rising(8))
+    scores = np.full(8, rising()[0, 3])  # what four trainings reach
+    found = compare_with_search("policy", scores, np.full(8, 8.0), pool, 300.0, seed=0)
+    assert found.B["random_search"] == pytest.approx(4.0)
+    assert found.B["successive_halving"] == pytest.approx(2.0)
+    assert found.break_even == pytest.approx(300.0)
+    assert found.scores["random_search"] == pytest.approx({b: rising()[0, b - 1] for b in BUDGETS})
+    low, high = found.B_interval["random_search"]
+    assert low == pytest.approx(4.0)
+    assert high == pytest.approx(4.0)
+    never = compare_with_search("policy", np.full(8, -1.0), np.full(8, 8.0), pool, 300.0, seed=0)
+    assert never.break_even is None
+    beyond = compare_with_search("policy", np.full(8, 2.0), np.full(8, 8.0), pool, 300.0, seed=0)
+    assert beyond.B == {"random_search": None, "successive_halving": None}
+    assert beyond.break_even == pytest.approx(300 / 15)
+
+
+def test_a_pool_is_trained_as_static_networks_are() -> None:
+    suite, terms = get_suite("short"), EvaluationConfig("short", Rules())
+    instances = suite.sample(2, "heldout", np.random.default_rng(0))
+    with LocalWorkers(1) as workers:
+        pool = train_pool(terms, instances, 3, workers)
+        again = train_pool(terms, instances, 3, workers)
+        rng_networks = [
+            StaticNetwork(instance, fossils, suite.steps)
+            for instance, fossils in zip([instances[0]] * 4, drawn(3, instances[0], 4), strict=True)
+        ]
+        apart = train_static(workers, terms, "static", rng_networks)
+    assert np.array_equal(pool.test, again.test)
+    assert pool.validation.shape == (2, POOL, suite.steps)
+    assert pool.test[0, :4] == pytest.approx([one.score for one in apart], abs=1e-6)
+    assert pool.flops[0, :4] * suite.steps == pytest.approx([float(one.flops or 0) for one in apart])
+    assert len(set(pool.flops[0].tolist())) > 3
+
+
+def drawn(seed: int, instance: Instance, count: int) -> list[Fossils]:
+    suite = get_suite("short")
+    rng, prices = numpy_generator(seed, Stream.STATIC_SEARCH), Prices(suite)
+    return [draw_fossils(suite, prices, Budget(), instance, rng) for _ in range(count)]
+
+
+def count_parameters(network: Fossils, suite: Suite, instance: Instance) -> int:
+    """Parameters of the fossils."""
+    sites, kinds = Prices(suite).sites(instance), [get(name) for name in suite.blueprints]
+    return sum(kinds[one.blueprint].parameters_at(sites[one.slot]) for one in network)
+
+
+def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
+    suite, rng = get_suite("tokens"), np.random.default_rng(0)
+    instance, prices = suite.sample(1, "heldout", rng)[0], Prices(suite)
+    networks = [draw_fossils(suite, prices, Budget(), instance, rng) for _ in range(300)]
+    places = {(seed.slot, seed.blueprint) for network in networks for seed in network}
+    assert places == {(slot, kind) for slot in range(len(suite.sites)) for kind in range(len(suite.blueprints))}
+    assert {len(network) for network in networks} == {0, 1, 2, 3}
+    for none in (Budget(parameters=0), Budget(flops=0)):
+        assert all(draw_fossils(suite, prices, none, instance, rng) == () for _ in range(20))
+    some = [draw_fossils(suite, prices, Budget(parameters=100), instance, rng) for _ in range(100)]
+    host = prices.network(instance, ())
+    assert {len(network) for network in some} >= {0, 1}
+    assert max(count_parameters(network, suite, instance) for network in some) <= 100
+    flops = [draw_fossils(suite, prices, Budget(flops=2000), instance, rng) for _ in range(100)]
+    assert 0 < max(prices.network(instance, network) - host for network in flops) <= 2000
+
+
+def test_a_controller_beside_searches() -> None:
+    with LocalWorkers(1) as workers:
+        found = search_beside("look", get_suite("short"), "heldout", 3, 0, workers)
+    assert found.controller == "look"
+    assert set(found.B) == {"random_search", "successive_halving"}
+    assert list(found.scores["random_search"]) == list(BUDGETS)
+    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="no controller 'lock'"):
+        search_beside("lock", get_suite("short"), "heldout", 3, 0, workers)
+    with LocalWorkers(1) as workers, pytest.raises(TaskError, match="has no families for the split"):
+        search_beside("look", get_suite("generated:4"), "transfer", 3, 0, workers)
+
+
+def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone() -> None:
+    suite = get_suite("short")
+    instances = suite.sample(2, "heldout", np.random.default_rng(0))
+    with LocalWorkers(1) as workers:
+        usual = train_pool(EvaluationConfig("short", Rules()), instances, 3, workers)
+        conduct = EpisodeConfig(plateau=1)
+        stalling = train_pool(EvaluationConfig("short", Rules(), conduct), instances, 3, workers)
+        capped = train_pool(
+            EvaluationConfig("short", Rules(), EpisodeConfig(budget=Budget(parameters=0))), instances, 3, workers
+        )
+        memory = EpisodeConfig(budget=Budget(memory=10))
+        with pytest.raises(ConfigError, match="a search knows no cap on memory"):
+            train_pool(EvaluationConfig("short", Rules(), memory), instances, 3, workers)
+    assert np.array_equal(usual.validation, stalling.validation)
+    assert len(set(capped.flops[0].tolist())) == 1
+
+
+def test_halving_of_short_trainings_looks_at_what_was_trained() -> None:
+    """With three decisions, a quarter is the first one, and not the last."""
+    pool = pool_of(rising(1), decisions=3)
+    pool.validation[:, BRACKET - 1, 0] = -1.0
+    assert successive_halving(pool, np.full(1, 100.0))[0] == pytest.approx(rising(1)[0, -1])
+    assert successive_halving(pool, np.full(1, 7.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
+
+
+def test_what_controllers_cost() -> None:
+    tokens = get_suite("tokens")
+    assert count_trainings("none", tokens) == 0
+    assert count_trainings("heuristic", tokens) == 203_490 / tokens.steps
+    assert count_trainings("esper", tokens) > 1000

@@ -1,0 +1,110 @@
+"""Drawings for pages: whatever the text and the numbers, they are drawn, and text comes back as text."""
+
+from __future__ import annotations
+
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.lab.figures.drawing import draw_svg, spread_apart
+from esper.lab.figures.exhibit import Figure, Rows
+from esper.lab.figures.growing import GROWING_EXHIBITS
+from esper.lab.figures.learning import LEARNING_EXHIBITS
+
+FIGURES = {one.name: one for one in (*LEARNING_EXHIBITS, *GROWING_EXHIBITS) if isinstance(one, Figure)}
+SEEDS, REWARDS = FIGURES["seeds"], FIGURES["rewards"]
+HOSTILE = [
+    "</text><script>",
+    "a\"b'c&d",
+    "$x^{\\bad",
+    "\x00\x1b[31m",
+    "\ud800",
+    "a\nb",
+    "\u4f60",
+    "]]>",
+    "<!--",
+    "%s{}",
+]
+
+
+class Reader(HTMLParser):
+    """Collects tags and texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def drawn(name: str) -> Reader:
+    return Reader(draw_svg(SEEDS, Rows(("blueprint", "outcome", "seeds"), ((name, "pruned", 1),))))
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc", "Co", "Cn", "Z")), min_size=1, max_size=20))
+@settings(max_examples=10, deadline=None)
+def test_names_are_drawn_as_text(name: str) -> None:
+    found = drawn(name)
+    assert name in found.texts
+    assert "script" not in found.tags
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_becomes_markup_or_keeps_a_page_from_being_written(name: str) -> None:
+    page = draw_svg(SEEDS, Rows(("blueprint", "outcome", "seeds"), ((name, "pruned", 1),)))
+    found = Reader(page)
+    page.encode()
+    assert found.tags <= {"svg", "g", "path", "text", "tspan", "defs", "clippath", "rect", "use"}
+    letters = "".join(character for character in name if character.isalpha() and character.isprintable())
+    assert letters in "".join(character for text in found.texts for character in text if character.isalpha())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [float("inf"), 1.0],
+        [float("nan"), float("nan")],
+        [sys.float_info.max, -sys.float_info.max],
+        [sys.float_info.max, 0.0],
+        [9e299, -9e299],
+        [5e-324, 0.0],
+        [0.0, 0.0],
+        [None, "a word"],
+    ],
+    ids=str,
+)
+def test_numbers_of_any_size_are_drawn(values: list[float]) -> None:
+    rows = Rows(
+        ("term", "iteration", "paid_per_episode"),
+        tuple(("rent", iteration, value) for iteration, value in enumerate(values, 1)),
+    )
+    page = draw_svg(REWARDS, rows)
+    assert ">rent</text>" in page
+    assert "nan" not in page
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(1, 10))
+def test_labels_keep_their_order_and_distance_and_stay_inside(places: list[float], gap: float):
+    moved = spread_apart(places, gap, 0, 100)
+    ordered = sorted(moved)
+    assert all(second - first >= gap - 1e-6 for first, second in pairwise(ordered))
+    assert ordered[0] >= -1e-6
+    assert ordered[-1] <= 100 + 1e-6
+    for one, one_moved in zip(places, moved, strict=True):
+        for other, other_moved in zip(places, moved, strict=True):
+            assert one >= other or one_moved < other_moved
+
+
+def test_labels_that_have_room_stay_where_they_are():
+    assert spread_apart([10, 90, 50], 15, 0, 100) == [10, 90, 50]

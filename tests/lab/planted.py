@@ -1,0 +1,86 @@
+"""Iterations and results with planted figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from esper.lifecycle.actions import Head
+from esper.rl.diagnostics import Anomaly, UpdateMetrics
+from esper.runs.events import RolledBack
+from esper.train.iteration import Iteration
+
+EXPLODED = RolledBack(
+    iteration=1,
+    episode=1,
+    environment=0,
+    step=0,
+    trouble="exploded",
+    loss_before=9.0,
+    metric_before=0.1,
+    loss_after=1.0,
+    metric_after=float("nan"),
+    pruned=(0,),
+    ended=False,
+)
+"""What befell the first network in its first step."""
+LEVELS = {"none": 0.531, "random": 0.488, "all_at_start": 0.597, "periodic": 0.612, "heuristic": 0.641}
+
+UPDATE = UpdateMetrics(
+    policy_loss=-0.01,
+    value_loss=0.2,
+    entropy=0.87,
+    kl=0.0042,
+    clip_fraction=0.06,
+    gradient_norm=0.31,
+    first_ratio_deviation=1e-7,
+    explained_variance=0.64,
+    return_mean=0.6,
+    return_deviation=0.2,
+    advantage_deviation=0.05,
+    learning_rate=1e-3,
+    optimizer_steps=16,
+    stopped_early=False,
+    finite=True,
+    head_entropy={head.name.lower(): 0.9 for head in Head},
+    head_entropy_weight={head.name.lower(): 0.01 for head in Head},
+    head_share={head.name.lower(): 0.5 for head in Head},
+    head_clip_fraction={head.name.lower(): 0.05 for head in Head},
+    module_gradient_norm={"lstm": 0.1},
+)
+
+FAMILIES = {"bott": 0.74, "ctx": 0.78, "drift": 0.49, "order": 0.51, "plain": 0.72, "quad": 0.55, "vote": 0.8}
+
+
+def iteration(
+    number: int,
+    total: int = 40,
+    *,
+    objective: float = 0.6,
+    probe: float | None = None,
+    anomalies: tuple[Anomaly, ...] = (),
+    rollbacks: int = 0,
+    **update: object,
+) -> Iteration:
+    return Iteration(
+        number=number,
+        total=total,
+        objective=objective,
+        objective_by_family=FAMILIES,
+        accuracy=0.672,
+        added=1.13,
+        kept={"layer0": 0.81, "layer1": 0.33, "layer2": 0.62},
+        operations={
+            "wait": 0.66,
+            "germinate": 0.18,
+            "advance": 0.0,
+            "set_alpha": 0.0,
+            "fossilize": 0.07,
+            "prune": 0.09,
+        },
+        probe_score=probe,
+        update=replace(UPDATE, **update),
+        anomalies=anomalies,
+        rollbacks=rollbacks,
+        environment_steps=3840,
+        seconds=9.6,
+    )

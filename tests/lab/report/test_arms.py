@@ -1,0 +1,52 @@
+"""The page of a comparison stands alone and shows every arm in figures and in both plots."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from esper.lab.comparison import Comparison
+from esper.lab.contest import FinishedContest
+from esper.lab.report.comparisons import report_configurations
+from lab.arms_cases import ARMS, STANDINGS
+
+
+def render(arms: Comparison) -> str:
+    return report_configurations(Path("runs"), FinishedContest(replace(ARMS, standings=STANDINGS[:1]), arms)).html
+
+
+PAGE = render(ARMS)
+
+
+def test_every_arm_is_in_both_plots_and_explained() -> None:
+    for figure in ("growth", "flops"):
+        drawn = re.search(rf'<figure id="figure-arms_{figure}">.*?</svg>', PAGE, re.DOTALL)
+        assert drawn is not None
+        assert all(f">{one.name}</text>" in drawn[0] for one in STANDINGS)
+    assert PAGE.count("the best fixed sequence found with") == 1
+
+
+def test_the_figures_say_what_the_standings_say() -> None:
+    assert "5 training seeds" in PAGE
+    assert "256 held-out instances" in PAGE
+    assert '<b class="below">sequence better</b>' in PAGE
+    assert '<b class="above">policy better</b>' in PAGE
+    assert "230,400" in PAGE
+    assert "the policy&#39;s own actions" not in PAGE, "only the arms that took part are explained"
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    assert render(ARMS) == PAGE
+    assert "default-src 'none'" in PAGE
+    assert not re.search(r"src=|href=\"(?!#)|url\((?!#)|@import", PAGE)
+
+
+@pytest.mark.parametrize("name", ["<script>", "a & b"])
+def test_no_name_becomes_markup(name: str) -> None:
+    renamed = [one if one.against is None else type(one)(**{**vars(one), "name": name}) for one in STANDINGS]
+    page = render(replace(ARMS, standings=renamed, family_scores={}))
+    assert "<script" not in page
+    assert "a & b" not in page

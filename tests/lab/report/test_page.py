@@ -1,0 +1,355 @@
+"""The page stands alone, says what the files say, and lets no text become markup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from esper.config.loading import dump_settings
+from esper.dash.formats import EN_DASH, MINUS
+from esper.errors import RunError
+from esper.lab.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
+from esper.lab.report.training import write_report
+from esper.lab.seed_shapley import KeptPair, SeedShapley, SeedValue
+from esper.runs.events import PPOUpdated, RolledBack, RunStarted
+from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
+from esper.train.episode_log import BlueprintGradients, StageChange
+from esper.train.iteration import LEVELS
+from esper.train.results import Result, write_results
+from esper.train.settings import TrainSettings
+from lab import planted as training
+from train.results_cases import planted
+
+ITERATIONS = 12
+MEANS = {"policy": 0.7, "none": 0.5, "heuristic": 0.6}
+EPISODE = EpisodeTimeline(
+    instance="order/far/1",
+    family="order",
+    variant="far",
+    split="heldout",
+    score=0.61,
+    growth=0.4,
+    drift_step=5,
+    accuracy=tuple(0.3 + 0.05 * step for step in range(10)),
+    changes=(
+        StageChange(0, 1, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
+        StageChange(0, 2, 0, "germinated", "blending", "token_mix", "tick", "passed"),
+        StageChange(0, 6, 0, "blending", "fossilized", "token_mix", "fossilize", "passed"),
+    ),
+)
+BEHAVIOUR = Behaviour(
+    iteration=ITERATIONS,
+    sites=("layer0", "layer1"),
+    blueprints=("token_mix", "norm"),
+    usage=(
+        Usage("order", "heldout", 20, {"wait": 0.9, "germinate": 0.1}, (Plant(0, "token_mix", 1.2, 0.85),)),
+        Usage("pointer", "transfer", 8, {"wait": 1.0, "germinate": 0.0}, ()),
+    ),
+    episodes=(EPISODE, replace(EPISODE, family="pointer", split="transfer", drift_step=None, changes=())),
+)
+
+
+EARNINGS = tuple(
+    SeedShapley(
+        f"order/far/{number}",
+        "order",
+        (SeedValue(0, "token_mix", 0.2 + number / 100, 0.0), SeedValue(1, "norm", -0.05, 0.0)),
+        (KeptPair(0, 1, 0.01),),
+    )
+    for number in range(8)
+)
+
+
+class Page(HTMLParser):
+    """A page's tags, text and attributes; refuses tags that do not match."""
+
+    VOID = frozenset({"meta", "br", "hr"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def classed(self, tag: str, kind: str) -> int:
+        return sum(
+            one == tag and name == "class" and kind in (value or "").split() for one, name, value in self.attributes
+        )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run that was trained but not evaluated."""
+    run = RunDirectory.create(tmp_path / "run")
+    dump_settings(TrainSettings(iterations=ITERATIONS), run.config)
+    with RunStore.create(run.store) as store:
+        store.emit(RunStarted(iteration=0, esper_version="9.8.7", seed=0))
+        store.set_metadata({LEVELS: training.LEVELS})
+        for number in range(1, ITERATIONS + 1):
+            store.scalars(
+                number,
+                {
+                    "objective": 0.5 + 0.01 * number,
+                    "environment_steps": 1000,
+                    "seconds": 2.0,
+                    "accuracy": 0.6,
+                    "added": 1.0,
+                    "ppo/entropy": 1 - 0.02 * number,
+                    "ppo/kl": 0.01,
+                    "ppo/gradient_norm": float("nan"),
+                },
+            )
+            names = ("explained variance",) if number == 3 else ()
+            store.emit(
+                PPOUpdated(
+                    iteration=number, optimizer_steps=4, stopped_early=False, kl=0.01, anomalies=names, metrics={}
+                )
+            )
+        store.scalars(ITERATIONS, {"probe_score": 0.655})
+    return run
+
+
+@pytest.fixture
+def evaluated(run: RunDirectory) -> RunDirectory:
+    write_results(run.evaluation, [*planted(MEANS), *planted(MEANS, 12, split="transfer")])
+    write_behaviour(run.behaviour, BEHAVIOUR)
+    return run
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without drawings, which take time, for tests of what is said."""
+    monkeypatch.setattr("esper.lab.report.page.draw_svg", lambda what, rows: "")
+
+
+def page_of(run: RunDirectory) -> Page:
+    return Page(write_report(run).read_text())
+
+
+def test_the_page_asks_for_nothing_from_outside(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    assert not {"script", "link", "img", "iframe", "object", "image", "a"} & set(page.tags)
+    assert not re.search(r"https?:|url\((?!#)|href=\"(?!#)|@import|//[a-z]", page.html)
+    assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory):
+    text = page_of(evaluated).text
+    assert "Did learning to grow networks help?" in text
+    assert "Yes" in text
+    assert "On 60 held-out instances this policy scores" in text
+    assert "the closest is heuristic" in text
+    assert "Families never trained on: yes." in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_no_win_is_claimed_without_one(run: RunDirectory):
+    write_results(run.evaluation, planted({"policy": 0.5, "none": 0.5}))
+    text = page_of(run).text
+    assert "Not shown" in text
+    assert "no difference shown to none" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_unevaluated_run_says_how_to_evaluate_it(run: RunDirectory):
+    page = page_of(run)
+    assert "Not measured yet" in page.text
+    assert f"esper evaluate {run.path}" in page.text
+    assert "the greedy policy scored 0.655" in page.text
+    assert "the best baseline there, heuristic, 0.641; that is no answer yet" in page.text
+
+
+def test_the_learning_curve_stands_against_the_baselines(run: RunDirectory):
+    page = page_of(run)
+    assert all(f"{name} {level:.3f}" in page.text for name, level in training.LEVELS.items())
+    assert all(name in page.text for name in ("greedy policy", "J, mean of 5"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_comparison_is_drawn_for_each_split(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    assert "Is it better than not learning?" in page.text
+    assert "Does it carry over to new families?" in page.text
+    drawn = {value for tag, name, value in page.attributes if (tag, name) == ("figure", "id")}
+    for split in ("heldout", "transfer"):
+        assert {f"figure-evaluation_{split}_{kind}" for kind in ("scores", "differences", "growth")} <= drawn
+        assert {f"table-evaluation_{split}", f"table-evaluation_{split}_families"} <= drawn
+
+
+def test_every_drawing_says_what_it_shows_to_those_who_cannot_see_it(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert len(labels) == page.tags.count("svg") > 5
+    assert all(label and label in page.text for label in labels)
+    assert page.attributes.count(("svg", "role", "img")) == len(labels)
+
+
+def test_drawings_take_the_colours_of_the_page(evaluated: RunDirectory):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", page_of(evaluated).html, re.DOTALL))
+    assert "var(--ink)" in drawings
+    assert not re.search("#1c2430|#5b6675|#e3e7ed|#ffffff|#000000", drawings)
+    used, defined = (set(re.findall(pattern, drawings)) for pattern in (r'(?:url\(|=")#(\w+)', r' id="(\w+)"'))
+    assert used == defined != set()
+
+
+def test_the_page_is_the_same_every_time(evaluated: RunDirectory):
+    assert page_of(evaluated).html == page_of(evaluated).html
+
+
+def test_episodes_are_drawn_with_their_stages(evaluated: RunDirectory):
+    text = page_of(evaluated).text
+    for words in ("g: germinated", "b: blending in", "F: fossilized: kept for good", "order / far", "pointer / far"):
+        assert words in text
+    assert text.count("data drift") == 1
+    assert "score 0.610, parameters +40%, new family" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_habits_by_family(evaluated: RunDirectory):
+    text = page_of(evaluated).text
+    assert "token_mix 85%" in text
+    assert "0.85 of 1.20" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_how_the_blueprints_learned(evaluated: RunDirectory):
+    assert "gradient ratio" not in page_of(evaluated).text  # an old file
+    gradients = (
+        BlueprintGradients("norm", 31, 0.123, 0.0, 1.2345),
+        BlueprintGradients("token_mix", 2, 0.0, 1.0, None),
+    )
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, gradients=gradients))
+    text = page_of(evaluated).text
+    assert "norm311.2312%0%" in text
+    assert f"token_mix2{EN_DASH}0%100%" in text
+    assert "below 0.001 (vanished) or above 100 (exploded)" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_kept_seeds_earned(evaluated: RunDirectory):
+    write_behaviour(
+        evaluated.behaviour, replace(BEHAVIOUR, earnings=(*EARNINGS, replace(EARNINGS[0], seeds=(), pairs=())))
+    )
+    page = page_of(evaluated)
+    assert "What the kept seeds earned" in page.text
+    assert re.search(r"token_mix8 in 89%\+0\.235 \[\+0\.2\d\d to \+0\.2\d\d\]0%", page.text)
+    assert "norm8 in 89%-0.050 [-0.050 to -0.050]100%" in page.text.replace(MINUS, "-")
+    assert "layer0, layer18+0.010 [+0.010 to +0.010]" in page.text
+    assert page.classed("b", "below") == 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_few_earnings_have_no_interval(evaluated: RunDirectory):
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=EARNINGS[:1]))
+    text = page_of(evaluated).text
+    assert "token_mix1 in 100%+0.200 too few to say0%" in text
+    assert "layer0, layer11+0.010 too few to say" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_earnings_that_there_are_not(evaluated: RunDirectory):
+    assert "What the kept seeds earned" not in page_of(evaluated).text  # an old file
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=()))
+    assert "The policy kept no seed." in page_of(evaluated).text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_health_shows_anomalies_and_their_number(run: RunDirectory):
+    page = page_of(run)
+    assert "explained variance (1)" in page.text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_health_counts_rollbacks(run: RunDirectory):
+    assert "No network blew up." in page_of(run).text
+    with RunStore.open(run.store) as store:
+        for environment, trouble in enumerate(("not_finite", "exploded", "not_finite")):
+            store.emit(
+                RolledBack(
+                    iteration=3,
+                    episode=3,
+                    environment=environment,
+                    step=9,
+                    trouble=trouble,
+                    loss_before=float("nan"),
+                    metric_before=0.25,
+                    loss_after=1.1,
+                    metric_after=0.6,
+                    pruned=(0, 2),
+                    ended=False,
+                )
+            )
+    assert "returned networks that blew up to their last good state, 3 times in all (exploded 1, not finite 2)" in (
+        page_of(run).text
+    )
+
+
+def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):
+    assert "nan" not in page_of(run).html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_how_to_reproduce(run: RunDirectory):
+    text = page_of(run).text
+    assert f"esper train --config {run.config} --run-dir runs/again" in text
+    assert "Esper 9.8.7" in text
+    assert "learning_rate: " in text
+
+
+def test_hostile_names_stay_text(run: RunDirectory):
+    evil = '<script>alert("&")</script>'
+    results = [
+        Result(**{**vars(one), "family": evil, "controller": evil if one.controller == "none" else one.controller})
+        for one in planted(MEANS)
+    ]
+    write_results(run.evaluation, results)
+    write_behaviour(
+        run.behaviour, replace(BEHAVIOUR, sites=(evil, "layer1"), episodes=(replace(EPISODE, variant=evil),))
+    )
+    page = page_of(run)
+    assert "script" not in page.tags
+    assert page.text.count(evil) >= 5
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
+    run = RunDirectory.create(tmp_path / "run")
+    dump_settings(TrainSettings(), run.config)
+    RunStore.create(run.store).close()
+    assert "no finished iteration yet" in page_of(run).text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_outdated_evaluation_is_named(evaluated: RunDirectory):
+    write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, iteration=5))
+    assert "The policy of iteration 5 was evaluated." in page_of(evaluated).text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_damaged_evaluation_is_refused(evaluated: RunDirectory):
+    evaluated.evaluation.write_text("{")
+    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+        write_report(evaluated)

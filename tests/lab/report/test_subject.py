@@ -1,0 +1,140 @@
+"""A report is about a training run, a grown model or a comparison, and about nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from esper.errors import RunError
+from esper.lab.report.subject import report_on
+from esper.runs.events import RunStarted
+from esper.runs.store import RunStore
+from esper.train.results import ArmResults, load_or_compute
+from grower.training_loop import Loop
+from lab.figures_cases import grown, trained
+from lab.planted import EXPLODED
+from train.results_cases import planted
+
+
+def add_arm(path: Path, mean: float, instances: slice = slice(None)) -> None:
+    outcomes = [replace(one, flops=9_000_000, split=None) for one in planted({"policy": mean})[instances]]
+    load_or_compute(path, "", lambda: ArmResults(7, outcomes))
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """Two configurations with five seeds each; the first of the two is not the first by name."""
+    folder = tmp_path / "comparison"
+    for name, mean in (("zeta", 0.7), ("alpha", 0.6)):
+        for seed in range(5):
+            trial = folder / name / f"seed-{seed}"
+            trial.mkdir(parents=True)
+            (trial / "config.yaml").write_text("{}\n")
+            add_arm(trial / "arms" / "policy.json", mean + 0.001 * seed)
+            with RunStore.create(trial / "run.db") as store:
+                store.emit(RunStarted(iteration=0, esper_version="1.0", seed=seed))
+    return folder
+
+
+def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> None:
+    page = report_on([trained(tmp_path / "run").path]).html
+    assert "What it tried" in page
+    names = ("learning", "operations", "seeds", "rewards", "health")
+    assert all(f'<figure id="figure-{name}"' in page for name in names)
+    assert ">rent</text>" in page
+    assert page.count("The query behind it") >= 5
+    assert "FROM seeds GROUP BY blueprint, outcome" in page
+
+
+def test_a_training_run_without_decisions_says_so(tmp_path: Path) -> None:
+    page = report_on([trained(tmp_path / "run", steps=False).path]).html
+    assert "Not shown, rewards: the run keeps no single decisions (telemetry.steps_every" in page
+
+
+def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
+    run = grown(tmp_path / "run")
+    with RunStore.open(run.store) as store:
+        store.emit(EXPLODED)
+    page = report_on([run.path]).html
+    assert "How mlp grew on digits" in page
+    assert "Not finished yet" in page
+    assert all(f">{words}</text>" in page for words in ("train", "validation", "seeds", "loss", "b: blending in"))
+    assert "<td>exploded</td>" in page
+
+
+def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "mine"
+    loop = Loop("heuristic", run=run)
+    assert "No decision yet" in report_on([run]).html
+    for number in range(1, 11):
+        decision = loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
+    report = report_on([run])
+    page = report.html
+    assert "<h1>How Sequential grew</h1>" in page
+    assert "controller heuristic, seed 0, 20 decisions planned" in page
+    added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
+    assert f"After {decision.number} decisions (running)" in page
+    assert f"{loop.model.host_parameters} parameters and {added} of what grew" in page
+    assert "; 1 rollback." in page
+    assert "G3 held back: alpha moving" in page
+    assert "blending to holding" in page
+    assert "horizon: 20" in page
+    assert "esper grow --" not in page
+    assert 'id="figure-snapshots"' in page
+    assert {what.name for what, rows in report.exhibits if rows} == {
+        *("curves", "stages", "contributions", "snapshots", "seeds", "decisions", "rollbacks")
+    }
+
+
+def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
+    page = report_on([comparison]).html
+    assert "zeta against alpha: zeta better." in page
+    assert "Who is better" not in page
+
+
+def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Path) -> None:
+    add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
+    add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
+    report = report_on([comparison])
+    assert "Who is better" in report.html
+    names = {what.name: rows for what, rows in report.exhibits}
+    assert names["arms"].texts("name") == ["policy", "none"]
+
+
+def test_a_comparison_of_policies_that_played_other_instances_is_refused(comparison: Path) -> None:
+    results = comparison / "alpha" / "seed-4" / "arms" / "policy.json"
+    results.unlink()
+    add_arm(results, 0.6, slice(-1))
+    with pytest.raises(RunError, match="did not all play the same instances: call `esper compare` again"):
+        report_on([comparison])
+
+
+def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:
+    (comparison / "alpha" / "seed-4" / "arms" / "policy.json").unlink()
+    assert "4 training seeds each" in report_on([comparison]).html
+    for seed in range(4):
+        (comparison / "alpha" / f"seed-{seed}" / "arms" / "policy.json").rename(comparison / f"{seed}.json")
+    (comparison / "zeta" / "seed-0" / "arms" / "policy.json").write_text("[")
+    with pytest.raises(RunError, match="seed-0/arms/policy.json is damaged"):
+        report_on([comparison])
+
+
+def test_nothing_else_has_a_report(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "neither a run nor a comparison"), (tmp_path / "missing", "no run at")):
+        with pytest.raises(RunError, match=reason):
+            report_on([path])
+
+
+@given(st.text("<>&\"'/ab\\;=", min_size=1, max_size=12))
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_name_in_a_run_becomes_markup(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    evil = f"<script>{name}</script><img src=x>"
+    for plant in (trained, grown):
+        page = report_on([plant(tmp_path_factory.mktemp("run") / "run", name=evil).path]).html
+        assert "<script" not in page
+        assert "<img" not in page

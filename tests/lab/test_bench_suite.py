@@ -1,0 +1,82 @@
+"""The context-oracle gap, on planted scores, and the fixed schedules that compete for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from esper.lab.bench_suite import (
+    NOTHING,
+    combinations_of,
+    family_weights,
+    instances_per_variant,
+    measure_gap,
+    single_schedules,
+)
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+
+SUITE = get_suite("tokens")
+
+
+def instances(count: int) -> list[Instance]:
+    return instances_per_variant(SUITE, count, np.random.default_rng(0))
+
+
+def planted(chosen: Sequence[Instance], noise: float, seed: int) -> dict[str, np.ndarray]:
+    """Schedule `a` earns .7 in `order` and .5 elsewhere, `b` .6 everywhere, nothing .4."""
+    rng = np.random.default_rng(seed)
+    in_order = np.array([one.family == "order" for one in chosen])
+    exact = {"a": np.where(in_order, 0.7, 0.5), "b": np.full(len(chosen), 0.6), NOTHING: np.full(len(chosen), 0.4)}
+    return {name: scores + noise * rng.standard_normal(len(chosen)) for name, scores in exact.items()}
+
+
+def test_the_gap_is_what_choosing_per_family_adds_to_the_best_overall() -> None:
+    chosen, scored = instances(3), instances(4)
+    fresh = planted(scored, 0.0, 1)
+    report = measure_gap(planted(chosen, 0.0, 0), chosen, lambda names: {name: fresh[name] for name in names}, scored)
+    assert report.overall == "b"
+    assert report.overall_score == pytest.approx(0.6)
+    assert report.context_oracle_gap == pytest.approx(0.1 / len(SUITE.families))
+    assert report.variant_gap == pytest.approx(0.1 / len(SUITE.families))
+    assert {one.context: one.schedule for one in report.families}["order"] == "a"
+
+
+def test_noise_alone_shows_no_gap() -> None:
+    """Where all schedules are equal, choosing on one set and scoring on another finds nothing: no optimism."""
+    gaps = []
+    for seed in range(40):
+        chosen, scored = instances(4), instances(4)
+        rng = np.random.default_rng(seed)
+        names = [NOTHING, *(f"s{index}" for index in range(20))]
+        found = {name: rng.standard_normal(len(chosen)) for name in names}
+        fresh = {name: rng.standard_normal(len(scored)) for name in names}
+        report = measure_gap(found, chosen, lambda needed, fresh=fresh: {name: fresh[name] for name in needed}, scored)
+        gaps.append(report.context_oracle_gap / report.standard_error)
+    assert abs(np.mean(gaps)) < 3 / np.sqrt(len(gaps))
+    assert 0.7 < np.std(gaps) < 1.3
+
+
+def test_every_family_weighs_the_same() -> None:
+    chosen = instances(2)
+    weights = family_weights(chosen)
+    families = np.array([one.family for one in chosen])
+    shares = [weights[families == family].sum() for family in SUITE.families]
+    assert shares == pytest.approx([1 / len(SUITE.families)] * len(SUITE.families))
+
+
+def test_instances_cover_every_variant_equally() -> None:
+    variants = [(one.family, one.variant) for one in instances(3)]
+    expected = {(family, variant) for family in SUITE.families for variant in SUITE.variants(family)}
+    assert {key: variants.count(key) for key in set(variants)} == dict.fromkeys(expected, 3)
+
+
+def test_schedules_are_all_singles_and_combinations_without_repeats() -> None:
+    singles = single_schedules(SUITE)
+    assert len(singles) == 1 + 2 * len(SUITE.sites) * len(SUITE.blueprints)
+    assert len({schedule.name for schedule in singles}) == len(singles)
+    picked = [one for one in singles if one.name in {"mlp@0", "mlp@1", "gate@1", "norm@2"}]
+    names = {schedule.name for schedule in combinations_of(SUITE, picked)}
+    assert names == {"mlp@0 gate@1", "mlp@0 norm@2", "mlp@1 norm@2", "gate@1 norm@2", "mlp@0 gate@1 norm@2"}

@@ -1,0 +1,138 @@
+"""A comparison claims a difference where one was planted, and none where none was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
+from esper.lab.comparison import Comparison, Entry, Standing, compare, compare_evaluated, compare_over_seeds
+from train.results_cases import FAMILIES, planted
+
+MEANS = {"policy": 0.65, "none": 0.5, "better": 0.7, "equal": 0.65}
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return compare_evaluated(planted(MEANS))
+
+
+def named(comparison: Comparison, name: str) -> Standing:
+    return next(one for one in comparison.standings if one.name == name)
+
+
+def test_verdicts_follow_the_planted_differences(comparison: Comparison):
+    verdicts = {one.name: against.difference.verdict for one, against in comparison.others}
+    assert verdicts == {"none": Verdict.ABOVE, "better": Verdict.BELOW, "equal": Verdict.OPEN}
+
+
+def test_differences_are_the_policys_minus_the_others(comparison: Comparison):
+    against = named(comparison, "none").against
+    assert against is not None
+    assert against.difference.estimate == pytest.approx(0.15, abs=0.01)
+    assert against.better == 1
+
+
+def test_pairing_sees_through_what_instances_share(comparison: Comparison):
+    against, alone = named(comparison, "none").against, named(comparison, "none").score
+    assert against is not None
+    interval = against.difference.interval
+    assert interval is not None
+    assert interval.high - interval.low < (alone.high - alone.low) / 3
+
+
+def test_the_best_comes_first_and_the_policy_is_found(comparison: Comparison):
+    assert comparison.standings[0].name == "better"
+    assert comparison.reference.name == "policy"
+    assert comparison.instances == 60
+
+
+def test_growth_is_relative_to_the_host(comparison: Comparison):
+    assert named(comparison, "none").growth.estimate == 0
+    assert comparison.reference.growth.estimate == pytest.approx((100 + 59 / 2) / 400)
+
+
+def test_means_by_family(comparison: Comparison):
+    results = planted(MEANS)
+    assert list(comparison.family_scores) == sorted(FAMILIES)
+    own = [one.score for one in results if one.controller == "policy" and one.family == "order"]
+    assert comparison.family_scores["order"]["policy"] == pytest.approx(sum(own) / len(own))
+
+
+def test_more_rivals_make_a_claim_harder():
+    few = compare_evaluated(planted({"policy": 0.5, "none": 0.492}))
+    rivals = {f"rival{index}": 0.5 for index in range(8)}
+    many = compare_evaluated(planted({"policy": 0.5, "none": 0.492, **rivals}))
+    few_p, many_p = (named(found, "none").against.difference.p for found in (few, many))  # type: ignore[union-attr]
+    assert few_p < many_p
+
+
+def test_a_small_effect_in_one_of_many_questions_is_no_claim():
+    means = {"policy": 0.5} | {f"rival{index}": 0.5 for index in range(10)}
+    found = compare_evaluated(planted(means, noise=0.05))
+    assert {against.difference.verdict for _, against in found.others} == {Verdict.OPEN}
+
+
+def test_equal_results_are_no_claim():
+    found = compare_evaluated(planted({"policy": 0.5, "none": 0.5}, noise=0))
+    ((_, against),) = found.others
+    assert (against.difference.estimate, against.difference.p, against.better) == (0, 1, 0.5)
+    assert against.difference.verdict == Verdict.OPEN
+
+
+def test_the_same_results_give_the_same_comparison(comparison: Comparison):
+    assert compare_evaluated(planted(MEANS)) == comparison
+
+
+def test_results_that_cannot_be_paired_are_refused():
+    results = planted(MEANS)
+    with pytest.raises(ValueError, match="no results of 'policy'"):
+        compare_evaluated([one for one in results if one.controller != "policy"])
+    with pytest.raises(ValueError, match="equal did not play the same instances"):
+        compare_evaluated([*results[:-1], replace(results[-1], instance="bott/only/999")])
+
+
+def seeds(mean: float, count: int, stream: int) -> Entry:
+    """One of those compared, whose seeds differ a little."""
+    luck = np.random.default_rng(stream).normal(0, 0.01, count)
+    return Entry(f"mean {mean}", [planted({"policy": mean + one}, noise=0.03, stream=stream) for one in luck])
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_several_seeds_speak_of_the_way_of_training_once_they_are_enough(paired: bool):
+    for count in (FEWEST_SEEDS - 1, FEWEST_SEEDS):
+        found = compare([seeds(0.6, count, 1), seeds(0.5, count, 2)], Claim.TRAINING, paired=paired)
+        ((_, against),) = found.others
+        enough = count >= FEWEST_SEEDS
+        assert against.difference.verdict is (Verdict.ABOVE if enough else Verdict.TOO_FEW)
+        assert (against.difference.p is None, against.difference.interval is None) == (not enough, not enough)
+        assert (found.seeds, found.instances) == (count, 60)
+        assert len(found.reference.by_seed) == count
+
+
+def test_an_arm_without_seeds_meets_every_seed_of_the_policy():
+    own, fixed = seeds(0.6, 5, 1), Entry("fixed", [planted({"none": 0.5}, noise=0)])
+    ((one, against),) = compare([own, fixed], Claim.TRAINING, paired=True).others
+    assert against.difference.estimate == pytest.approx(
+        np.mean([r.score for s in own.seeds for r in s]) - one.score.estimate
+    )
+
+
+def test_other_instances_are_refused():
+    other = Entry("b", [planted({"policy": 0.5}, count=30)] * 5)
+    with pytest.raises(ValueError, match="b did not play the same instances"):
+        compare([Entry("a", [planted({"policy": 0.5})] * 5), other], Claim.TRAINING, paired=True)
+
+
+def test_runs_with_instances_of_their_own_are_compared_by_their_means():
+    means = [{"policy": 0.6 + luck, "none": 0.5} for luck in (0.0, 0.01, -0.02, 0.015, 0.005)]
+    runs = [planted(one, noise=0.02, stream=number) for number, one in enumerate(means)]
+    found = compare_over_seeds(runs)
+    ((one, against),) = found.others
+    differences = np.subtract(found.reference.by_seed, one.by_seed)
+    expected = stats.ttest_1samp(differences, 0)
+    assert against.difference.p == pytest.approx(expected.pvalue)
+    assert compare_over_seeds(runs[:4]).others[0][1].difference.verdict is Verdict.TOO_FEW

@@ -1,0 +1,238 @@
+"""An evaluation plays everyone on the same new instances, and its file says what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from esper.control.learned import POLICY
+from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules.simple import SHUFFLED, Replay
+from esper.errors import CheckpointError, ConfigError, RunError
+from esper.lab.behaviour import read_behaviour
+from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, instances_for, load_policy
+from esper.lifecycle.rules import Rules
+from esper.runs.run_directory import RunDirectory
+from esper.serialization.checkpoints import Checkpoints
+from esper.tasks.registry import get_suite
+from esper.train.baselines import baselines
+from esper.train.evaluation import EvaluationConfig, evaluate_controllers, evaluation_config
+from esper.train.results import read_evaluation, select_split
+from esper.train.workers import LocalWorkers
+from train.runs import ignore, started, tiny
+from train.short_suite import short_suite
+
+HELDOUT, TRANSFER = 8, 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    path = tmp_path_factory.mktemp("evaluate") / "run"
+    with started(
+        path,
+        tiny("iterations=1", "policy.advice=null", "policy.op_prior={wait: 0, germinate: 2, fossilize: 2, prune: 0}"),
+    ) as trainer:
+        trainer.train(ignore)
+    return RunDirectory.open(path)
+
+
+@pytest.fixture(scope="module")
+def progress() -> list[tuple[int, int, str]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> RunEvaluation:
+    with LocalWorkers(1) as workers:
+        return evaluate_run(run, workers, HELDOUT, TRANSFER, lambda *step: progress.append(step))
+
+
+def test_everyone_plays_the_same_instances_of_each_split(found: RunEvaluation):
+    names = ["policy", *(controller.name for controller in baselines(get_suite("short"))), SHUFFLED]
+    for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
+        results = select_split(found.results, split)
+        played = {name: [one.instance for one in results if one.controller == name] for name in names}
+        assert {one.controller for one in results} == set(names)
+        assert all(instances == played["policy"] for instances in played.values())
+        assert len(set(played["policy"])) == count
+
+
+def test_the_splits_are_what_they_say(found: RunEvaluation):
+    suite = get_suite("short")
+    assert {one.family for one in select_split(found.results, "heldout")} == set(suite.families)
+    assert {one.family for one in select_split(found.results, "transfer")} == set(suite.transfer_families)
+
+
+def test_instances_follow_from_the_runs_seed_and_are_new():
+    same = [instances_for(tiny(f"seed={seed}"), "heldout", 5) for seed in (1, 1, 2)]
+    assert same[0] == same[1] != same[2]
+    suite = get_suite("short")
+    assert all(one.seed >= 2**30 for one in same[0])  # training draws its seeds below
+    assert all(one.family in suite.families for one in same[0])
+
+
+def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: RunEvaluation):
+    records = json.loads(run.evaluation.read_text())
+    assert len(records) == (HELDOUT + TRANSFER) * (2 + len(baselines(get_suite("short"))))
+    assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
+    assert read_evaluation(run.evaluation) == found.results
+
+
+def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: RunEvaluation):
+    none = [one for one in found.results if one.controller == "none"]
+    assert all(one.score == one.test_accuracy and one.added_parameters == 0 for one in none)
+    grown = [one for one in found.results if one.added_parameters]
+    assert grown
+    assert all(one.score < one.test_accuracy for one in grown)
+
+
+def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: RunEvaluation):
+    """By hand: the policy is played once more, and its actions are handed on."""
+    settings = tiny("policy.advice=null")
+    policy = load_policy(run, settings).controller
+    chosen = instances_for(settings, "heldout", HELDOUT)
+    with LocalWorkers(1) as workers:
+        actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].logs[0].actions
+        scores = {
+            donor: evaluate_controllers(
+                workers,
+                [Replay({one.seed: actions[:, donor] for one in chosen})],
+                evaluation_config(settings),
+                chosen,
+            )[0].records
+            for donor in range(HELDOUT)
+        }
+    results = [one for one in select_split(found.results, "heldout") if one.controller == SHUFFLED]
+    assert [one.instance for one in results] == [one.name for one in chosen]
+    fits = np.array(
+        [[abs(one.score - scores[donor][place].score) < 1e-6 for donor in scores] for place, one in enumerate(results)]
+    )
+    assert fits.sum() < fits.size / 2, "the donors' actions must lead to scores that tell them apart"
+    np.fill_diagonal(fits, val=False)
+    places, donors = linear_sum_assignment(fits, maximize=True)
+    assert fits[places, donors].all(), "everybody's actions were handed on once, to somebody else"
+
+
+def test_baselines_score_as_when_played_alone(run: RunDirectory, found: RunEvaluation):
+    settings = tiny()
+    controller = baselines(get_suite("short"))[-1]
+    with LocalWorkers(1) as workers:
+        instances = instances_for(settings, "heldout", HELDOUT)
+        alone = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0].records
+    results = select_split(found.results, "heldout")
+    together = [one.score for one in results if one.controller == controller.name]
+    assert together == [one.score for one in alone]
+
+
+def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: RunEvaluation):
+    behaviour = read_behaviour(run.behaviour)
+    assert behaviour == found.behaviour
+    assert behaviour.iteration == 1
+    suite = get_suite("short")
+    assert [one.family for one in behaviour.usage] == [*sorted(suite.families), *sorted(suite.transfer_families)]
+    assert sum(one.episodes for one in behaviour.usage) == HELDOUT + TRANSFER
+    for one in behaviour.usage:
+        assert sum(one.operations.values()) == pytest.approx(1)
+        assert all(plant.kept <= plant.germinated for plant in one.plants)
+        # Every germination was a decision, and nothing germinates otherwise.
+        germinated = sum(plant.germinated for plant in one.plants)
+        assert germinated == pytest.approx(one.operations["germinate"] * suite.steps)
+    assert any(one.plants for one in behaviour.usage)
+
+
+def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
+    scores = {one.instance: one.score for one in found.results if one.controller == POLICY}
+    episodes = found.behaviour.episodes
+    assert len({one.family for one in episodes}) == len(episodes) == len(found.behaviour.usage)
+    for one in episodes:
+        assert one.score == scores[one.instance]
+        assert len(one.accuracy) == get_suite("short").steps
+        assert all(0 <= change.step < len(one.accuracy) for change in one.changes)
+        assert (one.growth > 0) == any(change.after == "fossilized" for change in one.changes)
+
+
+def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, str]]):
+    total = 2 * (2 + len(baselines(get_suite("short"))))
+    assert [done for done, _, _ in progress] == list(range(total + 1))
+    assert {most for _, most, _ in progress} == {total}
+    assert progress[0][2] == "policy, heldout instances"
+
+
+@pytest.mark.parametrize(("heldout", "transfer"), [(1, 0), (0, 4), (4, 1)])
+def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
+    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="give no interval: ask for at least 2"):
+        evaluate_run(run, workers, heldout, transfer)
+
+
+def test_without_transfer(tmp_path: Path):
+    with started(tmp_path / "run", tiny("iterations=1")) as trainer, LocalWorkers(1) as workers:
+        found = evaluate_run(trainer.run, workers, 2, 0)
+    assert {one.split for one in found.results} == {"heldout"}
+
+
+def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path):
+    with started(tmp_path / "run", tiny()) as trainer:
+        run = trainer.run
+    for file in run.checkpoints.iterdir():
+        file.unlink()
+    with LocalWorkers(1) as workers, pytest.raises(CheckpointError, match="no usable checkpoint"):
+        evaluate_run(run, workers, 2, 0)
+
+
+def test_a_policy_of_other_sizes_is_refused(tmp_path: Path):
+    with started(tmp_path / "run", tiny()) as trainer, started(tmp_path / "other", tiny("policy.hidden=8")) as other:
+        Checkpoints(trainer.run.checkpoints).save(1, other.learner.state_tensors(), {})
+        with LocalWorkers(1) as workers, pytest.raises(CheckpointError):
+            evaluate_run(trainer.run, workers, 2, 0)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '[{"controller": "policy"}]', "[1]"])
+def test_damaged_files_are_refused(tmp_path: Path, content: str):
+    path = tmp_path / "evaluation.json"
+    path.write_text(content)
+    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+        read_evaluation(path)
+    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+        read_behaviour(path)
+
+
+def test_missing_files_are_refused(tmp_path: Path):
+    with pytest.raises(RunError, match="make it with `esper evaluate"):
+        read_evaluation(tmp_path / "evaluation.json")
+    with pytest.raises(RunError, match="make it with `esper evaluate"):
+        read_behaviour(tmp_path / "behaviour.json")
+
+
+def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path / "run", tiny("iterations=1")) as trainer:
+        trainer.train(ignore)
+    told: list[int] = []
+
+    def make_rule(settings: LookSettings, horizon: int) -> LookRule:
+        told.append(horizon)
+        return LookRule(settings, horizon)
+
+    monkeypatch.setattr("esper.train.collect.LookRule", make_rule)
+    digits = get_suite("digits")
+    with LocalWorkers(1) as workers:
+        found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
+    assert found.reference.name == POLICY
+    assert set(told) == {digits.steps}
+
+
+def test_nobody_plays_nothing() -> None:
+    with LocalWorkers(1) as workers:
+        assert evaluate_controllers(workers, [], EvaluationConfig("tokens", Rules()), []) == []

@@ -1,0 +1,121 @@
+"""Arms in words that claim no more than the figures do, in a table that fits a terminal, and as records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from rich.console import Console
+
+from esper.dash.formats import EN_DASH, MINUS
+from esper.lab.comparison import Comparison, compare_evaluated
+from esper.lab.standings import (
+    ABOUT,
+    Answer,
+    comparison_record,
+    describe_standing,
+    did_it_help,
+    standings_rows,
+    standings_table,
+)
+from lab.arms_cases import ARMS, STANDINGS
+from train.results_cases import planted
+
+
+def test_the_table_fits_eighty_columns_uncut() -> None:
+    console = Console(width=80, record=True, file=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(standings_table(ARMS))
+    text = captured.get()
+    assert "…" not in text
+    assert "static_equal_flops" in text
+    assert f"0.690{EN_DASH}0.710" in text
+    assert f"+0.190{EN_DASH}+0.210" in text
+
+
+def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
+    words = [describe_standing(ARMS, one) for one in STANDINGS]
+    assert words[0] == "policy: found with 230,400 environment steps"
+    assert words[1] == (
+        "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "
+        "policy better in 96% of pairs; found with 230,400 environment steps"
+    )
+    assert words[3].startswith(f"sequence: sequence better, policy less sequence {MINUS}0.050")
+
+
+def test_verdicts_are_marked_for_and_against_the_policy() -> None:
+    assert standings_rows(ARMS).texts("kind") == ["policy", "above", "other", "below"]
+
+
+def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
+    records = json.loads(json.dumps(comparison_record(ARMS)))["standings"]
+    assert records[0]["difference"] is records[0]["verdict"] is None
+    assert (records[1]["difference"], records[1]["difference_interval"]) == (0.2, pytest.approx([0.19, 0.21]))
+    assert records[3]["verdict"] == "sequence better"
+
+
+def test_every_arm_of_the_standings_is_explained() -> None:
+    assert all(one.name in ABOUT for one in STANDINGS)
+
+
+def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
+    return compare_evaluated(planted(means, noise=noise))
+
+
+def answered(means: Mapping[str, float], noise: float = 0.02) -> Answer:
+    return did_it_help(compared(means, noise))
+
+
+def test_above_all_is_yes_and_names_the_closest():
+    found = answered({"policy": 0.7, "none": 0.5, "heuristic": 0.6})
+    assert found.short == "Yes"
+    assert "On 60 held-out instances this policy scores 0." in found.sentence
+    assert "above every other controller; the closest is heuristic (difference +0." in found.sentence
+
+
+def test_no_win_is_claimed_where_an_interval_holds_zero():
+    found = answered({"policy": 0.7, "none": 0.5, "heuristic": 0.7})
+    assert found.short == "In part"
+    assert "above none; no difference shown to heuristic (difference " in found.sentence
+
+
+def test_nothing_told_apart_is_not_shown():
+    assert answered({"policy": 0.5, "none": 0.5, "heuristic": 0.5}).short == "Not shown"
+
+
+def test_below_is_said():
+    assert answered({"policy": 0.5, "heuristic": 0.6}).short == "No"
+    found = answered({"policy": 0.6, "none": 0.5, "heuristic": 0.7})
+    assert found.short == "In part"
+    assert "above none; below heuristic (difference \u22120." in found.sentence
+
+
+def test_a_policy_that_never_grows_is_told():
+    results = planted({"policy": 0.5, "none": 0.5}, noise=0)
+    idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
+    found = did_it_help(compare_evaluated(idle))
+    assert found.short == "Not shown"
+    assert found.sentence.endswith("It keeps no seed at all.")
+
+
+def test_many_that_are_not_told_apart_are_named_only():
+    found = answered({"policy": 0.5, "a": 0.5, "b": 0.5, "c": 0.5})
+    assert "(difference" not in found.sentence
+    assert "no difference shown to " in found.sentence
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_and_holds_all_figures(width: int):
+    comparison = compared({"policy": 0.7, "all_at_start": 0.5, "heuristic": 0.7})
+    console = Console(record=True, width=width)
+    console.print(standings_table(comparison, "60 held-out instances"))
+    text = console.export_text()
+    assert "…" not in text
+    for one in comparison.standings:
+        assert one.name in text
+        assert f"{one.score.estimate:.3f}" in text
+        assert f"{one.score.low:.3f}\u2013{one.score.high:.3f}" in text
+    _, against = comparison.others[-1]
+    assert f"{against.difference.estimate:+.3f}" in text
+    assert "100%" in text  # better on every instance

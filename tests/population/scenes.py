@@ -1,0 +1,204 @@
+"""Small populations on the token suite, in float64, that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.control.rules.simple import Uniform
+from esper.growth.seed import Seed
+from esper.lifecycle.actions import Blend
+from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.population.evaluation import evaluate, remember
+from esper.population.learning import Batch, train
+from esper.population.parameters import SeedKind, StackedParameters
+from esper.population.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
+from esper.tasks.suite import OptimizerSettings
+from open_rules import open_rules
+from population.reference import ReferencePopulation
+
+SUITE = get_suite("tokens")
+BATCH = 6
+VALIDATION = 10
+
+
+def instances(count: int) -> list[Instance]:
+    return SUITE.sample(count, "train", np.random.default_rng(5))
+
+
+def networks(chosen: Sequence[Instance]) -> list[NetworkSpec]:
+    return [NetworkSpec(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
+
+
+def plan(
+    rules: Rules,
+    optimizer: OptimizerSettings | None = None,
+    strategy: str = "stacked",
+    dtype: torch.dtype = torch.float64,
+) -> PopulationConfig:
+    return PopulationConfig(
+        SUITE.template(),
+        SUITE.sites,
+        SUITE.blueprints,
+        torch.zeros(2, *SUITE.input_shape),
+        optimizer or SUITE.optimizer,
+        rules,
+        strategy,
+        dtype=dtype,
+    )
+
+
+@dataclass
+class Draws:
+    """Random batches and actions that follow, for each network, from its instance's seed alone."""
+
+    chosen: Sequence[Instance]
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        self._generators = [torch.Generator().manual_seed(one.seed) for one in self.chosen]
+        self._controller = Uniform()
+        self._state = self._controller.start([one.seed for one in self.chosen])
+
+    def batch(self, size: int = BATCH) -> Batch:
+        inputs = [torch.randn(size, *SUITE.input_shape, generator=g, dtype=self.dtype) for g in self._generators]
+        labels = [torch.randint(SUITE.classes, (size,), generator=g) for g in self._generators]
+        return Batch(torch.stack(inputs), torch.stack(labels))
+
+    def actions(self, masks: ActionMasks) -> Actions:
+        chosen, self._state = self._controller.act(None, masks, self._state)  # type: ignore[arg-type]
+        return chosen
+
+
+def parameters_of(seed: Seed) -> nn.Module:
+    """The part of a single model's seed of which a population holds a row."""
+    return seed.blueprint if seed.blend is Blend.ADD else seed
+
+
+def kind_of(population: Population, network: int, slot: int) -> SeedKind:
+    """What lives there."""
+    table = population.table
+    return SeedKind(slot, int(table.blueprint[network, slot]), Blend(table.blend[network, slot]))
+
+
+def seed_values(population: Population, network: int, slot: int) -> torch.Tensor | None:
+    """The flat row of the seed in that place, or None."""
+    for kind, bank in population.banks.items():
+        rows = (bank.block.owners == network).nonzero()
+        if kind.slot == slot and len(rows):
+            return bank.block.values.detach()[rows[0, 0]]
+    return None
+
+
+def both(chosen: Sequence[Instance], shared: PopulationConfig) -> tuple[Population, ReferencePopulation]:
+    return Population(shared, networks(chosen)), ReferencePopulation(shared, networks(chosen))
+
+
+def advance(population: Population, draws: Draws, actions: Actions, batches: int = 2) -> None:
+    """One decision, its training and its measurement."""
+    population.decide(actions)
+    report = train(population, [draws.batch() for _ in range(batches)])
+    remember(population, report, evaluate(population, draws.batch(VALIDATION)))
+
+
+def good_evidence(population: Population) -> Evidence:
+    """Everything a gate may ask for."""
+    shape = population.table.stage.shape
+    everywhere = np.ones(shape, np.bool_)
+    return Evidence(everywhere, everywhere, np.ones(shape, np.float32), np.zeros(shape, np.int16))
+
+
+def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
+    """Some probes fail, some seeds are ill, harmful or unmeasured."""
+    shape = fast.table.stage.shape
+    contribution = rng.normal(0.5, 1.0, shape).astype(np.float32)
+    contribution[rng.random(shape) < 0.2] = np.nan
+    ages = rng.integers(0, 4, shape).astype(np.int16)
+    return Evidence(rng.random(shape) < 0.8, rng.random(shape) < 0.8, contribution, ages)
+
+
+def assert_aligned(fast: Population) -> None:
+    """Rows of parameters == rows of optimizer state == seeds of the table, owner by owner."""
+    seeds: list[tuple[int, ...]] = []
+    for kind, bank in fast.banks.items():
+        rows = len(bank.block.owners)
+        assert rows > 0, "an empty bank is kept"
+        stacked = [bank.block.values, bank.block.steps, bank.block.learning_rates, *bank.block.moments.values()]
+        assert all(len(tensor) == rows for tensor in [*stacked, *bank.block.buffers.values()])
+        seeds += [(owner, *kind) for owner in bank.block.owners.tolist()]
+    owned: list[list[int]] = np.argwhere(fast.table.owning).tolist()
+    assert sorted(seeds) == sorted((network, *kind_of(fast, network, slot)) for network, slot in owned)
+    assert fast.host.owners.tolist() == list(range(fast.size))
+    assert all(len(tensor) == fast.size for tensor in [fast.host.values, fast.host.steps, *fast.host.moments.values()])
+
+
+State = dict[str, torch.Tensor]
+
+
+def state_of(population: Population, network: int) -> State:
+    """All there is of one network: parameters, optimizer state, table, evidence."""
+    state = {f"host.{name}": tensor for name, tensor in _row(population.host, network).items()}
+    for name, buffer in population.host.buffers.items():
+        state[f"buffer.{name}"] = buffer[network].clone()
+    for kind, bank in population.banks.items():
+        for row in (bank.block.owners == network).nonzero().flatten().tolist():
+            seed = {
+                **_row(bank.block, row),
+                **{name: buffer[row].clone() for name, buffer in bank.block.buffers.items()},
+            }
+            state |= {f"seed.{kind.slot}.{kind.blueprint}.{name}": tensor for name, tensor in seed.items()}
+    for kind, record in ((SeedTable, population.table), (Evidence, population.evidence)):
+        for field in fields(kind):
+            state[f"{kind.__name__}.{field.name}"] = torch.from_numpy(getattr(record, field.name)[network].copy())
+    state["germinations"] = torch.from_numpy(population.germinations[network].copy())
+    return state
+
+
+def _row(block: StackedParameters, row: int) -> State:
+    named = {"values": block.values.detach(), "steps": block.steps, "rate": block.learning_rates, **block.moments}
+    return {name: tensor[row].clone() for name, tensor in named.items()}
+
+
+def assert_same_state(actual: State, expected: State, tolerance: float = 0.0) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name],
+            tensor,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            msg=lambda message, name=name: f"{name}: {message}",
+        )
+
+
+def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, ReferencePopulation, Batch]:
+    """Networks with seeds in many stages and of all blends, fast and as separate modules, and data to measure on."""
+    chosen = instances(10)
+    rules = open_rules(
+        isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)
+    )
+    fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
+    draws = Draws(chosen)
+    for _ in range(7):
+        actions = draws.actions(fast.legal_actions())
+        slow.evidence = fast.evidence
+        fast.decide(actions)
+        slow.decide(actions)
+        batches = [draws.batch() for _ in range(2)]
+        report = train(fast, batches)
+        slow.train(batches)
+        batch = draws.batch(VALIDATION)
+        remember(fast, report, evaluate(fast, batch))
+    assert {kind.blend for kind in fast.banks} == {*Blend}
+    assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
+    return fast, slow, batch

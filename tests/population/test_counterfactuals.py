@@ -1,0 +1,259 @@
+"""Leave-one-out measurements: the fused pass equals separate passes, whatever the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.rules import Isolation
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
+from esper.population.evaluation import Evaluation, evaluate, evaluate_committed, remember
+from esper.population.learning import Batch, network_accuracies, network_losses, train
+from esper.population.population import Population, Strategy
+from esper.population.slot_ops import append_branches
+from esper.tasks.token_suite import TokenLayer
+from population.reference import ReferencePopulation
+from population.scenes import good_evidence, grown
+from population.small_hosts import Chain, InputSkip, Residual, small
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Evaluation:
+    """One pass for the networks as they are, and one for each slot toggled."""
+
+    def measured(alphas: dict[tuple[int, int], float]) -> tuple[Tensor, Tensor]:
+        logits = slow.logits(batch.inputs, alphas)
+        return network_losses(logits, batch.labels), network_accuracies(logits, batch.labels)
+
+    loss, accuracy = measured({})
+    by_accuracy, by_loss = (np.full(table.stage.shape, np.nan) for _ in range(2))
+    for slot in range(table.slots):
+        own = [network for network in range(table.environments) if table.owning[network, slot]]
+        toggled = {(network, slot): 0.0 if table.blended[network, slot] else 1.0 for network in own}
+        other_loss, other_accuracy = measured(toggled)
+        for network in own:
+            sign = 1 if table.blended[network, slot] else -1
+            by_loss[network, slot] = sign * float(other_loss[network] - loss[network])
+            by_accuracy[network, slot] = sign * float(accuracy[network] - other_accuracy[network])
+    return Evaluation(loss.numpy(), accuracy.numpy(), by_accuracy, by_loss, np.ones(table.stage.shape, np.bool_))
+
+
+def assert_same(actual: Evaluation, expected: Evaluation) -> None:
+    for name, value in vars(expected).items():
+        np.testing.assert_allclose(getattr(actual, name), value, **TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_the_fused_pass_equals_separate_passes(isolation: Isolation, strategy: Strategy) -> None:
+    fast, slow, batch = grown(isolation, strategy)
+    assert fast.shares_prefixes
+    expected = separately(slow, fast.table, batch)
+    assert np.nanmax(np.abs(expected.loss_contribution)) > 1e-3, "the test means to measure something"
+    assert (np.isfinite(expected.loss_contribution) == fast.table.owning).all()
+    assert_same(evaluate(fast, batch), expected)
+    assert_same(evaluate(fast, batch, shared=False), expected)
+
+
+def test_committed_networks_have_fossils_only() -> None:
+    fast, slow, batch = grown(Isolation.NONE, "stacked")
+    fossils = fast.table.stage == Stage.FOSSILIZED
+    assert fossils.any()
+    assert (fast.table.blended & ~fossils).any()
+    off = {where: 0.0 for where in slow.seeds if not fossils[where]}
+    expected = network_accuracies(slow.logits(batch.inputs, off), batch.labels)
+    np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
+
+
+def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    whole = evaluate_committed(fast, batch).accuracy
+    monkeypatch.setattr("esper.population.evaluation.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
+    np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, whole, **TOLERANCE)
+
+
+@pytest.mark.parametrize("measure", [evaluate, evaluate_committed])
+def test_evaluating_keeps_nothing_for_gradients(
+    measure: Callable[[Population, Batch], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+
+    def watched(logits: Tensor, labels: Tensor) -> Tensor:
+        kept.append(not logits.is_inference())
+        return network_losses(logits, labels)
+
+    monkeypatch.setattr("esper.population.evaluation.network_losses", watched)
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    kept.clear()
+    measure(fast, batch)
+    assert kept == [False]
+
+
+def test_evaluating_changes_nothing() -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    before = [block.values.detach().clone() for block in fast.flat.blocks]
+    first = evaluate(fast, batch)
+    assert_same(evaluate(fast, batch), first)
+    assert all(
+        torch.equal(block.values.detach(), values) for block, values in zip(fast.flat.blocks, before, strict=True)
+    )
+
+
+@pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
+def test_only_what_is_due_is_measured(isolation: Isolation) -> None:
+    fast, _, batch = grown(isolation, "stacked")
+    whole, owning = evaluate(fast, batch), fast.table.owning
+    due = np.random.default_rng(3).random(owning.shape) < 0.5
+    assert (owning & due).any()
+    assert (owning & ~due).any()
+    found = evaluate(fast, batch, due)
+    np.testing.assert_allclose(found.loss, whole.loss, **TOLERANCE)
+    for name in ("accuracy_contribution", "loss_contribution"):
+        np.testing.assert_allclose(
+            vars(found)[name], np.where(due, vars(whole)[name], np.nan), **TOLERANCE, err_msg=name
+        )
+    assert (found.fresh == due).all()
+    assert whole.fresh.all()
+    known = np.full(owning.shape, 7.0)
+    completed = found.fill_missing(known, -known)
+    np.testing.assert_array_equal(completed.loss_contribution, np.where(due, found.loss_contribution, -7.0))
+    np.testing.assert_array_equal(completed.accuracy_contribution, np.where(due, found.accuracy_contribution, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("slots", "passed"),
+    [((), [1, 1, 1]), ((0,), [1, 2, 2]), ((1,), [1, 1, 2]), ((2,), [1, 1, 1]), ((0, 1, 2), [1, 2, 3])],
+)
+def test_a_slot_costs_what_lies_behind_it_if_it_is_due(
+    slots: tuple[int, ...], passed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in examples that pass the host's three layers, one before each slot, in units of the batch."""
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    assert fast.table.owning.any(axis=0).all()
+    due = np.zeros(fast.table.stage.shape, np.bool_)
+    due[:, slots] = True
+    seen: list[int] = []
+    activate = TokenLayer.activate
+
+    def counted(layer: TokenLayer, x: Tensor) -> Tensor:
+        seen.append(x.shape[-3])
+        return activate(layer, x)
+
+    monkeypatch.setattr(TokenLayer, "activate", counted)
+    evaluate(fast, batch, due)
+    assert seen == [blocks * batch.labels.shape[1] for blocks in passed]
+
+
+@pytest.mark.parametrize("parents", [(), (1,), (0, 0), (2, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_branches_are_copies_laid_out_as_what_they_branch_from(
+    parents: tuple[int, ...], order: tuple[int, int, int]
+) -> None:
+    shape = np.array((2, 6, 5))[list(order)].tolist()
+    batch = torch.arange(60.0).reshape(shape).permute(order)
+    before = batch.clone()
+    found = append_branches(batch, parents, 2)
+    assert torch.equal(found, torch.cat([batch, *(batch[:, 2 * one : 2 * one + 2] for one in parents)], dim=1))
+    assert sorted(range(3), key=lambda axis: -found.stride(axis)) == list(order)
+    found.zero_()
+    assert torch.equal(batch, before)
+
+
+HOSTS = {Chain: True, Residual: False, InputSkip: False}
+
+
+@pytest.mark.parametrize(("kind", "shares"), HOSTS.items())
+def test_connections_across_slots_are_found_and_measured_exactly(kind: type[Chain], shares: bool) -> None:
+    shared, hosts = small(kind, 3)
+    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
+    assert fast.shares_prefixes is shares
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(count: int) -> Batch:
+        inputs = torch.randn(3, count, 4, generator=generator, dtype=torch.float64)
+        return Batch(inputs, torch.randint(3, (3, count), generator=generator))
+
+    plantings = [
+        np.stack([action(Op.GERMINATE, 0, 0), action(Op.GERMINATE, 1, 1), action(Op.GERMINATE, 0, 2)]),
+        np.stack([action(Op.GERMINATE, 1, 2), action(Op.GERMINATE, 0, 0), wait(1)[0]]),
+    ]
+    for actions in [*plantings, wait(3), wait(3)]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+        batches = [draw(8) for _ in range(5)]
+        train(fast, batches)
+        slow.train(batches)
+    batch = draw(40)
+    assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))
+
+
+def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
+    """The negative control: the host above is one on which the fused pass cannot be used."""
+    shared, hosts = small(Residual, 1)
+    population = Population(shared, hosts)
+    population.evidence = good_evidence(population)
+    population.decide(action(Op.GERMINATE, 1, 0)[None])
+    population.shares_prefixes = True
+    with pytest.raises(RuntimeError):
+        evaluate(population, Batch(torch.zeros(1, 6, 4, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.int64)))
+
+
+def test_slots_without_seeds_are_not_a_number() -> None:
+    shared, hosts = small(Chain, 2)
+    population = Population(replace(shared, blueprints=("mlp",)), hosts)
+    population.decide(np.stack([action(Op.GERMINATE, 1, 0), wait(1)[0]]))
+    batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
+    result = evaluate(population, batch)
+    assert np.isfinite(result.loss_contribution).tolist() == [[False, True], [False, False]]
+    assert result.loss_contribution[0, 1] == 0, "a newborn contributes nothing"
+    report = train(population, [batch])
+    remember(population, report, result)
+    assert population.evidence.probed.tolist() == [[False, True], [False, False]]
+    assert np.isfinite(population.evidence.contribution).tolist() == [[False, True], [False, False]]
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("due", [True, False])
+def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool) -> None:
+    shared, hosts = small(Chain, 2)
+    population = Population(replace(shared, blueprints=("mlp",)), hosts)
+    population.decide(np.stack([action(Op.GERMINATE, 1, 0), wait(1)[0]]))
+    batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
+    report = train(population, [batch])
+    if not finite:
+        with torch.no_grad():
+            for bank in population.banks.values():
+                bank.block.values.fill_(torch.nan)
+    remember(population, report, evaluate(population, batch, np.full(population.table.stage.shape, due)))
+    assert population.evidence.probed.tolist() == [[False, finite], [False, False]]
+    assert np.isfinite(population.evidence.contribution).tolist() == [[False, finite and due], [False, False]]
+
+
+def test_slots_that_are_not_passed_in_their_order_share_nothing() -> None:
+    """A variant would else be taken for another slot's."""
+    shared, hosts = small(Chain, 2)
+    backwards = replace(shared, slots=("second", "first"))
+    fast, slow = Population(backwards, hosts), ReferencePopulation(backwards, hosts)
+    assert not fast.shares_prefixes
+    generator = torch.Generator().manual_seed(2)
+    batch = Batch(
+        torch.randn(2, 30, 4, generator=generator, dtype=torch.float64),
+        torch.randint(3, (2, 30), generator=generator),
+    )
+    plantings = [np.stack([action(Op.GERMINATE, slot, 0)] * 2) for slot in (0, 1)]
+    for actions in [*plantings, wait(2), wait(2)]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+        train(fast, [batch] * 5)
+        slow.train([batch] * 5)
+    assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))

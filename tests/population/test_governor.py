@@ -1,0 +1,233 @@
+"""The governor of one model, in a loop that its user wrote."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import DivergedError
+from esper.growth.model import GrowingModel
+from esper.population.governor import Governor, GovernorSettings, Trouble
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.01),
+}
+
+
+class Host(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.dropout = nn.Dropout(0.3)
+        for layer in (self.first, self.last):
+            nn.init.normal_(layer.weight, std=0.5, generator=generator)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.dropout(self.norm(self.first(inputs)).relu()))
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(16, 6, generator=generator)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, spoil: float = 0.0) -> float:
+    inputs, labels = batch(seed)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs + spoil), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def make(request: pytest.FixtureRequest) -> MakeOptimizer:
+    return OPTIMIZERS[request.param]
+
+
+def test_a_blow_up_is_undone_in_place(make: MakeOptimizer) -> None:
+    torch.manual_seed(0)
+    model = Host()
+    optimizer = make(model)
+    governor = Governor(model, optimizer)
+    for seed in range(3):
+        assert not governor.check(learn(model, optimizer, seed))
+    kept, identities = copy.deepcopy(model.state_dict()), [id(parameter) for parameter in model.parameters()]
+    random = torch.get_rng_state()
+    trouble = governor.check(learn(model, optimizer, 3, spoil=math.nan))
+    assert trouble is Trouble.NOT_FINITE
+    assert not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+    done = governor.rollback()
+    assert [id(parameter) for parameter in model.parameters()] == identities
+    assert {id(one) for group in optimizer.param_groups for one in group["params"]} == set(identities)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, kept[name]), name
+    assert kept["norm.num_batches_tracked"] == 3
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state
+    assert (done.trouble, done.pruned) == (Trouble.NOT_FINITE, ())
+    assert math.isnan(done.loss)
+    assert done.loss_restored > 0
+
+
+def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(make: MakeOptimizer) -> None:
+    torch.manual_seed(0)
+    model = Host()
+    optimizer = make(model)
+    governor = Governor(model, optimizer)
+    for seed in range(4):
+        governor.check(learn(model, optimizer, seed))
+    governor.check(learn(model, optimizer, 4, spoil=math.inf))
+    governor.rollback()
+    twin = copy.deepcopy(model)
+    newborn, random = make(twin), torch.get_rng_state()
+    learn(model, optimizer, 5)
+    torch.set_rng_state(random)
+    learn(twin, newborn, 5)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, twin.state_dict()[name]), name
+
+
+def test_moments_that_survived_would_have_made_another_step(make: MakeOptimizer) -> None:
+    torch.manual_seed(0)
+    model = Host().eval()  # without the randomness of dropout
+    optimizer = make(model)
+    governor = Governor(model, optimizer)
+    for seed in range(4):
+        learn(model, optimizer, seed)
+    governor.snapshot()
+    twin = copy.deepcopy(model)
+    stale = make(twin)
+    stale.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    governor.rollback()
+    learn(model, optimizer, 5)
+    learn(twin, stale, 5)
+    assert not torch.equal(model.first.weight, twin.first.weight)
+
+
+def test_snapshots_are_taken_on_good_vitals_only() -> None:
+    model = Host()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    governor = Governor(model, optimizer)
+    for value, loss in ((1.0, 1.0), (2.0, 1.0), (3.0, 0.9), (4.0, 1.5), (5.0, 9.0)):
+        nn.init.constant_(model.last.bias, value)
+        governor.check(loss)
+    assert governor.rollback().loss_restored == pytest.approx(0.9)
+    assert model.last.bias.tolist() == [3.0] * 3
+
+
+def test_an_explosion_and_a_collapse_are_told_apart() -> None:
+    model = Host()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    exploding, collapsing = (Governor(model, optimizer, classes=3) for _ in range(2))
+    for _ in range(4):
+        assert not exploding.check(1.0, 0.8)
+        assert not collapsing.check(1.0, 0.8)
+    assert [exploding.check(9.0, 0.8) for _ in range(3)][-1] is Trouble.EXPLODED
+    assert [collapsing.check(1.0, 0.33) for _ in range(3)][-1] is Trouble.COLLAPSED
+
+
+def test_an_optimizer_that_overflowed_is_seen() -> None:
+    model = Host()
+    optimizer = torch.optim.AdamW(model.parameters())
+    governor = Governor(model, optimizer)
+    loss = learn(model, optimizer, 0)
+    optimizer.state[model.last.bias]["exp_avg_sq"].fill_(math.inf)
+    assert governor.check(loss) is Trouble.NOT_FINITE
+
+
+def test_rollbacks_are_bounded() -> None:
+    model = Host()
+    optimizer = torch.optim.AdamW(model.parameters())
+    governor = Governor(model, optimizer, GovernorSettings(max_rollbacks=2))
+    for _ in range(2):
+        governor.check(math.nan)
+        governor.rollback()
+    learn(model, optimizer, 0, spoil=math.nan)
+    governor.check(math.nan)
+    with pytest.raises(DivergedError, match=r"again \(NOT_FINITE\) after 2 rollbacks: .* lower the learning rate"):
+        governor.rollback()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_generators_of_ones_own_are_put_back() -> None:
+    model, generator = Host(), torch.Generator().manual_seed(5)
+    governor = Governor(model, torch.optim.AdamW(model.parameters()), generators=[generator])
+    first, everyone = torch.rand(3, generator=generator), torch.get_rng_state()
+    torch.rand(3)
+    governor.rollback()
+    assert torch.equal(torch.rand(3, generator=generator), first)
+    assert not torch.equal(torch.get_rng_state(), everyone), "the global one was left alone"
+
+
+class Growing:
+    """A model with a slot behind each hidden layer, whose optimizer owns what has grown."""
+
+    def __init__(self) -> None:
+        self.model = GrowingModel(Host(), ("first", "norm"), torch.randn(4, 6))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.governor = Governor(self.model, self.optimizer)
+
+    def germinate(self, slot: str, alpha: float = 1.0) -> None:
+        seed = self.model.slots[slot].germinate("mlp", torch.Generator().manual_seed(3))
+        seed.alpha.fill_(alpha)
+        self.optimizer.add_param_group({"params": list(seed.parameters())})
+
+    def learn(self, seed: int, spoil: float = 0.0) -> Trouble:
+        return self.governor.check(learn(self.model, self.optimizer, seed, spoil))
+
+    def owned(self) -> set[int]:
+        return {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+
+
+def test_live_seeds_are_pruned_and_fossils_restored() -> None:
+    grown = Growing()
+    grown.germinate("first")
+    grown.germinate("norm")
+    grown.model.slots["first"].fossilize()
+    grown.learn(0)
+    kept = copy.deepcopy(grown.model.seeds["first"].state_dict())
+    assert grown.learn(1, math.nan)
+    assert grown.governor.rollback().pruned == ("norm",)
+    assert set(grown.model.seeds) == {"first"}
+    for name, tensor in grown.model.seeds["first"].state_dict().items():
+        assert torch.equal(tensor, kept[name])
+    assert grown.owned() == {id(parameter) for parameter in grown.model.parameters()}
+    assert not grown.learn(2)
+
+
+def test_a_seed_fossilized_since_the_snapshot_stays_at_its_alpha() -> None:
+    grown = Growing()
+    grown.germinate("first", alpha=0.3)
+    grown.learn(0)
+    seed = grown.model.seeds["first"]
+    kept = copy.deepcopy(seed.blueprint.state_dict())
+    seed.alpha.fill_(1.0)
+    grown.model.slots["first"].fossilize()
+    grown.learn(1, math.nan)
+    assert grown.governor.rollback().pruned == ()
+    assert seed.alpha == 1.0
+    for name, tensor in seed.blueprint.state_dict().items():
+        assert torch.equal(tensor, kept[name])
+
+
+def test_a_fossil_that_the_snapshot_lacks_goes() -> None:
+    grown = Growing()
+    grown.learn(0)
+    grown.germinate("first")
+    grown.model.slots["first"].fossilize()
+    grown.learn(1, math.nan)
+    assert grown.governor.rollback().pruned == ("first",)
+    assert grown.owned() == {id(parameter) for parameter in grown.model.parameters()}

@@ -1,0 +1,122 @@
+"""What happens to a network follows from its own seed and actions: not from E, and not from its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from esper.lifecycle.actions import wait
+from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
+from esper.population.population import Actions, Population, Strategy
+from esper.tasks.instance import Instance
+from esper.tasks.suite import OptimizerSettings
+from open_rules import open_rules
+from population.scenes import Draws, State, advance, assert_same_state, instances, networks, plan, state_of
+
+DECISIONS = 9
+TOLERANCE = 1e-9
+CLIPPED = OptimizerSettings(name="adamw", clip_norm=0.5)
+
+Disturbance = Callable[[Population, int], None]
+
+
+def rules(isolation: Isolation = Isolation.NONE) -> Rules:
+    return open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
+
+
+def trajectory(
+    chosen: Sequence[Instance],
+    followed: Instance,
+    isolation: Isolation = Isolation.NONE,
+    strategy: Strategy = "stacked",
+    act: Callable[[Draws, ActionMasks], Actions] = Draws.actions,
+    disturb: Disturbance = lambda _population, _step: None,
+) -> list[State]:
+    """The states that one network passes through in the company of others."""
+    population = Population(plan(rules(isolation), CLIPPED, strategy), networks(chosen))
+    draws, place = Draws(chosen), chosen.index(followed)
+    states: list[State] = []
+    for step in range(DECISIONS):
+        advance(population, draws, act(draws, population.legal_actions()))
+        disturb(population, step)
+        states.append(state_of(population, place))
+    return states
+
+
+def assert_same_trajectory(actual: list[State], expected: list[State]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert_same_state(one, other, TOLERANCE)
+
+
+def stages(states: list[State]) -> set[int]:
+    return {int(stage) for state in states for stage in state["SeedTable.stage"]}
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("index", [0, 5, 9])
+def test_a_trajectory_does_not_depend_on_the_number_of_networks(index: int, isolation: Isolation) -> None:
+    everyone = instances(16)
+    followed = everyone[index]
+    alone = trajectory([followed], followed, isolation)
+    assert_same_trajectory(trajectory([everyone[12], followed, everyone[2]], followed, isolation), alone)
+    assert_same_trajectory(trajectory(everyone, followed, isolation), alone)
+    assert_same_trajectory(trajectory(everyone[:6][::-1] if index < 6 else everyone, followed, isolation), alone)
+    assert len(stages(alone)) >= 3, "the test means to follow a network that grows"
+
+
+def test_a_trajectory_does_not_depend_on_the_strategy() -> None:
+    everyone = instances(3)
+    for followed in everyone:
+        assert_same_trajectory(trajectory(everyone, followed, strategy="looped"), trajectory(everyone, followed))
+
+
+def test_a_trajectory_does_not_depend_on_what_neighbours_do() -> None:
+    everyone = instances(4)
+    followed = everyone[1]
+
+    def only_the_followed(draws: Draws, masks: ActionMasks) -> Actions:
+        actions = wait(len(everyone))
+        actions[1] = draws.actions(masks)[1]
+        return actions
+
+    assert_same_trajectory(trajectory(everyone, followed, act=only_the_followed), trajectory(everyone, followed))
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_a_neighbour_that_is_not_a_number_does_no_harm(isolation: Isolation) -> None:
+    everyone = instances(4)
+    followed = everyone[1]
+
+    def explode(population: Population, step: int) -> None:
+        if step != 3:
+            return
+        with torch.no_grad():
+            for block in population.flat.blocks:
+                block.values[block.owners == 2] = torch.nan
+
+    ill = trajectory(everyone, everyone[2], isolation, disturb=explode)
+    assert ill[-1]["host.values"].isnan().any()
+    assert_same_trajectory(
+        trajectory(everyone, followed, isolation, disturb=explode), trajectory(everyone, followed, isolation)
+    )
+
+
+def test_a_neighbour_that_is_replaced_does_no_harm() -> None:
+    everyone, newcomer = instances(4), instances(5)[4]
+    followed = everyone[1]
+
+    def swap(population: Population, step: int) -> None:
+        if step == 4:
+            population.replace(np.array([2, 0]), networks([newcomer, everyone[3]]))
+
+    assert_same_trajectory(trajectory(everyone, followed, disturb=swap), trajectory(everyone, followed))
+
+
+def test_followed_networks_do_grow() -> None:
+    everyone = instances(4)
+    assert {Stage.GERMINATED, Stage.BLENDING} <= stages(trajectory(everyone, everyone[1]))

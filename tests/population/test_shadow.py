@@ -1,0 +1,100 @@
+"""Isolation `select_isolated`: a seed in TRAINING learns, and nobody else notices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.rules import Isolation
+from esper.lifecycle.stages import Stage
+from esper.population.forward import forward, select_blended
+from esper.population.learning import train
+from esper.population.parameters import SeedKind
+from esper.population.population import Population
+from esper.tasks.suite import OptimizerSettings
+from open_rules import open_rules
+from population.scenes import SUITE, Draws, assert_same_state, good_evidence, instances, networks, plan, state_of
+
+SHADOW = open_rules(isolation=Isolation.SHADOW, min_training_steps=1)
+MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
+COUNT = 3
+SGD = OptimizerSettings(name="sgd", momentum=0.9)
+
+
+def decided(population: Population, *actions: np.ndarray) -> None:
+    for chosen in actions:
+        population.evidence = good_evidence(population)
+        population.decide(np.stack([chosen] * COUNT))
+
+
+def populations(optimizer: OptimizerSettings) -> tuple[Population, Population]:
+    """Both have a seed in HOLDING; the first one also has one in TRAINING."""
+    pair = [Population(plan(SHADOW, optimizer), networks(instances(COUNT))) for _ in range(2)]
+    stay = wait(1)[0]
+    for population, second in zip(pair, (action(Op.GERMINATE, 0, MLP), stay), strict=True):
+        decided(population, action(Op.GERMINATE, 2, ATTENTION), stay, action(Op.ADVANCE, 2), stay, stay, second, stay)
+        assert population.table.stage[0, 2] == Stage.HOLDING
+    assert pair[0].table.stage[0].tolist() == [Stage.TRAINING, Stage.DORMANT, Stage.HOLDING]
+    return pair[0], pair[1]
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerSettings(name="adamw"), SGD], ids=["adamw", "sgd"])
+def test_only_the_isolated_seed_learns_more(optimizer: OptimizerSettings) -> None:
+    shadowed, plain = populations(optimizer)
+    before = shadowed.banks[SeedKind(0, MLP)].block.values.detach().clone()
+    outputs, batches = [], [Draws(instances(COUNT)).batch() for _ in range(3)]
+    for population in (shadowed, plain):
+        report = train(population, batches)
+        outputs.append((report.loss, forward(population, select_blended(population), batches[0].inputs).detach()))
+    assert (outputs[0][0] == outputs[1][0]).all()
+    assert torch.equal(outputs[0][1], outputs[1][1])
+    for network in range(COUNT):
+        mine, other = state_of(shadowed, network), state_of(plain, network)
+        learned = {name for name in mine if name.startswith(("host.", f"seed.2.{ATTENTION}."))}
+        assert learned
+        assert_same_state({name: mine[name] for name in learned}, {name: other[name] for name in learned}, 1e-12)
+    assert (shadowed.banks[SeedKind(0, MLP)].block.values.detach() != before).any(dim=1).all()
+    assert shadowed.banks[SeedKind(0, MLP)].block.steps.tolist() == [3] * COUNT
+
+
+def test_the_output_is_bit_identical_while_a_seed_trains() -> None:
+    shadowed, plain = populations(SGD)
+    inputs = Draws(instances(COUNT)).batch().inputs
+    with torch.no_grad():
+        shadowed.banks[SeedKind(0, MLP)].block.values.normal_(generator=torch.Generator().manual_seed(0))
+        outputs = [forward(population, select_blended(population), inputs) for population in (shadowed, plain)]
+    assert torch.equal(outputs[0], outputs[1])
+
+
+def test_a_germinated_seed_does_not_learn() -> None:
+    for isolation in Isolation:
+        population = Population(plan(open_rules(isolation=isolation)), networks(instances(COUNT)))
+        decided(population, action(Op.GERMINATE, 0, MLP))
+        before = [state_of(population, network) for network in range(COUNT)]
+        train(population, [Draws(instances(COUNT)).batch()])
+        for network in range(COUNT):
+            after = state_of(population, network)
+            seed = {name for name in after if name.startswith("seed.")}
+            assert_same_state({name: after[name] for name in seed}, {name: before[network][name] for name in seed})
+            assert not torch.equal(after["host.values"], before[network]["host.values"])
+
+
+def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
+    shadowed, _ = populations(OptimizerSettings(name="sgd", momentum=0.0))
+    batch = Draws(instances(COUNT)).batch()
+    block = shadowed.banks[SeedKind(0, MLP)].block
+    full = replace(shadowed.table, stage=shadowed.table.stage.copy(), alpha=shadowed.table.alpha.copy())
+    full.stage[:, 0], full.alpha[:, 0] = Stage.HOLDING, 1.0
+    state = shadowed.state
+    shadowed.state = replace(state, table=full)
+    logits = forward(shadowed, select_blended(shadowed), batch.inputs)
+    shadowed.state = state
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    gradients = torch.autograd.grad(loss / batch.labels.shape[1], list(block.parameters.values()))
+    expected = block.values - block.learning_rates.unsqueeze(1) * block.layout.flatten(gradients)
+    train(shadowed, [batch])
+    torch.testing.assert_close(block.values, expected, rtol=1e-12, atol=1e-12)

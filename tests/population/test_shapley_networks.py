@@ -1,0 +1,290 @@
+"""What seeds earn in a population: equal to networks with seeds switched off by hand, and right about planted ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.rules import Isolation
+from esper.numerics.arrays import Bools, Floats
+from esper.population.evaluation import evaluate
+from esper.population.forward import ActiveSeeds, select_blended, select_committed
+from esper.population.learning import Batch, network_accuracies, network_losses, train
+from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
+from esper.population.prefix_sharing import replicate, share_prefixes
+from esper.population.shapley import (
+    ACCURACY,
+    LOSS,
+    Attribution,
+    Worth,
+    attribute_networks,
+    solve_by_sampling,
+    solve_exactly,
+)
+from esper.tasks.token_suite import TokenLayer
+from population.planted_seeds import planted_seeds
+from population.reference import ReferencePopulation
+from population.scenes import good_evidence, grown
+from population.small_hosts import Chain, InputSkip, Layer, Residual, small
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def by_hand(slow: ReferencePopulation, batch: Batch, network: int, players: Bools) -> Worth:
+    """The worth function of one network, for accuracy and minus loss: a separate pass for every coalition."""
+    slots = np.flatnonzero(players)
+
+    def worth(coalitions: Bools) -> Floats:
+        found: list[list[float]] = []
+        for coalition in coalitions:
+            off = {where: 0.0 for where in slow.seeds if where[0] == network and not players[where[1]]}
+            off |= {(network, slot): 0.0 for slot in slots[~coalition]}
+            logits = slow.logits(batch.inputs, off)[[network]]
+            own = batch.labels[[network]]
+            found.append([float(network_accuracies(logits, own)), -float(network_losses(logits, own))])
+        return np.array(found).T
+
+    return worth
+
+
+def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batch, participation: ActiveSeeds):
+    for network, players in enumerate(participation.slots):
+        expected = solve_exactly(by_hand(slow, batch, network, players), players.sum())
+        np.testing.assert_allclose(found.values[:, network, players], expected.values, **TOLERANCE)
+        assert (found.values[:, network, ~players] == 0).all()
+        places = np.ix_([ACCURACY, LOSS], [network], players.nonzero()[0], players.nonzero()[0])
+        np.testing.assert_allclose(found.interactions[places][:, 0], expected.interactions, **TOLERANCE)
+        np.testing.assert_allclose(found.host[:, network], expected.nobody, **TOLERANCE)
+        np.testing.assert_allclose(found.whole[:, network], expected.everyone, **TOLERANCE)
+    assert (found.errors == 0).all()
+    assert (found.players == participation.slots).all()
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
+def test_values_are_those_of_separate_passes(isolation: Isolation, strategy: Strategy) -> None:
+    fast, slow, batch = grown(isolation, strategy)
+    assert len(set(fast.table.blended.sum(axis=1))) >= 2, "the test means networks of different players"
+    for participation in (select_blended(fast), select_committed(fast)):
+        for shares in (True, False):
+            found = attribute_networks(fast, batch, rng(), participation, shared=shares)
+            assert np.abs(found.values[LOSS]).max() > 1e-3
+            assert_as_by_hand(found, slow, batch, participation)
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.parametrize("kind", [Chain, Residual, InputSkip])
+def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], strategy: Strategy) -> None:
+    shared, hosts = small(kind, 3)
+    shared = replace(shared, strategy=strategy)
+    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
+    plantings = [
+        np.stack([action(Op.GERMINATE, 0, 0), action(Op.GERMINATE, 1, 1), action(Op.GERMINATE, 0, 2)]),
+        np.stack([action(Op.GERMINATE, 1, 2), action(Op.GERMINATE, 0, 0), wait(1)[0]]),
+    ]
+    for actions in [*plantings, wait(3), wait(3)]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+        batches = [draw(3, 8, seed) for seed in range(5)]
+        train(fast, batches)
+        slow.train(batches)
+    batch = draw(3, 40, 9)
+    found = attribute_networks(fast, batch, rng())
+    assert np.abs(found.values[LOSS][fast.table.owning]).min() > 1e-6
+    assert_as_by_hand(found, slow, batch, select_blended(fast))
+
+
+def draw(count: int, examples: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, examples, 4, generator=generator, dtype=torch.float64)
+    return Batch(inputs, torch.randint(3, (count, examples), generator=generator))
+
+
+def test_values_add_up_and_the_whole_is_what_an_evaluation_says() -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    found, evaluation = attribute_networks(fast, batch, rng()), evaluate(fast, batch)
+    np.testing.assert_allclose(found.values.sum(-1), found.whole - found.host, **TOLERANCE)
+    np.testing.assert_allclose(found.whole, [evaluation.accuracy, -evaluation.loss], **TOLERANCE)
+
+
+def test_a_single_seed_earns_its_leave_one_out_contribution() -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    found, evaluation = attribute_networks(fast, batch, rng()), evaluate(fast, batch)
+    alone = fast.table.blended & (fast.table.blended.sum(axis=1, keepdims=True) == 1)
+    assert alone.any()
+    np.testing.assert_allclose(found.values[ACCURACY][alone], evaluation.accuracy_contribution[alone], **TOLERANCE)
+    np.testing.assert_allclose(found.values[LOSS][alone], evaluation.loss_contribution[alone], **TOLERANCE)
+
+
+@pytest.mark.parametrize("chunk", [1, 24, 10_000])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_memory_is_bounded_without_a_change(monkeypatch: pytest.MonkeyPatch, chunk: int, at_once: int) -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    whole = attribute_networks(fast, batch, rng())
+    monkeypatch.setattr("esper.population.shapley.EVALUATION_CHUNK", chunk)
+    monkeypatch.setattr("esper.population.shapley.VARIANTS_AT_ONCE", at_once)
+    seen = batch_sizes(monkeypatch)
+    found = attribute_networks(fast, batch, rng())
+    np.testing.assert_allclose(found.values, whole.values, **TOLERANCE)
+    assert max(seen) <= max(chunk, at_once)
+
+
+def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that the hosts' layers get from now on."""
+    seen: list[int] = []
+    activate = TokenLayer.activate
+
+    def watched(self: TokenLayer, features: Tensor) -> Tensor:
+        seen.append(features.shape[-3])
+        return activate(self, features)
+
+    monkeypatch.setattr(TokenLayer, "activate", watched)
+    return seen
+
+
+def subsets(slots: int, environments: int = 1) -> Bools:
+    """All subsets of the slots, the same in all networks, ``[2**S, E, S]``."""
+    found = np.array(np.meshgrid(*[[False, True]] * slots, indexing="ij")).reshape(slots, -1).T
+    return np.repeat(found[:, None], environments, axis=1)
+
+
+def passes(toggled: Bools) -> float:
+    """Forward passes of a host whose slots cut it into equal parts."""
+    reaching = [1, *(len(fork.toggled) for fork in share_prefixes(toggled).slots)]
+    return sum(reaching) / len(reaching)
+
+
+def test_what_variants_have_in_common_is_computed_once() -> None:
+    one_out = np.concatenate([np.zeros((1, 1, 3), np.bool_), np.eye(3, dtype=np.bool_)[:, None]])
+    assert passes(one_out) == 2.5
+    assert passes(subsets(3)) == 3.75
+    assert passes(subsets(3, environments=4)) == 3.75
+    assert [len(fork.toggled) for fork in replicate(subsets(3)).slots] == [8, 8, 8]
+
+
+def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    population, batch, *_ = planted_seeds()
+    few = Batch(batch.inputs[:, :20], batch.labels[:, :20])
+    seen = batch_sizes(monkeypatch)
+    attribute_networks(population, few, rng())
+    assert seen == [20, 40, 80]  # the head, behind the last slot, gets 160
+
+
+def test_every_way_through_the_forks_is_the_variants_own() -> None:
+    """Follow each block from slot to slot: what was toggled on its way is what its variant says."""
+    toggled = rng(3).random((40, 3, 5)) < 0.3
+    for forks in (share_prefixes(toggled), replicate(toggled)):
+        ways = [np.zeros((3, 0), np.bool_)] * (len(forks.slots[0].toggled) - len(forks.slots[0].parents))
+        for fork in forks.slots:
+            ways += [ways[parent] for parent in fork.parents]
+            ways = [np.column_stack([way, here]) for way, here in zip(ways, fork.toggled, strict=True)]
+        assert forks.blocks == len(ways)
+        assert all((ways[place] == variant).all() for place, variant in zip(forks.places, toggled, strict=True))
+
+
+def test_planted_seeds_are_ranked_rightly() -> None:
+    population, batch, useful, useless, harmful = planted_seeds()
+    found, networks = attribute_networks(population, batch, rng()), np.arange(population.size)
+    for values, least in ((found.values[ACCURACY], 0.05), (found.values[LOSS], 0.1)):
+        assert (values[networks, useful] > least).all()
+        assert (values[networks, useless] == 0).all()
+        assert (values[networks, harmful] < -least).all()
+
+
+def test_neighbours_do_not_matter() -> None:
+    fast, _, batch = grown(Isolation.NONE, "stacked")
+    everyone = select_blended(fast)
+    whole = attribute_networks(fast, batch, rng())
+    for network in range(fast.size):
+        only = np.zeros_like(everyone.slots)
+        only[network] = everyone.slots[network]
+        found = attribute_networks(fast, batch, rng(), replace(everyone, slots=only))
+        np.testing.assert_allclose(found.values[:, network], whole.values[:, network], **TOLERANCE)
+        assert (np.delete(found.values, network, axis=1) == 0).all()
+
+
+class Deep(nn.Module):
+    """More slots than all coalitions can be asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(8):
+            self.add_module(f"layer{number}", Layer(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.Sequential(*self.children())(inputs)
+
+
+def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
+    """Networks of 8 slots with so many seeds, from the last slot back, that all have something to say.
+
+    What a network is like follows from its place in `counts` from the end.
+    """
+    slots = tuple(f"layer{number}" for number in range(8))
+    shared = PopulationConfig(Deep(), slots, ("mlp",), torch.zeros(2, 4), dtype=torch.float64)
+    hosts = [NetworkSpec(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
+    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
+    rows = [
+        [action(Op.GERMINATE, 7 - seed, 0) if seed < count else wait(1)[0] for count in counts] for seed in range(8)
+    ]
+    for actions in [*map(np.stack, rows), *[wait(len(counts))] * 5]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+    for (slot, _, _), bank in fast.banks.items():
+        for row, owner in enumerate(bank.block.owners.tolist()):
+            seed = slow.seeds[owner, slot].blueprint
+            stirred(seed, 100 * counts[owner] + slot)
+            with torch.no_grad():
+                bank.block.values[row] = bank.block.layout.row(seed)
+    return fast, slow
+
+
+def stirred(module: nn.Module, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def test_many_seeds_are_estimated_and_few_are_exact_whoever_else_is_there() -> None:
+    counts = [3, 8, 6, 7]
+    fast, slow = deep(counts)
+    batch = draw(1, 30, 4)
+    batch = Batch(batch.inputs.repeat(4, 1, 1), batch.labels.repeat(4, 1))
+    found = attribute_networks(fast, batch, rng(7), pairs=3)
+    for network, (count, players) in enumerate(zip(counts, fast.table.blended, strict=True)):
+        assert players.sum() == count
+        if count <= 6:
+            expected = solve_exactly(by_hand(slow, batch, network, players), count)
+            assert (found.errors[:, network] == 0).all()
+            assert np.isfinite(found.interactions[:, network]).all()
+            np.testing.assert_allclose(found.values[:, network, players], expected.values, **TOLERANCE)
+        else:
+            everywhere = by_hand_everywhere(by_hand(slow, batch, network, players), players)
+            expected = solve_by_sampling(everywhere, 8, rng(7), 3)
+            assert np.isnan(found.interactions[:, network]).all()
+            np.testing.assert_allclose(found.values[:, network], expected.values, **TOLERANCE)
+            np.testing.assert_allclose(found.errors[:, network], expected.errors, **TOLERANCE)
+            assert (found.errors[LOSS, network, players] > 0).all()
+            assert (found.values[:, network, ~players] == 0).all()
+        alone = attribute_networks(deep([count])[0], Batch(batch.inputs[:1], batch.labels[:1]), rng(7), pairs=3)
+        np.testing.assert_allclose(found.values[:, network], alone.values[:, 0], **TOLERANCE)
+    np.testing.assert_allclose(found.values.sum(-1), found.whole - found.host, **TOLERANCE)
+
+
+def by_hand_everywhere(worth: Worth, players: Bools) -> Worth:
+    """The same game with those who do not exist as players too."""
+    return lambda coalitions: worth(coalitions[:, players])

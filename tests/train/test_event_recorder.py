@@ -1,0 +1,236 @@
+"""The events of a rollout tell what happened in it: nothing more, nothing less, and the same however it is split."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from esper.control.rules.simple import Uniform
+from esper.lifecycle.actions import Blend, Head, Op
+from esper.lifecycle.gates import GATES
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
+from esper.population.parameters import SeedKind
+from esper.rl.episodes import Episodes
+from esper.runs.events import (
+    EpisodeEnded,
+    EpisodeStarted,
+    GateJudged,
+    LifecycleTransition,
+    NetworkEvent,
+    PolicyLooked,
+    RolledBack,
+    StepTaken,
+    decode,
+)
+from esper.runs.store import EventRow
+from esper.tasks import registry
+from esper.tasks.registry import get_suite
+from esper.train.collect import ShardResult, ShardTask, collect, new_policy
+from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.process_pool import run_task
+from esper.train.settings import TrainSettings
+from esper.train.workers import Shared
+from train.runs import tiny
+from train.short_suite import short_suite
+from train.test_rollbacks import WildSuite
+
+# An eager policy, so that seeds come, stay and go within a few steps.
+EAGER = (
+    "policy.advice=null",
+    "policy.op_prior={wait: 0.0, germinate: 1.0, fossilize: 2.0, prune: 0.5}",
+    "reward=[outcome, shaped]",
+)
+HEADS = [head.name.lower() for head in Head]
+Key = tuple[int, int]
+"""Environment, and step or slot."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rollout told, and what it returned, shard by shard."""
+
+    events: list[NetworkEvent]
+    results: list[ShardResult]
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if type(event) is kind]
+
+
+def tell(settings: TrainSettings) -> Told:
+    rows: list[EventRow] = []
+    weights = Shared(new_policy(settings).state_dict())
+    tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
+    results = [run_task(collect(task), rows.extend) for task in tasks]
+    return Told([decode(row.type, row.version, row.payload) for row in rows], results)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _suites() -> Iterator[None]:
+    with short_suite(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._suites, WildSuite.name, WildSuite)
+        yield
+
+
+@pytest.fixture(scope="module")
+def told(_suites: None) -> Told:
+    return tell(tiny(*EAGER, "environments=16"))
+
+
+@pytest.fixture(scope="module")
+def wild(_suites: None) -> Told:
+    """With networks that blow up until their episodes are ended."""
+    return tell(tiny(*EAGER, "suite=wild", "environments=16"))
+
+
+def stages_of(told: Told) -> Iterator[tuple[NetworkEvent, dict[Key, str]]]:
+    """Each event with the stages, by environment and slot, that follow from the transitions up to it."""
+    stages: dict[Key, str] = defaultdict(lambda: "dormant")
+    for event in told.events:
+        if isinstance(event, LifecycleTransition):
+            assert stages[event.environment, event.slot] == event.before
+            stages[event.environment, event.slot] = event.after
+        yield event, stages
+
+
+@pytest.mark.parametrize("which", ["told", "wild"])
+def test_transitions_replayed_give_the_stages_of_every_step(which: str, request: pytest.FixtureRequest) -> None:
+    seen: Counter[str] = Counter()
+    for event, stages in stages_of(request.getfixturevalue(which)):
+        if isinstance(event, StepTaken):
+            slots = range(len(event.stages))
+            assert tuple(stages[event.environment, slot] for slot in slots) == event.stages
+            seen.update(event.stages)
+    assert {"dormant", "blending", "holding", "fossilized"} <= set(seen), "the test means to see them"
+
+
+def test_every_episode_is_told_from_start_to_end(told: Told) -> None:
+    steps = get_suite("short").steps
+    (result,) = told.results
+    assert [event.instance for event in told.of(EpisodeStarted)] == [one.name for one in result.log.instances]
+    assert [event.environment for event in told.of(EpisodeEnded)] == list(range(16))
+    taken = Counter(event.environment for event in told.of(StepTaken))
+    assert taken == dict.fromkeys(range(16), steps)
+
+
+@pytest.mark.parametrize("which", ["told", "wild"])
+def test_rewards_are_the_sums_of_their_terms_and_add_up_to_what_was_paid(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    told: Told = request.getfixturevalue(which)
+    paid: dict[int, float] = defaultdict(float)
+    for event in told.of(StepTaken):
+        assert event.reward is not None
+        assert event.reward == pytest.approx(sum(event.terms.values()), abs=1e-4)
+        paid[event.environment] += event.reward
+    for event in told.of(EpisodeEnded):
+        assert event.paid == pytest.approx(paid[event.environment], abs=1e-3)
+    assert len({tuple(event.terms) for event in told.of(StepTaken)}) > 2, "both modes, and interventions"
+
+
+@pytest.mark.parametrize("which", ["told", "wild"])
+def test_ends_are_those_of_the_tally(which: str, request: pytest.FixtureRequest) -> None:
+    told: Told = request.getfixturevalue(which)
+    (result,) = told.results
+    for event in told.of(EpisodeEnded):
+        row = event.environment
+        assert event.objective == result.log.objective[row]
+        assert event.added == result.log.added[row]
+        assert [name is not None for name in event.kept] == result.log.kept[row].tolist()
+    assert any(any(event.kept) for event in told.of(EpisodeEnded))
+
+
+def test_events_do_not_depend_on_the_number_of_shards(told: Told) -> None:
+    def ordered(events: list[NetworkEvent]) -> list[NetworkEvent]:
+        return sorted(events, key=lambda event: (event.environment, event.step, event.name))
+
+    split = tell(tiny(*EAGER, "environments=16", "shards=2"))
+    assert ordered(split.events) == ordered(told.events)
+
+
+def test_watched_networks_tell_how_likely_their_choices_were(told: Told) -> None:
+    (result,) = told.results
+    decisions = {(event.environment, event.step): event for event in told.of(StepTaken)}
+    suite = get_suite("short")
+    looked = told.of(PolicyLooked)
+    assert {event.environment for event in looked} == {0, 4, 8, 12}
+    assert len(looked) == 4 * suite.steps
+    for event in looked:
+        decision = decisions[event.environment, event.step]
+        chosen = 1.0
+        for head, probabilities in event.probabilities.items():
+            assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+            chosen *= probabilities[int(result.log.steps[event.step][event.environment][HEADS.index(head)])]
+        assert decision.log_prob is not None
+        assert chosen == pytest.approx(2.718281828**decision.log_prob, rel=5e-3, abs=5e-5)
+    assert {len(event.probabilities) for event in looked} == {1, 2, 4, 6}, "wait; fossilize; prune; germinate"
+
+
+def test_gates_judge_the_stage_that_the_seed_is_in(told: Told) -> None:
+    """Before a decision, by what was measured after the one before it."""
+    before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in told.of(StepTaken)}
+    judged: Counter[tuple[str, bool]] = Counter()
+    for event in told.of(GateJudged):
+        known = before[event.environment, event.step]
+        assert event.gate == GATES[Stage[known.stages[event.slot].upper()]]
+        assert event.passed == (event.reason == "passed")
+        if event.gate == "G3":
+            assert event.passed == (known.alphas[event.slot] == 1.0)
+        if event.gate == "G5":
+            contribution = known.contributions[event.slot]
+            assert contribution is not None
+            assert event.reason == ("passed" if contribution >= 0 else "harmful")
+        judged[event.gate, event.passed] += 1
+    assert set(judged) >= {("G1", True), ("G3", False), ("G5", True), ("G5", False)}
+
+
+def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(told: Told) -> None:
+    judged = {(event.environment, event.slot, event.step, event.gate) for event in told.of(GateJudged)}
+    changed = {(event.environment, event.slot, event.step): event for event in told.of(LifecycleTransition)}
+    entered = [event for event in changed.values() if Stage[event.after.upper()] in GATES]
+    for event in entered:
+        at = event.environment, event.slot, event.step + 1
+        if event.step + 1 < get_suite("short").steps:
+            assert (*at, GATES[Stage[event.after.upper()]]) in judged
+    assert len(entered) > 10
+
+
+def test_without_steps_only_changes_verdicts_and_ends_are_told(told: Told) -> None:
+    brief = tell(tiny(*EAGER, "environments=16", "telemetry.steps_every=0"))
+    assert brief.events == [event for event in told.events if not isinstance(event, (StepTaken, PolicyLooked))]
+    assert Counter(map(type, brief.events)).keys() >= {LifecycleTransition, GateJudged, EpisodeEnded}
+
+
+def test_nothing_is_told_of_an_episode_after_its_end(wild: Told) -> None:
+    over: set[int] = set()
+    for event in wild.events:
+        assert event.environment not in over, event
+        if isinstance(event, EpisodeEnded):
+            over.add(event.environment)
+    early = [event for event in wild.of(EpisodeEnded) if event.step < get_suite("wild").steps - 1]
+    assert early, "the test means to have some"
+    assert {event.environment for event in wild.of(RolledBack) if event.ended} == {one.environment for one in early}
+
+
+def test_blends_are_told_as_they_are_computed() -> None:
+    suite = get_suite("short")
+    chosen = suite.sample(8, "train", np.random.default_rng(1))
+    rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
+    episodes, controller = Episodes(suite, chosen, rules), Uniform()
+    recorder = EventRecorder(episodes, Scope(0, 0, steps=True, watched=()))
+    state, told = controller.start([one.seed for one in chosen]), Counter[str]()
+    for _ in range(suite.steps):
+        actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
+        for event in recorder.record_step(actions, episodes.step(actions), None):
+            if isinstance(event, StepTaken) and event.op == "germinate":
+                assert event.slot is not None
+                assert event.blueprint is not None
+                blend = Blend[event.choices["blend"].upper()]
+                kind = SeedKind(event.slot, suite.blueprints.index(event.blueprint), blend)
+                assert event.environment in episodes.population.banks[kind].block.owners
+                told[event.choices["blend"]] += 1
+    assert set(told) == {"add", "gate", "multiply"}

@@ -1,0 +1,63 @@
+"""A reward that a user's file registers: trained with in shards of their own, and known to whatever reads the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
+from train.launching import ENVIRONMENT, TINY
+
+CODE = """
+import numpy as np
+from esper.rl import register_reward
+from esper.tasks.registry import register
+from esper.tasks.token_suite import TokenSuite
+
+@register_reward("flat")
+def pay_flat(inputs, settings):
+    return {"flat": np.full(len(inputs.finished), 0.25)}
+
+@register
+class Mine(TokenSuite):
+    name = "mine"
+    steps = 12
+    batches_per_step = 1
+    batch_size = 8
+    validation_size = 16
+    test_size = 16
+"""
+
+
+def esper(*words: str, file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "esper", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "ESPER_SUITES": str(file)},
+    )
+
+
+@pytest.mark.slow
+def test_two_shards_are_paid_by_it_and_the_run_is_evaluated(tmp_path: Path) -> None:
+    file, run = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(CODE)
+    settings = (*TINY[1:], "suite=mine", "reward=flat", "shards=2", "iterations=1", "probe_instances=2")
+    assignments = [word for one in settings for word in ("--set", one)]
+    trained = esper("train", "--run-dir", str(run), *assignments, file=file)
+    assert trained.returncode == 0, trained.stderr
+    with RunReader.open(RunDirectory(run).store) as reader:
+        ((_, mean),) = reader.series("ppo/return_mean")
+    assert mean > 1, "twelve quarters are paid; accuracy less rent, the default, is below 1"
+    evaluated = esper("evaluate", str(run), "--instances", "2", file=file)
+    assert evaluated.returncode == 0, evaluated.stderr
+    file.write_text(CODE.replace("return {", "return 0 and {"))
+    broken = esper("train", "--run-dir", str(tmp_path / "broken"), *assignments, file=file)
+    assert broken.returncode != 0
+    assert "reward mode 'flat' must give its terms by name" in broken.stderr
+    assert "Traceback" not in broken.stderr

@@ -1,0 +1,192 @@
+"""A run says where its networks are computed; whoever computes them finds out whether that can be."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.control.policy import PolicyState
+from esper.control.rules.simple import Never
+from esper.errors import ConfigError, RunError
+from esper.lab.evaluate import load_policy
+from esper.lifecycle.rules import Rules
+from esper.numerics.arrays import named_arrays
+from esper.numerics.devices import devices_here, usable_device
+from esper.population.execution import Execution, Parameters
+from esper.rl.episodes import CPU, Episodes
+from esper.rl.rollout import Rollout
+from esper.runs.run_directory import RunDirectory
+from esper.tasks.registry import get_suite
+from esper.train.collect import ShardTask, collect, new_policy, run_policy, sample_instances
+from esper.train.evaluation import EvaluationConfig, evaluate_cohort, evaluation_config, split_into_cohorts
+from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.process_pool import run_task
+from esper.train.settings import TrainSettings
+from esper.train.workers import Backend, Shared, require_devices
+from rl.far_away import FAR, FarAway
+from train.runs import ignore, started, tiny
+from train.short_suite import short_suite
+
+
+@pytest.fixture(autouse=True)
+def short():
+    with short_suite():
+        yield
+
+
+def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
+    return ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
+
+
+def tensors(rollout: Rollout) -> list[torch.Tensor]:
+    return [part for _, part in named_arrays(rollout)]
+
+
+def test_shards_take_the_devices_in_turns() -> None:
+    settings = tiny("environments=16", "shards=4", "devices=[cuda:0, cuda:1, cpu]")
+    assert [task(settings, shard).device for shard in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
+    assert evaluation_config(settings).device == "cuda:0"
+    assert EvaluationConfig("short", Rules()).device == "cpu"
+
+
+def test_one_device_may_be_named_without_brackets() -> None:
+    assert tiny("devices=cuda").devices == ("cuda",)
+
+
+def test_a_device_without_a_shard_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="2 devices have only 1 shards to compute: raise shards or name fewer"):
+        tiny("devices=[cpu, cpu]")
+    with pytest.raises(ConfigError, match="devices"):
+        tiny("devices=[]")
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cpu:1", "", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no device '{name}' on this machine: choose from cpu"):
+        usable_device(name)
+
+
+@pytest.mark.parametrize(("name", "usable"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("xpu", False)])
+def test_a_device_may_be_named_with_its_number_and_without(
+    monkeypatch: pytest.MonkeyPatch, name: str, usable: bool
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert devices_here() == ("cpu", "cuda:0", "cuda:1")
+    if usable:
+        assert usable_device(name) == torch.device(name)
+    else:
+        with pytest.raises(ConfigError, match="choose from cpu, cuda:0, cuda:1"):
+            usable_device(name)
+
+
+def test_a_run_asks_for_its_devices_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    settings = tiny("environments=12", "shards=3", "devices=[cpu, cpu, 'cuda:77']")
+    with pytest.raises(ConfigError, match="'cuda:77'"), started(tmp_path / "run", settings):
+        pass
+    assert list(RunDirectory.open(tmp_path / "run").checkpoints.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_ray_refuses_what_it_has_no_gpu_for() -> None:
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with Backend("ray", workers=1).open(1) as workers:
+        if ray.cluster_resources().get("GPU"):
+            pytest.skip("Ray has found a GPU")
+        require_devices(["cpu"], workers)
+        with pytest.raises(ConfigError, match=r"Ray has none: set devices=\[cpu\]"):
+            require_devices(["cpu", "cuda"], workers)
+        with pytest.raises(ConfigError, match="there is no device 'nonsense'"):
+            require_devices(["nonsense"], workers)
+
+
+def test_the_cpu_named_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    found: list[dict[str, torch.Tensor]] = []
+    for number, devices in enumerate(("cpu", "[cpu, cpu]")):
+        settings = tiny("iterations=1", "shards=2", f"devices={devices}")
+        with started(tmp_path / str(number), settings) as trainer:
+            trainer.train(ignore)
+            found.append(trainer.learner.state_tensors())
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
+    settings = tiny("environments=4", "shards=1", "policy.advice=null")
+    with FarAway() as far:
+        policy = new_policy(settings).to(FAR)
+        running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
+        told = EventRecorder(running, Scope(1, 0, True, range(4)))
+        noise = torch.zeros(running.suite.steps, 4, 8)
+        far.forget()
+        result = run_task(run_policy(policy, None, running, noise, told), lambda _: None)
+    assert {part.device for part in tensors(result.rollout)} == {CPU}
+    assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
+    assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
+    empty_memory = ["control/policy/network.py to"] * len(PolicyState._fields)
+    rest = [place for place in far.reads if not place.startswith("training") and not place.endswith("to_cpu")]
+    assert rest == empty_memory
+    assert far.mixtures == []
+
+
+def test_what_is_fetched_is_what_was_decided() -> None:
+    settings = tiny()
+    policy = new_policy(settings)
+    running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
+    result = run_task(collect(task(settings)), lambda _: None)
+    rollout = result.rollout
+    state = policy.initial_state(running.size)
+    again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
+    torch.testing.assert_close(again.chosen_log_prob, rollout.chosen_log_prob, atol=1e-5, rtol=0)
+    torch.testing.assert_close(again.value, rollout.value, atol=1e-5, rtol=1e-5)
+    assert rollout.actions.dtype == torch.int64
+
+
+def test_a_policy_that_learned_with_bf16_is_loaded_without(tmp_path: Path) -> None:
+    settings = tiny("iterations=1")
+    with started(tmp_path, settings) as trainer:
+        trainer.train(ignore)
+        expected = trainer.policy.state_dict()
+    elsewhere = settings.model_copy(
+        update={"devices": ("cuda",), "ppo": settings.ppo.model_copy(update={"bf16": True})}
+    )
+    found = load_policy(RunDirectory.open(tmp_path), elsewhere).controller.policy.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    run = Execution.run_stacked
+
+    def noted(execution: Execution, parameters: Parameters, buffers: Parameters, inputs: torch.Tensor, grafts: Any):
+        sizes.append(len(inputs))
+        return run(execution, parameters, buffers, inputs, grafts)
+
+    monkeypatch.setattr(Execution, "run_stacked", noted)
+    whole, parts = (
+        run_task(collect(task(tiny("environments=8", *words))), ignore) for words in ([], ["networks_per_pass=3"])
+    )
+    assert set(sizes) == {2, 3, 8}
+    for one, other in zip(tensors(parts.rollout), tensors(whole.rollout), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("playing", [True, False])
+def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Execution, "run_stacked", full)
+    settings = tiny()
+    cohort = split_into_cohorts([Never()], evaluation_config(settings), sample_instances(settings, 0, 0))[0]
+    with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
+        evaluate_cohort(cohort) if playing else run_task(collect(task(settings)), ignore)

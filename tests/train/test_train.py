@@ -1,0 +1,238 @@
+"""A run goes on exactly where it stopped, however it stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.errors import RunError
+from esper.rl.ppo import PolicyOptimizer
+from esper.runs.events import (
+    CheckpointWritten,
+    PPOUpdated,
+    RunEnded,
+    RunFailed,
+    RunInterrupted,
+    RunResumed,
+    RunStarted,
+)
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
+from esper.serialization.checkpoints import Checkpoints
+from esper.train.trainer import Trainer
+from train.runs import at, ignore, resumed, started, tiny
+from train.short_suite import short_suite
+
+with short_suite():
+    SETTINGS = tiny("iterations=4", "checkpoint_every=2", "probe_every=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+class PowerCutError(Exception):
+    """The process ends here."""
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def cut_power() -> None:
+    raise PowerCutError
+
+
+def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return trainer.learner.state_tensors()
+
+
+def figures(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """All scalars of a run but those that tell the time."""
+    with RunReader.open(RunDirectory(path).store) as reader:
+        return {name: reader.series(name) for name in reader.scalar_names() if name != "seconds"}
+
+
+def history(path: Path) -> dict[str, Any]:
+    """What the newest checkpoint knows of the last updates."""
+    return Checkpoints(RunDirectory(path).checkpoints).latest().state
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    path = tmp_path_factory.mktemp("train") / "whole"
+    with started(path, SETTINGS) as trainer:
+        trainer.train(ignore)
+        return path, learned(trainer)
+
+
+@pytest.mark.parametrize(
+    ("number", "stop", "error", "checkpoints"),
+    [(2, press_ctrl_c, KeyboardInterrupt, [0, 2]), (3, cut_power, PowerCutError, [0, 2])],
+    ids=["Ctrl-C", "power cut after the checkpoint"],
+)
+def test_a_resumed_run_equals_one_that_never_stopped(
+    tmp_path: Path,
+    uninterrupted: tuple[Path, dict[str, torch.Tensor]],
+    number: int,
+    stop: Callable[[], None],
+    error: type[BaseException],
+    checkpoints: list[int],
+):
+    whole_path, whole = uninterrupted
+    path = tmp_path / "run"
+    with started(path, SETTINGS) as trainer, pytest.raises(error):
+        trainer.train(at(number, stop))
+    assert Checkpoints(RunDirectory(path).checkpoints).iterations() == checkpoints
+    with resumed(path) as trainer:
+        assert trainer.done == 2
+        trainer.train(ignore)
+        final = learned(trainer)
+    assert final.keys() == whole.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(final[name], tensor), name
+    assert figures(path) == figures(whole_path)
+    assert history(path) == history(whole_path)
+    assert len(history(path)["updates"]) == 4
+
+
+def test_ctrl_c_ends_the_run_with_a_checkpoint_wherever_it_is(tmp_path: Path):
+    with started(tmp_path / "run", SETTINGS) as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train(at(1, press_ctrl_c))
+    with resumed(tmp_path / "run") as trainer:
+        assert trainer.done == 1
+        kinds = [record.type for record in trainer.store.records()]
+        assert trainer.store.events(RunInterrupted)[0].iteration == 1
+    assert RunEnded.name not in kinds
+    assert kinds.index(RunStarted.name) < kinds.index(RunInterrupted.name)
+
+
+def test_ctrl_c_works_as_ever_after_training(uninterrupted: tuple[Path, object]):
+    with pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+
+
+def test_a_run_that_was_killed_at_once_begins_anew_from_its_untrained_policy(
+    tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]
+):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        untrained = learned(trainer)
+    with resumed(tmp_path / "run") as trainer:
+        assert trainer.done == 0
+        assert all(torch.equal(learned(trainer)[name], tensor) for name, tensor in untrained.items())
+
+
+def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
+    with RunReader.open(RunDirectory(uninterrupted[0]).store) as reader:
+        assert [step for step, _ in reader.series("objective")] == [1, 2, 3, 4]
+        assert [step for step, _ in reader.series("probe_score")] == [2, 4]
+        assert [event.iteration for event in reader.events(CheckpointWritten)] == [0, 2, 4]
+        assert len(reader.events(RunEnded)) == 1
+        assert reader.events(RunResumed) == []
+
+
+def test_a_checkpoint_whose_record_a_kill_swallowed_is_recorded_when_the_run_goes_on(tmp_path: Path):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        told = trainer.store.events(CheckpointWritten)
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection, connection:
+        connection.execute("DELETE FROM events WHERE type = ?", (CheckpointWritten.name,))
+    with resumed(tmp_path / "run") as trainer:
+        trainer.store.flush()
+        assert trainer.store.events(CheckpointWritten) == told
+    with resumed(tmp_path / "run") as trainer:
+        trainer.store.flush()
+        assert trainer.store.events(CheckpointWritten) == told, "once"
+
+
+def test_an_error_is_part_of_the_history(tmp_path: Path):
+    def fail() -> None:
+        raise RunError("the machine is on fire")
+
+    with started(tmp_path / "run", tiny()) as trainer, pytest.raises(RunError):
+        trainer.train(at(1, fail))
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        assert reader.events(RunFailed) == [RunFailed(iteration=1, reason="the machine is on fire")]
+
+
+EVERY_CHOICE = (
+    "rules={operations: [wait, germinate, advance, set_alpha, fossilize, prune], blends: [add, multiply], "
+    "tempos: [3, 5, 8], alpha_targets: [.5, .7, 1], alpha_speeds: [0, 3], alpha_curves: [linear, cosine]}"
+)
+"""Rules that leave no head of the policy without a choice."""
+
+
+def weights_changed(path: Path, *overrides: str) -> dict[str, bool]:
+    """Whether training changed each weight of the policy, as opposed to its statistics."""
+    with started(path, tiny("iterations=2", EVERY_CHOICE, *overrides)) as trainer:
+        before = {name: weight.detach().clone() for name, weight in trainer.policy.named_parameters()}
+        trainer.train(ignore)
+        return {
+            name: not torch.allclose(weight, before[name], rtol=0, atol=1e-9)
+            for name, weight in trainer.policy.named_parameters()
+        }
+
+
+def test_learning_changes_every_weight_of_the_policy(tmp_path: Path):
+    changed = weights_changed(tmp_path / "run")
+    assert [name for name, moved in changed.items() if not moved] == []
+
+
+def test_without_a_step_size_only_the_scale_of_values_changes(tmp_path: Path):
+    """The value head's last layer is rescaled together with the statistics of returns."""
+    changed = weights_changed(tmp_path / "run", "ppo.learning_rate=1e-20", "ppo.final_learning_rate=1e-20")
+    moved = {name for name, moved in changed.items() if moved}
+    assert moved == {"value_head.output.weight", "value_head.output.bias"}
+
+
+def test_the_record_of_an_update_says_what_the_learner_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken: list[int] = []
+    original = PolicyOptimizer.step
+
+    def counted(optimizer: PolicyOptimizer, rate: float) -> None:
+        taken[-1] += 1
+        original(optimizer, rate)
+
+    monkeypatch.setattr(PolicyOptimizer, "step", counted)
+    taken.append(0)
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        trainer.train(lambda iteration: taken.append(0))
+        records = trainer.store.events(PPOUpdated)
+    assert all(taken[:-1])
+    assert [record.optimizer_steps for record in records] == taken[:-1]
+    assert [record.metrics["optimizer_steps"] for record in records] == taken[:-1]
+
+
+def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with started(tmp_path / "run", SETTINGS) as trainer:
+        levels = trainer.baseline_levels()
+    assert {"none", "random", "all_at_start", "periodic", "heuristic"} <= levels.keys()
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("esper.train.trainer.evaluate_controllers", refuse)
+    with resumed(tmp_path / "run") as trainer:
+        assert trainer.baseline_levels() == levels
+
+
+@pytest.mark.slow
+def test_processes_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = tiny("suite=tokens", "iterations=1", "shards=2")
+    with started(tmp_path / "apart", settings) as trainer:
+        trainer.train(ignore)
+        apart = learned(trainer)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with started(tmp_path / "together", settings) as trainer:
+        trainer.train(ignore)
+        together = learned(trainer)
+    assert all(torch.equal(together[name], tensor) for name, tensor in apart.items())

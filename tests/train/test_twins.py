@@ -1,0 +1,86 @@
+"""Twins wait beside the networks of their groups and disturb nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from esper.lifecycle.actions import wait
+from esper.rl.episodes import Episodes
+from esper.rl.rollout import Rollout, concatenate
+from esper.tasks.registry import get_suite
+from esper.train.collect import ShardResult, ShardTask, collect, new_policy, sample_instances
+from esper.train.process_pool import run_task
+from esper.train.settings import TrainSettings
+from esper.train.workers import Shared
+from train.runs import started, tiny
+from train.short_suite import short_suite
+
+MODES = "reward=[outcome, shaped]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
+    task = ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
+    return run_task(collect(task), lambda _: None)
+
+
+def tensors(rollout: Rollout) -> list[torch.Tensor]:
+    parts = (*rollout.observations, *rollout.masks, *rollout.state)
+    return [*parts, rollout.actions, rollout.chosen_log_prob, rollout.value, rollout.reward, rollout.running]
+
+
+def alone(settings: TrainSettings, environment: int) -> np.ndarray:
+    """What the environment's network earns if it only waits, with nobody beside it."""
+    rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at(0.0)]
+    shard, row = divmod(environment, settings.environments // settings.shards)
+    instance = sample_instances(settings, 0, shard)[row]
+    episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
+    return np.stack([episodes.step(wait(1)).reward[0] for _ in range(episodes.suite.steps)])
+
+
+def test_twins_change_nothing_but_what_is_known_of_them() -> None:
+    plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.twin=true"))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
+    assert np.array_equal(plain.log.objective, beside.log.objective)
+    assert np.array_equal(plain.log.actions, beside.log.actions)
+    assert not plain.rollout.control_variate.any()
+    assert plain.twin_steps == 0
+    assert beside.twin_steps == 2 * get_suite("short").steps
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
+    settings = tiny(MODES, "ppo.twin=true", f"ppo.group={group}", "shards=2")
+    rollout = concatenate([collected(settings, shard).rollout for shard in range(2)])
+    for environment in (0, 2, 5, 7):
+        expected = torch.from_numpy(alone(settings, environment)).float()
+        torch.testing.assert_close(rollout.control_variate[:, environment], expected, atol=1e-5, rtol=1e-4)
+    assert rollout.control_variate.abs().max() > 0.01
+    assert not torch.equal(rollout.control_variate[:, 0], rollout.control_variate[:, 4])
+
+
+def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:
+    steps = get_suite("short").steps
+    settings = tiny("iterations=1", "ppo.twin=true", "ppo.group=2")
+    with started(tmp_path / "twins", settings) as trainer:
+        reported = []
+        trainer.train(reported.append)
+        learned = trainer.learner.state_tensors()
+    plain = settings.model_copy(update={"ppo": settings.ppo.model_copy(update={"twin": False})})
+    with started(tmp_path / "plain", plain) as trainer:
+        trainer.train(reported.append)
+        other = trainer.learner.state_tensors()
+    beside, without = reported
+    assert without.environment_steps == 8 * steps
+    assert beside.environment_steps == (8 + 4) * steps
+    assert beside.objective == without.objective
+    assert not torch.equal(learned["policy.value_head.returns.mean"], other["policy.value_head.returns.mean"])
