@@ -440,6 +440,11 @@ def grower_options(quick: bool, folder: Path) -> Tree:
         with torch.no_grad():
             next(model.parameters()).fill_(math.nan)
 
+    def inflate(model: nn.Module) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(4)
+
     capped = {
         "budget": {"parameters": 300},
         "counterfactual_every": 2,
@@ -471,12 +476,12 @@ def grower_options(quick: bool, folder: Path) -> Tree:
     for name, (problem, controller, options) in variants.items():
         loop = Loop(problem, controller, **{"horizon": decisions, "seed": 2, **options})
         tree[name] = {**loop.run(decisions), **loop.conclude()}
-    loop = Loop(mlp, "heuristic", run=folder / "grower_rollback", horizon=decisions)
-    tree["rollback"] = {
-        **{f"decision {number}": loop.step(poison if number in (5, 9) else None) for number in range(1, decisions + 1)},
-        **loop.conclude(),
-        **read_run(folder / "grower_rollback"),
-    }
+    # What is not finite is trouble at once; a loss that is too high is, once it has been so three times in a row.
+    for name, harms in (("not finite", {5: poison, 9: poison}), ("exploded", dict.fromkeys((6, 7, 8), inflate))):
+        run = folder / f"grower_options_{name}"
+        loop = Loop(mlp, "heuristic", run=run, horizon=decisions)
+        steps = {f"decision {number}": loop.step(harms.get(number)) for number in range(1, decisions + 1)}
+        tree[name] = {**steps, **loop.conclude(), **read_run(run)}
     return tree
 
 
@@ -787,52 +792,50 @@ def evaluate_suites(quick: bool, folder: Path) -> Tree:
 
 @scenario
 def environment(quick: bool, folder: Path) -> Tree:
-    """Two episodes of ``esper/Growth-v0``, four networks side by side and one alone, by random actions."""
+    """Episodes of ``esper/Growth-v0`` by random actions: networks side by side, and one alone."""
     settings: Tree = {
         "suite": "tokens",
         "rules": EVERY_CHOICE,
         "reward": ["outcome", "shaped"],
         "conduct": {"promise": {"every": 8, "first": 2, "examples": 64}},
     }
-    variants = {"tokens": settings, "generated:8": {"suite": "generated:8", "strategy": "looped"}}
-    return {
-        **{
-            name: play(gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=4, **chosen))
-            for name, chosen in ([*variants.items()][:1] if quick else variants.items())
-        },
-        "alone": play(gymnasium.make(esper.rl.ENVIRONMENT, **settings)),
+    tree = {
+        "vector": play(gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=4, **settings), episodes=2),
+        "alone": play(gymnasium.make(esper.rl.ENVIRONMENT, **settings), episodes=2),
     }
+    # Other hosts, optimizers and ways to run networks; the first clips gradients.
+    for number in (1,) if quick else (1, 0, 4, 8, 11):
+        for strategy in ("stacked", "looped"):
+            suite = f"generated:{number}"
+            envs = gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=2, suite=suite, strategy=strategy)
+            tree[f"{suite} {strategy}"] = play(envs, episodes=1, most=8 if quick else 20)
+    return tree
 
 
-def play(envs: Any) -> Tree:
-    """Two episodes, in which each head chooses at random among what its mask allows."""
+def play(envs: Any, episodes: int, most: int | None = None) -> Tree:
+    """Episodes of so many decisions at most, in which each head chooses at random among what its mask allows."""
     rng = np.random.default_rng(0)
-    sizes = getattr(envs, "single_action_space", envs.action_space).nvec
-    ends = np.cumsum(sizes)[:-1]
+    ends = np.cumsum(getattr(envs, "single_action_space", envs.action_space).nvec)[:-1]
     tree: Tree = {}
-    for episode in range(2):
+    for episode in range(episodes):
         observation, info = envs.reset(seed=episode)
-        steps: list[Tree] = [{"observation": describe(observation), "info": describe(info)}]
-        over = np.zeros(1, np.bool_)
-        while not over.all():
+        steps = [{"observation": describe(observation), "info": describe(info)}]
+        over = False
+        while not over and len(steps) != most:
             chances = [rng.random(part.shape) * part for part in np.split(observation["action_mask"], ends, axis=-1)]
             actions = np.stack([chance.argmax(-1) for chance in chances], axis=-1)
-            observation, reward, over, truncated, info = envs.step(actions)
-            over = np.asarray(over)
-            steps.append(
-                {
-                    "actions": describe(actions),
-                    "observation": describe(observation),
-                    "reward": describe(reward),
-                    "over": describe(over),
-                    "truncated": describe(truncated),
-                    "info": describe(info),
-                }
-            )
-        tree[f"episode {episode}"] = {
-            "steps": steps,
-            "score": describe(envs.unwrapped.final_score()),
-        }
+            observation, reward, terminated, truncated, info = envs.step(actions)
+            over = bool(np.all(terminated))
+            parts = {
+                "actions": actions,
+                "observation": observation,
+                "reward": reward,
+                "terminated": terminated,
+                "truncated": truncated,
+                "info": info,
+            }
+            steps.append(describe(parts))
+        tree[f"episode {episode}"] = {"steps": steps, "score": describe(envs.unwrapped.final_score()) if over else None}
     return tree
 
 
