@@ -618,9 +618,7 @@ def branch(quick: bool, folder: Path) -> Tree:
         loop = Loop(problem, "heuristic", horizon=16, seed=1)
         first = loop.run(8)
         rung = esper.branch(loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending)
-        decay = torch.optim.lr_scheduler.LambdaLR(
-            rung.optimizer, lambda _, rung=rung: esper.warmup_stable_decay(rung.spending.share, warmup=0, decay=1)
-        )
+        decay = torch.optim.lr_scheduler.LambdaLR(rung.optimizer, lambda _, spent=rung.spending: 1 - spent.share)
         losses: list[float] = []
         while rung.spending.share < 1:
             losses += train_by_hand(problem, rung.model, rung.optimizer, 1)

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these scenarios alone")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all that was computed, as JSON")
     arguments = parser.parse_args(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that worktrees are removed
     with contextlib.ExitStack() as stack:
         sources = [stack.enter_context(check_out(version)) for version in (arguments.base, arguments.head)]
         kept = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same-bits-")))
@@ -68,11 +68,12 @@ def main(words: Sequence[str] | None = None) -> int:
 def check_out(version: str | None) -> Generator[Path]:
     """The folder ``src`` of a version."""
     folder = ROOT if version is None else Path(version)
-    if (folder / "src" / "esper").is_dir():
-        yield folder.absolute() / "src"
-        return
     with tempfile.TemporaryDirectory(prefix="same-bits-") as name:
         tree = Path(name) / "tree"
+        if (folder / "src" / "esper").is_dir():  # a copy, so that it may be edited meanwhile
+            shutil.copytree(folder / "src" / "esper", tree / "src" / "esper")
+            yield tree / "src"
+            return
         try:
             added = run_git("worktree", "add", "--quiet", "--detach", str(tree), str(version))
             if added.returncode:
@@ -93,7 +94,7 @@ def start(source: Path, folder: Path, options: Sequence[str]) -> Generator[subpr
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0"}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     words = [sys.executable, str(SCENARIOS), str(folder), str(source), *options]
     process = subprocess.Popen(words, env=environment, cwd=folder, start_new_session=True)
@@ -191,4 +192,8 @@ def write(*lines: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that worktrees are removed
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
