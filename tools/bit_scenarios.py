@@ -869,9 +869,9 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.names or [name for name in SCENARIOS if not (arguments.quick and name in THOROUGH)]
     if strangers := [name for name in names if name not in SCENARIOS]:
-        parser.error(f"no scenario is called {strangers[0]!r}; choose from {', '.join(SCENARIOS)}")
+        sys.exit(f"no scenario is called {strangers[0]!r}; choose from {', '.join(SCENARIOS)}")
     if not Path(esper.__file__).is_relative_to(arguments.source):
-        parser.error(f"esper was imported from {esper.__file__} instead of {arguments.source}")
+        sys.exit(f"esper was imported from {esper.__file__} instead of {arguments.source}")
     write_result(arguments.folder, "names", names)
     torch.set_num_threads(1)
     Loop(PROBLEMS["mlp"], "esper", horizon=24)  # imports, once for all, what is imported on demand
