@@ -29,7 +29,7 @@ from ray_traffic import Sizes, say, sizes
 from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_network, start_host
 
 from esper.config.loading import load_settings
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate
 from esper.signals import raise_terminated
 from esper.train.collect import EventRows, ShardResult, ShardTask, collect, new_policy
@@ -82,7 +82,7 @@ def collected(
 def outcome(settings: TrainSettings, shards: Sequence[ShardResult]) -> list[torch.Tensor]:
     """All tensors of the rollout, and of the learner after its update from it."""
     rollout = concatenate([shard.rollout for shard in shards])
-    learner = Learner(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
     learner.update(rollout, 0.0)
     return [*tensors_of(rollout), *learner.state_tensors().values()]
 

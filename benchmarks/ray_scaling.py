@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from esper.config.loading import load_settings
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate
 from esper.train.collect import ShardResult, ShardTask, collect, new_policy
 from esper.train.ray_workers import RayWorkers
@@ -35,7 +35,7 @@ def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> t
 
 def updated(settings: TrainSettings, shards: Sequence[ShardResult]) -> float:
     """Seconds."""
-    learner = Learner(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
     rollout = concatenate([shard.rollout for shard in shards])
     began = time.perf_counter()
     learner.update(rollout, 0.0)

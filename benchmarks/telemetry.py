@@ -30,7 +30,7 @@ from esper.control.policy import PolicyStep
 from esper.errors import RunError
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate
 from esper.runs.events import Event, StepTaken
 from esper.runs.reader import RunReader
@@ -155,12 +155,12 @@ class TimedRecorder(EventRecorder):
 def measure_training(settings: TrainSettings) -> list[Lap]:
     """Train for the settings' iterations in this process, in one shard, and look at each."""
     prepare_process()
-    learner = Learner(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
     with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run.db") as store:
         return [measure_iteration(settings, learner, store, number) for number in range(settings.iterations)]
 
 
-def measure_iteration(settings: TrainSettings, learner: Learner, store: RunStore, number: int) -> Lap:
+def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, number: int) -> Lap:
     lap, began, committed = Lap(), time.process_time(), store.thread_seconds
 
     def hear(told: list[EventRow]) -> None:

@@ -14,7 +14,7 @@ from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.errors import CheckpointError, ConfigError
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.settings import PPOSettings
 from esper.train.settings import TrainSettings
 
@@ -25,7 +25,7 @@ SMALL = PolicySettings(advice=None, hidden=8, width=4)
 def saved() -> tuple[Policy, dict[str, torch.Tensor]]:
     """A policy, and the tensors of its learner's checkpoint."""
     policy = Policy(list_features(False).spec, SMALL, torch.Generator().manual_seed(5))
-    return policy, Learner(policy, PPOSettings(), 0).state_tensors()
+    return policy, PPO(policy, PPOSettings(), 0).state_tensors()
 
 
 def test_a_policy_comes_back_tensor_for_tensor(saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.control.observation import Observation
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout
 from rl.probes import Probe, collect
 
@@ -27,7 +27,7 @@ class Noise(Probe):
         return torch.randn(self.environments, generator=self.random) * 20 + actions[:, 0]
 
 
-def rollouts(student: Learner, count: int, seed: int = 0) -> list[Rollout]:
+def rollouts(student: PPO, count: int, seed: int = 0) -> list[Rollout]:
     """Rollouts of the policy as it is now."""
     probe = Noise(STEPS, ENVIRONMENTS, seed)
     return [collect(student.policy, probe) for _ in range(count)]

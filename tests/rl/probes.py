@@ -13,7 +13,7 @@ from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head, Op, head_sizes
 from esper.rl.diagnostics import UpdateMetrics
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.rl.settings import PPOSettings
 
@@ -102,16 +102,16 @@ def collect(policy: Policy, probe: Probe, greedy: bool = False) -> Rollout:
     return buffer.finish(finished, torch.zeros(probe.environments))
 
 
-def learner(settings: PPOSettings, seed: int = 0, sizes: PolicySettings = SIZES) -> Learner:
-    return Learner(Policy(SPEC, sizes, torch.Generator().manual_seed(seed)), settings, seed)
+def learner(settings: PPOSettings, seed: int = 0, sizes: PolicySettings = SIZES) -> PPO:
+    return PPO(Policy(SPEC, sizes, torch.Generator().manual_seed(seed)), settings, seed)
 
 
-def train(student: Learner, probe: Probe, updates: int) -> Iterator[UpdateMetrics]:
+def train(student: PPO, probe: Probe, updates: int) -> Iterator[UpdateMetrics]:
     """Learn; yields the metrics of every update."""
     for update in range(updates):
         yield student.update(collect(student.policy, probe), update / updates)
 
 
-def score(student: Learner, probe: Probe) -> float:
+def score(student: PPO, probe: Probe) -> float:
     """Mean return of greedy play."""
     return float(collect(student.policy, probe, greedy=True).reward.sum(0).mean())

@@ -11,14 +11,13 @@ from torch import Tensor
 from esper.control.observation import Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head, Op
-from esper.rl.advantages import (
+from esper.rl.ppo import (
+    PPO,
     discounted_returns,
     generalised_advantages,
     subtract_control_variate,
     subtract_group_mean,
 )
-from esper.rl.losses import PPOLoss
-from esper.rl.ppo import Learner
 from esper.rl.rollout import Rollout, RolloutBuffer
 from rl.noise import ENVIRONMENTS, STEPS, ending_early, rollouts
 from rl.plain_ppo import plain_ppo
@@ -129,7 +128,7 @@ def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -
 
     def gradient(rollout: Rollout) -> Tensor:
         student.policy.zero_grad()
-        PPOLoss(student.policy, settings).backward([student.make_batch(rollout)], torch.zeros(len(Head)))
+        PPO(student.policy, settings, 0).backward([student.make_batch(rollout)], torch.zeros(len(Head)))
         return torch.cat([p.grad.flatten() for p in student.policy.parameters() if p.grad is not None])
 
     alone, beside = gradient(rollout), gradient(with_twins(rollout))
@@ -158,7 +157,7 @@ def every_choice(policy: Policy) -> Rollout:
     return buffer.finish(torch.ones(len(ops), dtype=torch.bool), torch.zeros(len(ops)))
 
 
-def expected_gradient(student: Learner, rollout: Rollout) -> dict[str, Tensor]:
+def expected_gradient(student: PPO, rollout: Rollout) -> dict[str, Tensor]:
     """The policy gradient, exactly: every choice by its probability."""
     student.policy.zero_grad()
     now = student.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
@@ -173,7 +172,7 @@ def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: li
     policy = Policy(
         SPEC, PolicySettings(advice=None, hidden=8, width=8, head_gain=1.0), torch.Generator().manual_seed(0)
     )
-    student = Learner(policy, plain_ppo(twin=True), 0)
+    student = PPO(policy, plain_ppo(twin=True), 0)
     rollout = every_choice(policy)
     alone = expected_gradient(student, rollout)
     beside = expected_gradient(student, rollout._replace(control_variate=torch.tensor([twins])))

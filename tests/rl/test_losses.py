@@ -15,9 +15,9 @@ from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.heads import log_prob_of, masked_log_softmax
 from esper.lifecycle.actions import Head
-from esper.rl.losses import (
+from esper.rl.ppo import (
+    PPO,
     MinibatchStats,
-    PPOLoss,
     entropy_bonus,
     factored_surrogate,
     head_means,
@@ -27,7 +27,6 @@ from esper.rl.losses import (
     outside_clip_range,
     value_loss,
 )
-from esper.rl.ppo import Learner
 from esper.rl.rollout import PPOBatch, select_environments, standardise
 from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
@@ -297,7 +296,7 @@ WEIGHTS = torch.linspace(0.01, 0.08, len(Head))
 SURROGATES = ("joint", "factored")
 
 
-def moved_since_acting(settings: PPOSettings, *, early: bool = False) -> tuple[Learner, PPOBatch]:
+def moved_since_acting(settings: PPOSettings, *, early: bool = False) -> tuple[PPO, PPOBatch]:
     """A learner whose policy is not quite the one that acted, so that ratios are not 1 and some are clipped."""
     student = learner(settings, sizes=LIVELY)
     (rollout,) = rollouts(student, 1)
@@ -315,8 +314,8 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
-def found(student: Learner, batch: PPOBatch, settings: PPOSettings) -> tuple[MinibatchStats, dict[str, Tensor]]:
-    measured = PPOLoss(student.policy, settings).backward([batch], WEIGHTS)
+def found(student: PPO, batch: PPOBatch, settings: PPOSettings) -> tuple[MinibatchStats, dict[str, Tensor]]:
+    measured = PPO(student.policy, settings, 0).backward([batch], WEIGHTS)
     return measured, gradients(student.policy)
 
 
@@ -330,7 +329,7 @@ def test_batches_of_several_shapes_count_by_their_steps() -> None:
     student, batch = moved_since_acting(settings, early=True)
     everyone = list(range(batch.rollout.environments))
     parts = [part_of(batch, everyone[:1]), part_of(batch, everyone[1:])]
-    loss = PPOLoss(student.policy, settings)
+    loss = PPO(student.policy, settings, 0)
     whole, its = loss.backward([batch], torch.zeros(len(Head))), gradients(student.policy)
     apart, theirs = loss.backward(parts, torch.zeros(len(Head))), gradients(student.policy)
     for name, gradient in its.items():
@@ -347,7 +346,7 @@ def test_advantages_are_standardised_over_all_batches_together() -> None:
     torch.testing.assert_close(torch.cat([part.advantage for part in parts], 1), whole.advantage)
 
 
-def expected(student: Learner, batch: PPOBatch, chunk: int) -> tuple[Tensor, dict[str, Tensor]]:
+def expected(student: PPO, batch: PPOBatch, chunk: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradient by the formulas, from evaluations of which each begins with the last one's detached memory."""
     rollout, policy, settings = batch.rollout, student.policy, student.settings
     state, parts = rollout.state, []
@@ -459,7 +458,7 @@ def test_only_one_chunks_activations_are_held_at_a_time() -> None:
     def most(chunk: int | None) -> int:
         held = Held()
         with torch.autograd.graph.saved_tensors_hooks(held.pack, lambda box: box.tensor):
-            PPOLoss(student.policy, plain_ppo(chunk=chunk)).backward([batch], WEIGHTS)
+            PPO(student.policy, plain_ppo(chunk=chunk), 0).backward([batch], WEIGHTS)
         assert held.now == 0
         return held.most
 

@@ -14,7 +14,7 @@ from esper.control.policy import PolicySettings
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.diagnostics import Anomaly, find_anomalies
-from esper.rl.ppo import KL_STOP, Learner
+from esper.rl.ppo import KL_STOP, PPO
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
 from rl.probes import SIZES, collect, learner, only_ops
@@ -58,7 +58,7 @@ def test_resuming_from_saved_tensors_is_bit_exact() -> None:
         straight.update(collect(straight.policy, probe), update / 6)
     saved = straight.state_tensors()
     later = [Noise(STEPS, ENVIRONMENTS, seed=5), Noise(STEPS, ENVIRONMENTS, seed=5)]
-    resumed = Learner(learner(settings, seed=77).policy, settings, straight.seed)
+    resumed = PPO(learner(settings, seed=77).policy, settings, straight.seed)
     resumed.load_state_tensors(saved)
     assert same(resumed.state_tensors(), saved)
     for update in range(3, 6):
@@ -77,7 +77,7 @@ def test_resuming_without_moments_or_counter_would_not_be_exact(forgotten: str) 
     saved = straight.state_tensors()
     partial = {name: tensor for name, tensor in saved.items() if not name.startswith(forgotten)}
     partial.setdefault("updates", torch.tensor(0))
-    resumed = Learner(learner(settings).policy, settings, straight.seed)
+    resumed = PPO(learner(settings).policy, settings, straight.seed)
     resumed.load_state_tensors(partial)
     (rollout,) = rollouts(straight, 1, seed=5)
     straight.update(rollout, 0.1)
@@ -156,7 +156,7 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
 def test_the_order_of_minibatches_depends_on_seed_and_update_only() -> None:
     def weights(seed: int) -> Tensor:
         policy_seed = 0
-        student = Learner(learner(plain_ppo(), policy_seed).policy, plain_ppo(), seed)
+        student = PPO(learner(plain_ppo(), policy_seed).policy, plain_ppo(), seed)
         torch.manual_seed(seed + 100)  # must not matter
         student.update(*rollouts(student, 1), 0.0)
         return student.policy.lstm.weight_hh_l0.detach().clone()
@@ -186,7 +186,7 @@ def test_group_relative_advantages_ignore_what_a_group_shares() -> None:
         student.make_batch(lucky).advantage, student.make_batch(rollout).advantage, atol=1e-2, rtol=1e-4
     )
     assert not torch.allclose(student.make_batch(lucky).target, student.make_batch(rollout).target)
-    alone = Learner(student.policy, plain_ppo(), 0)
+    alone = PPO(student.policy, plain_ppo(), 0)
     assert not torch.allclose(alone.make_batch(lucky).advantage, alone.make_batch(rollout).advantage)
 
 

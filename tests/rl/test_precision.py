@@ -9,8 +9,7 @@ from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, find_anomalies
-from esper.rl.losses import PPOLoss
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import standardise
 from rl.noise import rollouts
 from rl.plain_ppo import plain_ppo
@@ -35,11 +34,18 @@ def test_probabilities_entropies_and_values_are_float32() -> None:
     assert float(now.log_prob.detach().exp().amax()) <= 1.0
 
 
+def halved(student: PPO) -> PPO:
+    """Settings that a learner on the CPU refuses are set afterwards: autocast itself works there, too."""
+    rounding = PPO(student.policy, plain_ppo(), 0)
+    rounding.settings = HALVED
+    return rounding
+
+
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
     batch = standardise([student.make_batch(*rollouts(student, 1))])[0]
-    exact = PPOLoss(student.policy, plain_ppo()).backward([batch], WEIGHTS)
-    rounded = PPOLoss(student.policy, HALVED).backward([batch], WEIGHTS)
+    exact = PPO(student.policy, plain_ppo(), 0).backward([batch], WEIGHTS)
+    rounded = halved(student).backward([batch], WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2
     for name in ("policy_loss", "value_loss", "entropy"):
         torch.testing.assert_close(getattr(rounded, name), getattr(exact, name), atol=0.02, rtol=0.05, msg=name)
@@ -48,10 +54,10 @@ def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
 def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(student, 1)
-    objective = PPOLoss(student.policy, HALVED)
-    assert float(objective.deviation([rollout])) < 1e-5
+    objective = halved(student)
+    assert float(objective.measure_deviation([rollout])) < 1e-5
     off = rollout._replace(chosen_log_prob=rollout.chosen_log_prob - 0.01)
-    assert float(objective.deviation([off])) > 0.01
+    assert float(objective.measure_deviation([off])) > 0.01
 
 
 @pytest.mark.gpu
@@ -59,7 +65,7 @@ def test_what_acting_and_learning_disagree_upon_is_measured_without_rounding() -
 def test_an_update_on_a_gpu_raises_no_false_alarm() -> None:
     actor = learner(plain_ppo(), sizes=LIVELY)
     (rollout,) = rollouts(actor, 1)
-    student = Learner(learner(plain_ppo(), sizes=LIVELY).policy.cuda(), HALVED, 0)
+    student = PPO(learner(plain_ppo(), sizes=LIVELY).policy.cuda(), HALVED, 0)
     metrics = student.update(rollout.to(torch.device("cuda")), 0.0)
     assert metrics.optimizer_steps > 0
     assert Anomaly.RATIO not in find_anomalies((metrics,), HALVED.target_kl)

@@ -10,8 +10,7 @@ from control.synthetic import NO_PRIOR
 from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
 from esper.lifecycle.actions import Head, Op
-from esper.rl.losses import PPOLoss
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout, RolloutBuffer
 from rl.plain_ppo import plain_ppo
 from rl.probes import Probe, blank_observation, collect, free_masks, learner, only_ops, score, train
@@ -179,7 +178,7 @@ def gradient(head: Head, surrogate: str, steps: int) -> list[Tensor]:
     batch = student.make_batch(collect(student.policy, Pick(head, steps, steps)))
     assert batch.is_open.sum((0, 1)).tolist() == [ENVIRONMENTS * (other is head) for other in Head]
     advantage = torch.randn(ENVIRONMENTS, generator=torch.Generator().manual_seed(1)).expand(steps, -1)
-    PPOLoss(student.policy, settings).backward([batch._replace(advantage=advantage)], torch.zeros(len(Head)))
+    PPO(student.policy, settings, 0).backward([batch._replace(advantage=advantage)], torch.zeros(len(Head)))
     return [parameter.grad for parameter in student.policy.heads.output_parameters(head) if parameter.grad is not None]
 
 
@@ -254,7 +253,7 @@ class Recall(Probe):
         return (actions[:, Head.OP] == torch.where(self.cue > 0, Op.GERMINATE, Op.PRUNE)).float()
 
 
-def recall_without_memory(student: Learner, probe: Recall) -> float:
+def recall_without_memory(student: PPO, probe: Recall) -> float:
     """The score if the policy forgets everything before each decision."""
     probe.reset()
     empty = student.policy.initial_state(probe.environments)
@@ -280,7 +279,7 @@ def test_memory_recalls_a_cue(delay: int, updates: int) -> None:
     assert 0.2 < recall_without_memory(student, probe) < 0.8
 
 
-def steady_income(student: Learner, cut: bool) -> Rollout:
+def steady_income(student: PPO, cut: bool) -> Rollout:
     """Five steps of an endless life that pays 1 at each, as a cut episode or, wrongly, as a finished one."""
     steps = 5
     state = student.policy.initial_state(ENVIRONMENTS)

@@ -20,7 +20,7 @@ from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.population import Population
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate
 from esper.runs.store import as_rows
@@ -40,7 +40,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "observations": (observe,),
     "policy": (Policy.act,),
     "events": (as_rows,),
-    "update": (Learner.update,),
+    "update": (PPO.update,),
 }
 """The functions that a part's time is spent in. Optimizers work within training and are taken out of it."""
 REST = "rest"
@@ -64,7 +64,7 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
     The first iteration warms up and is not counted, if there are others.
     """
     prepare_process()
-    learner = Learner(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
     speeds: list[float] = []
     for number in range(settings.iterations):
         began = time.perf_counter()
@@ -76,7 +76,7 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
     return TrainBenchmark(median(speeds[1:] or speeds), speeds, shares(profile))
 
 
-def _iterate(settings: TrainSettings, learner: Learner, number: int) -> int:
+def _iterate(settings: TrainSettings, learner: PPO, number: int) -> int:
     """An iteration without store, probes and checkpoints; its decisions."""
     weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]

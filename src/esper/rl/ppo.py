@@ -1,12 +1,13 @@
 """Proximal policy optimisation (Schulman et al., 2017) of the recurrent policy, on whole aligned episodes.
 
-`Learner.update` is the algorithm, from top to bottom; the loss that it descends is in `esper.rl.losses`.
+`PPO.update` is the algorithm, from top to bottom, and `PPO.backward` the loss that it descends. The functions before
+them are its formulas: advantages, and the terms of the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +15,25 @@ from torch import Tensor, nn
 from esper.control.policy import Policy
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head
-from esper.numerics.arrays import merge_arrays
+from esper.numerics.arrays import map_arrays, merge_arrays
 from esper.numerics.random_streams import torch_generator
-from esper.rl.advantages import (
-    discounted_returns,
-    generalised_advantages,
-    subtract_control_variate,
-    subtract_group_mean,
-)
 from esper.rl.diagnostics import UpdateMetrics
-from esper.rl.losses import MinibatchStats, PPOLoss
-from esper.rl.rollout import SMALLEST, PPOBatch, Rollout, of_running, select_environments, select_steps, standardise
+from esper.rl.rollout import (
+    SMALLEST,
+    PPOBatch,
+    Rollout,
+    of_running,
+    select_environments,
+    select_steps,
+    standardise,
+)
 from esper.rl.settings import PPOSettings
 from esper.serialization.state_files import take_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
+LOG_RATIO_BOUND = 10.0
+"""Log-ratios are clipped to this, so that one absurd probability cannot make the loss infinite."""
 HEADS = tuple(head.name.lower() for head in Head)
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Device types for which torch has a fused AdamW."""
@@ -39,13 +43,184 @@ LONGEST_NAME = 80
 """Characters of a tensor's name in messages: names from a file may be of any length."""
 
 
-class Learner:
+# Advantages: how much better a step turned out than expected, less what does not depend on the action.
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, final_values: Tensor, running: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Generalised advantage estimates ``[T, E]`` (Schulman et al., 2016) of aligned episodes.
+
+    A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values`` ``[E]``: 0
+    where the episode terminated, the value of the state after the last step where it was cut. ``rewards`` and
+    ``values`` are ``[T, E]``. After its end, where ``running``, bool ``[T, E]``, is False, nothing is earned and
+    nothing expected: advantages there are 0.
+    """
+    rewards, values = rewards * running, values * running
+    final_values = final_values * running[-1]
+    following = torch.cat((values[1:], final_values[None]))
+    return discounted_returns(rewards + gamma * following - values, gamma * lam)
+
+
+def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
+    """The discounted sum ``[T, E]`` of the rewards ``[T, E]`` from each step on."""
+    result = torch.empty_like(rewards)
+    following = torch.zeros_like(rewards[0])
+    for step in reversed(range(len(rewards))):
+        following = rewards[step] + gamma * following
+        result[step] = following
+    return result
+
+
+def subtract_group_mean(advantages: Tensor, group: int) -> Tensor:
+    """Subtract from each environment's advantage ``[T, E]`` the mean of the others in its group, step by step.
+
+    Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean says how good this instance
+    turns out to be under the policy. It does not depend on the environment's own actions, so it adds no bias.
+    ``group`` is at least 2 and divides E.
+    """
+    grouped = advantages.reshape(advantages.shape[0], -1, group)
+    others = (grouped.sum(-1, keepdim=True) - grouped) / (group - 1)
+    return (grouped - others).reshape(advantages.shape)
+
+
+def subtract_control_variate(rewards: Tensor, control_variate: Tensor, running: Tensor, gamma: float) -> Tensor:
+    """Rewards ``[T, E]`` less those that a network earned that only waited on the same instance, ``[T, E]``.
+
+    What that network, each environment's twin, earns does not depend on the policy's actions. So from every step on a
+    return is less by a number that they cannot change, a baseline (Williams, 1992) that leaves the policy gradient
+    unbiased and takes away the variance that both share: a control variate (Greensmith, Bartlett and Baxter, 2004).
+    That holds for episodes that end early too, where ``running``, bool ``[T, E]``, turns False: all that the twin earns
+    afterwards counts at the last step, or else it would pay to end where the twin still earns.
+    """
+    goes_on = torch.cat((running[1:], torch.zeros_like(running[:1])))
+    return rewards - torch.where(goes_on, control_variate, discounted_returns(control_variate, gamma))
+
+
+# Terms of the loss. Means are over ``count`` decisions, or over ``occurrences`` per head, which may be more than those
+# given: so the results of a minibatch's parts add up to that of the whole.
+
+
+def joint_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, count: Tensor) -> Tensor:
+    """-mean min(r A, clip(r, 1 - clip, 1 + clip) A), 0-d, with r the probability ratio (Schulman et al., 2017).
+
+    At r = 1 its gradient is -(1 / N) sum over N steps t of A_t sum over heads h of grad log p_th: a head that has a
+    choice in n of them learns from each as much as the others do, and so n / N times as fast.
+    """
+    return -(_clipped_gain(log_prob, old_log_prob, advantage, clip).sum() / count)
+
+
+def factored_surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, is_open: Tensor, occurrences: Tensor
+) -> Tensor:
+    """The surrogate, 0-d, of each head by its own ratio over the steps in which it had a choice, summed over heads.
+
+    -sum over heads h of (1 / n_h) sum over its n_h steps t of min(r_th A_t, clip(r_th, 1 - clip, 1 + clip) A_t). At
+    r = 1 its gradient is -sum over h of (1 / n_h) sum over t of A_t grad log p_th: a head learns as fast from few steps
+    as from many. The parts of an action are also clipped one by one by Han and Sung ("Dimension-wise importance
+    sampling weight clipping", 2019) and Fan et al. ("Hybrid actor-critic reinforcement learning in parameterized action
+    space", 2019).
+
+    ``log_prob``, ``old_log_prob`` and ``is_open`` are ``[T, E, 8]``, ``advantage`` ``[T, E]``, ``occurrences``, how
+    often each head had a choice, ``[8]``.
+    """
+    gain = _clipped_gain(log_prob, old_log_prob, advantage.unsqueeze(-1), clip)
+    return -head_means(gain, is_open, occurrences).sum()
+
+
+def _clipped_gain(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    ratio = _log_ratio(log_prob, old_log_prob).exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def _log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    return (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def value_loss(value: Tensor, target: Tensor, scale: Tensor, count: Tensor) -> Tensor:
+    """Half the mean squared error in units of ``scale``, the returns' standard deviation."""
+    return 0.5 * (((value - target) / scale).square().sum() / count)
+
+
+def head_means(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> Tensor:
+    """Mean ``[8]`` of each head's figure over the steps in which it had a choice; 0 if it never had one.
+
+    A head that is rarely relevant counts as much as one that always is. ``figures`` and ``is_open`` are ``[T, E, 8]``,
+    ``occurrences``, how often each head had a choice, ``[8]``.
+    """
+    return (figures * is_open).sum((0, 1)) / occurrences.clamp(min=1)
+
+
+def mean_of_active(figures: Tensor, occurrences: Tensor) -> Tensor:
+    """The mean, 0-d, of the heads' ``figures [8]`` over the heads that had a choice at all; 0 if none had."""
+    active = occurrences > 0
+    return (figures * active).sum() / active.sum().clamp(min=1)
+
+
+def entropy_bonus(entropies: Tensor, occurrences: Tensor, weights: Tensor) -> Tensor:
+    """`mean_of_active` of the heads' mean ``entropies [8]``, each times its weight, ``[8]``."""
+    active = occurrences > 0
+    # Weights are shared out first: then equal ones give the same gradient, to the bit, as one that multiplies the mean.
+    return (entropies * (weights * active / active.sum().clamp(min=1))).sum()
+
+
+class PolicyChange(NamedTuple):
+    """How far the policy has moved from the one that acted, all 0-d."""
+
+    kl: Tensor
+    """k3 estimate of KL(old || new): the mean of r - 1 - log r >= 0 (Schulman, "Approximating KL divergence", 2020)."""
+    clipped: Tensor
+    """Fraction of decisions whose ratio lies outside the clip range."""
+    deviation: Tensor
+    """Largest |r - 1|."""
+
+
+@torch.no_grad()
+def measure_change(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: Tensor) -> PolicyChange:
+    """By the probability ratios r of whole actions, whichever the surrogate clips."""
+    log_ratio = _log_ratio(log_prob, old_log_prob)
+    change = log_ratio.exp() - 1
+    kl = (change - log_ratio).sum() / count
+    return PolicyChange(kl, (change.abs() > clip).sum() / count, change.abs().amax())
+
+
+@torch.no_grad()
+def outside_clip_range(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> Tensor:
+    """Whether the probability ratio is outside 1 - clip .. 1 + clip, bool of the arguments' shape."""
+    return (_log_ratio(log_prob, old_log_prob).exp() - 1).abs() > clip
+
+
+class MinibatchStats(NamedTuple):
+    """Metrics of a minibatch, before its optimizer step: 0-d unless noted."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    deviation: Tensor
+    """Largest |ratio - 1|."""
+    head_entropy: Tensor
+    """``[8]``."""
+    head_share: Tensor
+    """``[8]``."""
+    head_clip_fraction: Tensor
+    """``[8]``."""
+
+
+def _sum_stats(parts: Sequence[MinibatchStats]) -> MinibatchStats:
+    columns = merge_arrays(torch.stack, parts)
+    return map_arrays(lambda column: column.sum(0), columns)._replace(deviation=columns.deviation.amax())
+
+
+class PPO:
     """Owns the policy with its statistics and the optimizer; `state_tensors` is all that is needed to go on."""
 
     def __init__(self, policy: Policy, settings: PPOSettings, seed: int) -> None:
         """``seed`` and the number of the update decide the order of minibatches. The policy is on its final device.
 
-        Raises ConfigError if the settings do not suit that device.
+        Raises:
+            ConfigError: the settings do not suit that device.
         """
         if settings.bf16 and policy.device.type != "cuda":
             raise ConfigError(
@@ -55,8 +230,9 @@ class Learner:
         self.settings = settings
         self.seed = seed
         self.updates = 0
-        self._loss = PPOLoss(policy, settings)
         self._optimizer = PolicyOptimizer(policy, settings)
+        # Only this function is compiled: the policy itself keeps its parameters' names and acts as before.
+        self._evaluate = torch.compile(policy.evaluate) if settings.compile else policy.evaluate
 
     def update(self, rollout: Rollout, progress: float, *others: Rollout) -> UpdateMetrics:
         """Learn from one rollout at ``progress`` (0 at the start of training, 1 at its end).
@@ -65,47 +241,152 @@ class Learner:
 
         The policy's statistics stand still until all steps are done and then take in the rollouts once. If a loss or
         gradient is not finite, that step and the rest are left out and the statistics stay as they are.
-        Raises ConfigError if the number of environments does not suit the settings.
+
+        Raises:
+            ConfigError: the number of environments does not suit the settings.
         """
-        settings, stats = self.settings, UpdateStats()
+        settings, policy, optimizer = self.settings, self.policy, self._optimizer
         rollouts = (rollout, *others)
-        self._check([one.environments for one in rollouts])
+        self._require_divisible([one.environments for one in rollouts])
         batches = [self.make_batch(one) for one in rollouts]
         scaled = standardise(batches) if settings.normalise_advantages else batches
         learning_rate = settings.learning_rate_at(progress)
-        entropy_weights = torch.tensor(settings.entropy_weights(progress), device=self.policy.device)
+        entropy_weights = torch.tensor(settings.entropy_weights(progress), device=policy.device)
 
         # Several epochs over the same rollouts, each in minibatches of whole episodes: the LSTM needs them whole.
-        for environments in self._minibatches([one.environments for one in rollouts]):
+        generator = torch_generator(self.seed, self.updates)
+        minibatches: list[tuple[Tensor, ...]] = []
+        for _ in range(settings.epochs):
+            orders = [torch.randperm(one.environments, generator=generator).to(policy.device) for one in rollouts]
+            minibatches += zip(*(order.tensor_split(settings.minibatches) for order in orders), strict=True)
+
+        all_stats, all_norms = list[MinibatchStats](), list[Tensor]()
+        optimizer_steps, stopped_early, finite = 0, False, True
+        for environments in minibatches:
             minibatch = [select_environments(*one) for one in zip(scaled, environments, strict=True) if len(one[1])]
-            self._optimizer.clear()
-            measured = self._loss.backward(minibatch, entropy_weights)
-            if settings.bf16 and not stats.minibatches:
+            optimizer.clear()
+            stats = self.backward(minibatch, entropy_weights)
+            if settings.bf16 and not all_stats:
                 # Rounding to bfloat16 would pass for a policy that learns otherwise than it acted, and hide one.
-                measured = measured._replace(deviation=self._loss.deviation([one.rollout for one in minibatch]))
-            stats.minibatches.append(measured)
+                stats = stats._replace(deviation=self.measure_deviation([one.rollout for one in minibatch]))
+            all_stats.append(stats)
 
             # The rollout is of no more use once the policy has moved away from the one that acted. This is known
             # before the step, so the step is not taken.
-            stats.stopped_early = measured.kl.item() > KL_STOP * settings.target_kl
-            if stats.stopped_early:
+            stopped_early = stats.kl.item() > KL_STOP * settings.target_kl
+            if stopped_early:
                 break
 
-            norms = self._optimizer.clip()
-            stats.gradient_norms.append(norms)
-            stats.finite = bool(norms[-1].isfinite())
-            if not stats.finite:
+            gradient_norms = optimizer.clip()
+            all_norms.append(gradient_norms)
+            finite = bool(gradient_norms[-1].isfinite())
+            if not finite:
                 break
-            self._optimizer.step(learning_rate)
-            stats.optimizer_steps += 1
-        self._optimizer.clear()
+            optimizer.step(learning_rate)
+            optimizer_steps += 1
+        optimizer.clear()
 
         # Statistics that moved between acting and learning would make the first ratio differ from 1: only now.
-        if stats.finite:
+        if finite:
             seen = [select_steps(one.observations, one.running) for one in rollouts]
-            self.policy.recalibrate(seen, of_running(batches, lambda one: one.target))
+            policy.recalibrate(seen, of_running(batches, lambda one: one.target))
         self.updates += 1
-        return stats.metrics(batches, self._optimizer.module_names, settings, progress)
+
+        # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
+        mean = merge_arrays(torch.stack, all_stats)
+        modules = optimizer.module_names
+        norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(modules) + 1)
+        value, target = of_running(batches, lambda one: one.rollout.value), of_running(batches, lambda one: one.target)
+        explained_variance = 1 - (target - value).var() / (target.var() + SMALLEST)
+        returns = target + of_running(
+            batches, lambda one: discounted_returns(one.rollout.control_variate, settings.gamma)
+        )
+        return UpdateMetrics(
+            policy_loss=mean.policy_loss.mean().item(),
+            value_loss=mean.value_loss.mean().item(),
+            entropy=mean.entropy.mean().item(),
+            kl=mean.kl.amax().item(),
+            clip_fraction=mean.clip_fraction.mean().item(),
+            gradient_norm=norms[-1].item(),
+            first_ratio_deviation=mean.deviation[0].item(),
+            explained_variance=explained_variance.clamp(min=-1).item(),
+            return_mean=returns.mean().item(),
+            return_deviation=returns.std().item(),
+            advantage_deviation=of_running(batches, lambda one: one.advantage).std().item(),
+            learning_rate=learning_rate,
+            optimizer_steps=optimizer_steps,
+            stopped_early=stopped_early,
+            finite=finite,
+            head_entropy=_by_name(HEADS, mean.head_entropy.mean(0)),
+            head_entropy_weight=dict(zip(HEADS, settings.entropy_weights(progress), strict=True)),
+            head_share=_by_name(HEADS, mean.head_share.mean(0)),
+            head_clip_fraction=_by_name(HEADS, mean.head_clip_fraction.mean(0)),
+            module_gradient_norm=_by_name(modules, norms[:-1]),
+        )
+
+    def backward(self, batches: Sequence[PPOBatch], entropy_weights: Tensor) -> MinibatchStats:
+        """Add the gradient of the minibatch's loss to the parameters', one stretch of time after the other.
+
+        The minibatch is the ``batches`` together, of different shapes; each loss counts by its steps.
+        ``entropy_weights`` are ``[8]``, on the policy's device. Chunks of time pass on their memory but no gradient,
+        and each frees its graph before the next one: truncated backpropagation through time (Williams and Peng, 1990).
+        """
+        settings, policy = self.settings, self.policy
+        steps = torch.stack([batch.rollout.running.sum() for batch in batches])
+        shares = (steps / steps.sum()).unbind()
+        all_stats: list[MinibatchStats] = []
+        for batch, share in zip(batches, shares, strict=True):
+            rollout = batch.rollout
+            count, occurrences = rollout.running.sum(), batch.is_open.sum((0, 1))
+            length = settings.chunk or rollout.steps
+            state, chunks = rollout.state, list[MinibatchStats]()
+            for start in range(0, rollout.steps, length):
+                chunk = slice(start, start + length)
+                running, is_open, advantage = rollout.running[chunk], batch.is_open[chunk], batch.advantage[chunk]
+                if start and not running[0].any():
+                    break  # the longest episode has ended
+
+                # The policy of now on what the policy of then saw and did.
+                seen, masks = select_steps(rollout.observations, chunk), select_steps(rollout.masks, chunk)
+                with torch.autocast(policy.device.type, torch.bfloat16, enabled=settings.bf16):
+                    now = self._evaluate(seen, masks, rollout.actions[chunk], state)
+                state = now.state.detach()
+                log_prob, old_log_prob = now.log_prob[running], rollout.log_prob[chunk][running]
+                head_log_prob, old_head_log_prob = now.chosen_log_prob, rollout.chosen_log_prob[chunk]
+
+                # loss = clipped surrogate + weight * value error - entropy bonus
+                if settings.surrogate == "joint":
+                    surrogate = joint_surrogate(log_prob, old_log_prob, advantage[running], settings.clip, count)
+                else:
+                    surrogate = factored_surrogate(
+                        head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, occurrences
+                    )
+                value, target = now.value[running], batch.target[chunk][running]
+                error = value_loss(value, target, policy.value_head.scale, count)
+                entropies = head_means(now.entropy, is_open, occurrences)
+                bonus = entropy_bonus(entropies, occurrences, entropy_weights)
+                loss = surrogate + settings.value_weight * error - bonus
+                (loss * share).backward()
+
+                change = measure_change(log_prob, old_log_prob, settings.clip, count)
+                outside = outside_clip_range(head_log_prob, old_head_log_prob, settings.clip)
+                stats = MinibatchStats(
+                    policy_loss=surrogate,
+                    value_loss=error,
+                    entropy=mean_of_active(entropies, occurrences),
+                    kl=change.kl,
+                    clip_fraction=change.clipped,
+                    deviation=change.deviation,
+                    head_entropy=entropies,
+                    head_share=is_open.sum((0, 1)) / count,
+                    head_clip_fraction=head_means(outside, is_open, occurrences),
+                )
+                chunks.append(map_arrays(Tensor.detach, stats))
+            # The chunks' means have the whole batch's counts: they add up.
+            total = _sum_stats(chunks)
+            weighted = map_arrays(lambda column, share=share: column * share, total)
+            all_stats.append(weighted._replace(deviation=total.deviation))
+        return _sum_stats(all_stats)
 
     def make_batch(self, rollout: Rollout) -> PPOBatch:
         """The rollout with its advantages and its returns.
@@ -127,14 +408,16 @@ class Learner:
         is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
-    def _minibatches(self, environments: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
-        """Indices of each rollout's environments, in a new order each epoch, by the seed and the update's number."""
-        generator = torch_generator(self.seed, self.updates)
-        for _ in range(self.settings.epochs):
-            orders = [torch.randperm(count, generator=generator).to(self.policy.device) for count in environments]
-            yield from zip(*(order.tensor_split(self.settings.minibatches) for order in orders), strict=True)
+    @torch.no_grad()
+    def measure_deviation(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """Largest |ratio - 1|, 0-d, in float32 throughout: where acting and learning disagree."""
+        deviations: list[Tensor] = []
+        for one in rollouts:
+            now = self.policy.evaluate(one.observations, one.masks, one.actions, one.state)
+            deviations.append((now.log_prob - one.log_prob)[one.running].expm1().abs().amax())
+        return torch.stack(deviations).amax()
 
-    def _check(self, environments: Sequence[int]) -> None:
+    def _require_divisible(self, environments: Sequence[int]) -> None:
         minibatches, group = self.settings.minibatches, self.settings.group
         if max(environments) < minibatches:
             raise ConfigError(
@@ -156,9 +439,10 @@ class Learner:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from the `state_tensors` of a learner with the same policy and settings.
+        """Continue from the `state_tensors` of a `PPO` with the same policy and settings.
 
-        Raises CheckpointError, and changes nothing, if names, shapes or types differ.
+        Raises:
+            CheckpointError: names, shapes or types differ; nothing has changed then.
         """
         policy, optimizer = take_prefix("policy.", tensors), take_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
@@ -169,54 +453,6 @@ class Learner:
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
         self.updates = int(tensors["updates"])
-
-
-@dataclass
-class UpdateStats:
-    """What has been seen and done in an update so far."""
-
-    minibatches: list[MinibatchStats] = field(default_factory=list[MinibatchStats])
-    """One entry per minibatch that was looked at."""
-    gradient_norms: list[Tensor] = field(default_factory=list[Tensor])
-    """``[modules + 1]``, the total last, per minibatch that did not end the update by its divergence."""
-    optimizer_steps: int = 0
-    stopped_early: bool = False
-    """The KL divergence ended it."""
-    finite: bool = True
-
-    def metrics(
-        self, batches: Sequence[PPOBatch], modules: tuple[str, ...], settings: PPOSettings, progress: float
-    ) -> UpdateMetrics:
-        """In numbers. ``batches`` are the whole rollouts'; ``modules`` names the gradient norms but for the total."""
-        seen = merge_arrays(torch.stack, self.minibatches)
-        norms = torch.stack(self.gradient_norms).mean(0) if self.gradient_norms else torch.zeros(len(modules) + 1)
-        value, target = of_running(batches, lambda one: one.rollout.value), of_running(batches, lambda one: one.target)
-        explained = 1 - (target - value).var() / (target.var() + SMALLEST)
-        returns = target + of_running(
-            batches, lambda one: discounted_returns(one.rollout.control_variate, settings.gamma)
-        )
-        return UpdateMetrics(
-            policy_loss=seen.policy_loss.mean().item(),
-            value_loss=seen.value_loss.mean().item(),
-            entropy=seen.entropy.mean().item(),
-            kl=seen.kl.amax().item(),
-            clip_fraction=seen.clip_fraction.mean().item(),
-            gradient_norm=norms[-1].item(),
-            first_ratio_deviation=seen.deviation[0].item(),
-            explained_variance=explained.clamp(min=-1).item(),
-            return_mean=returns.mean().item(),
-            return_deviation=returns.std().item(),
-            advantage_deviation=of_running(batches, lambda one: one.advantage).std().item(),
-            learning_rate=settings.learning_rate_at(progress),
-            optimizer_steps=self.optimizer_steps,
-            stopped_early=self.stopped_early,
-            finite=self.finite,
-            head_entropy=_by_name(HEADS, seen.head_entropy.mean(0)),
-            head_entropy_weight=dict(zip(HEADS, settings.entropy_weights(progress), strict=True)),
-            head_share=_by_name(HEADS, seen.head_share.mean(0)),
-            head_clip_fraction=_by_name(HEADS, seen.head_clip_fraction.mean(0)),
-            module_gradient_norm=_by_name(modules, norms[:-1]),
-        )
 
 
 def _by_name(names: tuple[str, ...], numbers: Tensor) -> dict[str, float]:

@@ -14,7 +14,7 @@ from esper.errors import EsperError, RunError
 from esper.numerics.devices import usable_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
-from esper.rl.ppo import Learner
+from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_alike
 from esper.runs.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.runs.run_directory import RunDirectory
@@ -55,7 +55,7 @@ class Trainer:
         require_devices(settings.devices, workers)
         self._device = usable_device(settings.devices[0])
         self.policy: Policy = new_policy(settings).to(self._device)
-        self.learner = Learner(self.policy, settings.ppo, settings.seed)
+        self.learner = PPO(self.policy, settings.ppo, settings.seed)
         self.done = 0
         self._updates: UpdateHistory = ()
         self._workers = workers
