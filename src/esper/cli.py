@@ -41,9 +41,6 @@ class Command:
 COMMANDS = (
     Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
     Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
-    Command("grow", "esper.commands.grow:command", "Grow one model on one task."),
-    Command("look", "esper.commands.look:command", "Show where a host would grow on a task, and by what."),
-    Command("adapt", "esper.commands.adapt:command", "Adapt a trained host to data that have changed."),
     Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
     Command(
         "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
