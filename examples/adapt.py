@@ -121,7 +121,7 @@ def main(
     # The host learns the task as it was
     model = build_model(host, splits, seed)
     optimizer = make_optimizer(model, kind)
-    for epoch in range(1, (epochs or kind.epochs) + 1):
+    for epoch in range(1, (kind.epochs if epochs is None else epochs) + 1):
         train_epoch(model, optimizer, splits.train, kind.batch_size, numpy_generator(seed, ORDER, epoch))
     print(f"{host} on {task}: test accuracy {measure(model, splits.test).accuracy:.3f}", flush=True)
     plain = model.finalize("drop").eval()

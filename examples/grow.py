@@ -71,7 +71,7 @@ def main(
     torch.set_num_threads(1)  # faster for networks this small, and sums are rounded alike on all machines
     host = host_for(task, host)
     kind, splits = HOSTS[host], load(task, download=download, text=text).to(device)
-    epochs = epochs or kind.epochs
+    epochs = kind.epochs if epochs is None else epochs
 
     # The model with its slots, and who decides what grows there
     model = build_model(host, splits, seed)
@@ -121,12 +121,10 @@ def main(
         print(f"kept {kept.blueprint.name} in {slot}: {kept.parameter_count} parameters")
     added = model.added_parameters
     score = grown.accuracy - rent * math.log1p(added / model.host_parameters)
-    print(
-        f"{host} on {task}, test data: accuracy without growth {without.accuracy:.3f}, with growth {grown.accuracy:.3f}"
-    )
-    print(
-        f"loss {without.loss:.3f} and {grown.loss:.3f}; {model.host_parameters} parameters + {added}; score {score:.3f}"
-    )
+    print(f"{host} on {task}, on test data:")
+    print(f"accuracy without growth {without.accuracy:.3f}, with growth {grown.accuracy:.3f}")
+    print(f"loss without growth {without.loss:.3f}, with growth {grown.loss:.3f}")
+    print(f"{model.host_parameters} parameters + {added}; score {score:.3f}")
     if run_dir is not None:
         esper.save(model, run_dir / "model")
         print(f"model: {run_dir / 'model'}\nrun: {run_dir}")
