@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from practice import Pair, train_once
 from rich.console import Console
 from rich.table import Table
 from zoo.data import load
@@ -21,7 +22,6 @@ from esper.errors import EsperError
 from esper.lab.analysis import mean_interval
 from esper.lifecycle.rules import Isolation, Rules
 from esper.train.process_pool import prepare_process
-from practice import Pair, train_once
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
 NOTHING = "no growth"
@@ -53,8 +53,8 @@ def _gain(differences: np.ndarray) -> str:
 def _train(folder: Path, task: str, host: str, way: str, seed: int) -> float:
     """Test accuracy."""
     path = folder / f"{host}-{task}" / f"{way.replace(' ', '_')}-seed{seed}.json"
-    operations = ("wait", "germinate", "advance", "fossilize", "prune")
-    rules = None if way == NOTHING else Rules.model_validate({"isolation": way, "operations": operations})
+    apart = {"isolation": way, "operations": ("wait", "germinate", "advance", "fossilize", "prune")}
+    rules = Rules() if way in (NOTHING, Isolation.NONE) else Rules.model_validate(apart)
     controller = "none" if way == NOTHING else "heuristic"
     return train_once(path, Pair(task, host, load(task)), controller, seed, KINDS[host].epochs, rules).accuracy
 
