@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -86,6 +87,16 @@ def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(EsperError, match=re.escape(sentence)):
             run(name, **options)
+
+
+@pytest.mark.parametrize("name", ["grow", "look", "adapt"])
+def test_the_pages_give_options_that_exist(name: str) -> None:
+    pages = [EXAMPLES.parent / "README.md", *(EXAMPLES.parent / "docs").rglob("*.md")]
+    lines = [line for page in pages for line in re.findall(rf"examples/{name}\.py (.*)", page.read_text())]
+    options = {option for line in lines for option in re.findall(r"--([a-z-]+)", line.partition("#")[0])}
+    taken = inspect.signature(importlib.import_module(name).main).parameters
+    assert options
+    assert {option.replace("-", "_") for option in options} <= set(taken)
 
 
 def test_looking_prints_a_table_and_draws_a_map(tmp_path: Path, capsys: Capture) -> None:
