@@ -27,11 +27,11 @@ from adapt_texts import ALPHABET, LENGTH, WINDOWS, Windows, cut, documentation, 
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.hosts import HOSTS
 
 import esper
 from esper.dash.output import say
 from esper.tasks.datasets import digits, mnist1d
-from esper.tasks.practice.hosts import HOSTS
 from esper.train.process_pool import prepare_process
 
 CONSOLE = Console()
@@ -240,9 +240,8 @@ def split(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
 def train_host(case: Case, problem: Problem, seed: int) -> nn.Module:
     kind = HOSTS[case.host]
     host = kind.build(case.shape, case.classes, torch.Generator().manual_seed(seed))
-    recipe = kind.recipe
-    optimizer = torch.optim.AdamW(host.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
-    train(host, problem.source, SOURCE_EPOCHS, recipe.batch_size, _stepper(optimizer), seed)
+    optimizer = torch.optim.AdamW(host.parameters(), kind.learning_rate, weight_decay=kind.weight_decay)
+    train(host, problem.source, SOURCE_EPOCHS, kind.batch_size, _stepper(optimizer), seed)
     return host.eval()
 
 

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.hosts import RESNET_WIDTHS, ResNet
 
 from esper.grower.grower import Grower
 from esper.growth.attach import attach
-from esper.tasks.practice.hosts import RESNET_WIDTHS, ResNet
 
 PLACES = ("stem", "layer1", "layer2", "layer3")
 CHANNELS, CLASSES, SIZE = 3, 10, 32

@@ -46,10 +46,10 @@ from tiny_gpt import (
 )
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from zoo.hosts import TransformerBlock
 
 import esper
 from esper.dash.output import say
-from esper.tasks.practice.hosts import TransformerBlock
 
 BUDGET = 1e12
 """Training FLOPs of every run."""

@@ -23,12 +23,11 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.data import Splits, load
 
 import esper
 from esper.control.rules.look import LookSettings
-from esper.errors import ConfigError
-from esper.tasks.practice.examples import Splits
-from esper.tasks.practice.registry import DataAccess, get_task
+from esper.errors import TaskError
 from esper.train.process_pool import prepare_process
 
 try:
@@ -201,8 +200,8 @@ def main(task: str = "mnist1d", seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Non
     """Print a table of means over seeds."""
     prepare_process()
     try:
-        splits = get_task(task).load(DataAccess())
-    except ConfigError as error:
+        splits = load(task)
+    except TaskError as error:
         raise SystemExit(f"error: {error}") from error
     outcomes: list[Outcome] = []
     for seed in seeds:

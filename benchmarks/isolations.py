@@ -12,18 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from practice import Pair, train_once
 from rich.console import Console
 from rich.table import Table
+from zoo.data import load
+from zoo.hosts import HOSTS as KINDS
 
-from esper.config.loading import load_settings
 from esper.errors import EsperError
 from esper.lab.analysis import mean_interval
-from esper.lifecycle.rules import Isolation
-from esper.practice.result import GrowResult
-from esper.practice.settings import GrowSettings
-from esper.tasks.practice.registry import DataAccess, get_task
+from esper.lifecycle.rules import Isolation, Rules
 from esper.train.process_pool import prepare_process
-from practice import run_to_end
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
 NOTHING = "no growth"
@@ -36,8 +34,7 @@ def main(folder: tyro.conf.Positional[Path], seeds: tuple[int, ...] = (0, 1, 2, 
     table = Table("host", "isolation", "accuracy by seed", "mean", "less no growth", box=None)
     for task, host in HOSTS:
         scores = {
-            way: np.array([_result(folder, task, host, way, seed).accuracy for seed in seeds])
-            for way in (NOTHING, *Isolation)
+            way: np.array([_train(folder, task, host, way, seed) for seed in seeds]) for way in (NOTHING, *Isolation)
         }
         for way, found in scores.items():
             gain = "" if way == NOTHING else _gain(found - scores[NOTHING])
@@ -53,12 +50,13 @@ def _gain(differences: np.ndarray) -> str:
     return f"{found.estimate:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
-def _result(folder: Path, task: str, host: str, way: str, seed: int) -> GrowResult:
-    words = [f"task={task}", f"host={host}", f"seed={seed}"]
-    words.append("controller=none" if way == NOTHING else f"rules.isolation={way}")
-    path = folder / f"{host}-{task}" / way.replace(" ", "_") / f"seed-{seed}"
-    splits = get_task(task).load(DataAccess())
-    return run_to_end(path, load_settings(GrowSettings, None, words), splits)
+def _train(folder: Path, task: str, host: str, way: str, seed: int) -> float:
+    """Test accuracy."""
+    path = folder / f"{host}-{task}" / f"{way.replace(' ', '_')}-seed{seed}.json"
+    apart = {"isolation": way, "operations": ("wait", "germinate", "advance", "fossilize", "prune")}
+    rules = Rules() if way in (NOTHING, Isolation.NONE) else Rules.model_validate(apart)
+    controller = "none" if way == NOTHING else "heuristic"
+    return train_once(path, Pair(task, host, load(task)), controller, seed, KINDS[host].epochs, rules).accuracy
 
 
 if __name__ == "__main__":

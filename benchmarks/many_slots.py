@@ -24,6 +24,8 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 
+from zoo.training import Score
+
 from esper.control.controller import Actions
 from esper.control.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
@@ -38,7 +40,6 @@ from esper.population.evaluation import evaluate
 from esper.population.forward import forward, select_blended
 from esper.population.learning import Batch, train
 from esper.population.population import Population
-from esper.practice.training import ClassifierScore
 from esper.rl.episodes import Episodes
 from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.layers import Linear
@@ -213,13 +214,13 @@ def model_parts(slots: int) -> Parts:
     plain, watched = torch.optim.AdamW(bare.parameters()), torch.optim.AdamW(growing.parameter_groups())
     grouped = torch.optim.AdamW(dormant.parameter_groups())
     planter = Planter(slots // 2, np.random.default_rng(slots))
-    grower = Grower(growing, watched, planter, evaluate=lambda _: ClassifierScore(1.0, 0.5), rules=OPEN_RULES)
+    grower = Grower(growing, watched, planter, evaluate=lambda _: Score(1.0, 0.5), rules=OPEN_RULES)
     for _ in range(slots):
         grower.step(train_loss=1.0)
 
     @torch.inference_mode()
-    def validate(model: nn.Module) -> ClassifierScore:
-        return ClassifierScore(float(F.cross_entropy(model(examples), labels)), 0.5)
+    def validate(model: nn.Module) -> Score:
+        return Score(float(F.cross_entropy(model(examples), labels)), 0.5)
 
     def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         def step() -> None:

@@ -5,36 +5,51 @@ more FLOPs.
 
 `python benchmarks/practice.py FOLDER --seeds 0 1 2 3 4` trains every host/task pair in each of these ways, prints a
 table of means over seeds, and writes all runs' results to FOLDER/practice.json. Stopped, it goes on: runs that are done
-are only read, one under way goes on from its last epoch. It computes in one thread.
+are only read. It computes in one thread.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from zoo.data import Minibatch, Splits, load
+from zoo.hosts import HOSTS
+from zoo.training import (
+    ORDER,
+    SEEDS,
+    build_model,
+    cross_entropy,
+    make_optimizer,
+    measure,
+    numpy_generator,
+    torch_generator,
+    train_epoch,
+)
 
-from esper.config.loading import dump_settings, load_settings
+import esper
+from esper.control.rules.simple import Never
 from esper.control.shipped import ESPER
 from esper.dash.output import say
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.files import write_atomically
-from esper.practice.result import GrowResult, read_result
-from esper.practice.run import GrowDirectory, GrowRun
-from esper.practice.settings import ALL_FROM_START, GrowSettings
-from esper.practice.training import HostTraining
-from esper.tasks.practice.examples import Splits
-from esper.tasks.practice.registry import DataAccess, get_task
+from esper.growth.blueprints import get
+from esper.growth.slot import Slot
+from esper.lifecycle.rules import Rules
+from esper.population.budget import TRAINING_PASSES
 from esper.train.process_pool import prepare_process
 
+ALL_FROM_START = "all_from_start"
+"""Instead of a controller: every slot is filled for good before the first step, with its largest blueprint."""
 ARMS = {
     "bare host": "none",
     "everything from the start": ALL_FROM_START,
@@ -49,7 +64,32 @@ PAIRS = (("fashion-mnist", "resnet"), ("digits", "vit"), ("charlm", "gpt"), ("mn
 INSTEAD = {"fashion-mnist": "digits"}
 """What to learn where a data set is not on this machine."""
 TABLE_WIDTH = 120
-_RESULTS = TypeAdapter(list[GrowResult])
+
+
+@dataclass(frozen=True)
+class Result:
+    """One training; loss, accuracy and score are of the host with its fossils on test data."""
+
+    task: str
+    host: str
+    controller: str
+    seed: int
+    epochs: int
+    loss: float
+    """Mean cross-entropy in nats."""
+    accuracy: float
+    """Fraction that is right, in [0, 1]."""
+    host_parameters: int
+    added_parameters: int
+    training_flops: int
+    """For host, seeds and forks, three forward passes for every example learned from; measurements are not counted."""
+    learning_seconds: float
+    """Spent on the epochs alone."""
+    seconds: float
+    """Spent on these, measurements on validation data and decisions."""
+
+
+_RESULT, _RESULTS = TypeAdapter(Result), TypeAdapter(list[Result])
 
 
 @dataclass(frozen=True)
@@ -66,33 +106,33 @@ def main(
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     tasks: tuple[str, ...] = tuple(task for task, _ in PAIRS),
     epochs: int | None = None,
-    overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="KEY=VALUE")] = (),
 ) -> None:
     """Train, compare, print.
 
     Args:
-        folder: Keeps the runs.
+        folder: Keeps the results.
         seeds: One run per seed, pair and way.
         tasks: Which pairs, by task.
-        epochs: Of every run; by default as the host's recipe says.
-        overrides: Further settings of `esper grow`, for all runs.
+        epochs: Of every run; by default as suits the host.
     """
     prepare_process()
     console = Console()
-    results: list[GrowResult] = []
+    results: list[Result] = []
     for pair in _pairs(tasks):
+        planned = HOSTS[pair.host].epochs if epochs is None else epochs
+
+        def train(controller: str, seed: int, epochs: int, pair: Pair = pair) -> Result:
+            return train_once(_path(folder, pair, controller, seed, epochs), pair, controller, seed, epochs)
+
         for seed in seeds:
             for controller in ARMS.values():
-                settings = _settings(pair, controller, seed, epochs, overrides)
-                results.append(run_to_end(_path(folder, pair, controller, seed), settings, pair.splits))
+                results.append(train(controller, seed, planned))
                 say(console, _line(results[-1]))
             bare, looked = (
                 _find(results, pair, seed, ARMS[how]) for how in ("bare host", "grown by the rule that looks")
             )
             more = round(bare.epochs * looked.training_flops / bare.training_flops)
-            settings = _settings(pair, bare.controller, seed, more, overrides)
-            result = run_to_end(_path(folder, pair, LONGER, seed), settings, pair.splits)
-            results.append(replace(result, controller=LONGER))
+            results.append(replace(train(bare.controller, seed, more), controller=LONGER))
             say(console, _line(results[-1]))
     write_atomically(folder / "practice.json", _RESULTS.dump_json(results, indent=2))
     Console(width=TABLE_WIDTH).print(_table(results))
@@ -107,58 +147,102 @@ def _pairs(tasks: Sequence[str]) -> list[Pair]:
 
 def _pair(task: str, host: str) -> Pair:
     try:
-        return Pair(task, host, get_task(task).load(DataAccess()))
+        return Pair(task, host, load(task))
     except TaskError:
         if task not in INSTEAD:
             raise
         return _pair(INSTEAD[task], host)
 
 
-def _path(folder: Path, pair: Pair, how: str, seed: int) -> Path:
-    return folder / f"{pair.task}-{pair.host}" / how / str(seed)
+def _path(folder: Path, pair: Pair, controller: str, seed: int, epochs: int) -> Path:
+    return folder / f"{pair.task}-{pair.host}" / f"{controller}-seed{seed}-epochs{epochs}.json"
 
 
-def _find(results: Sequence[GrowResult], pair: Pair, seed: int, controller: str) -> GrowResult:
+def _find(results: Sequence[Result], pair: Pair, seed: int, controller: str) -> Result:
     wanted = (pair.task, pair.host, controller, seed)
     return next(one for one in results if (one.task, one.host, one.controller, one.seed) == wanted)
 
 
-def _settings(pair: Pair, controller: str, seed: int, epochs: int | None, overrides: Sequence[str]) -> GrowSettings:
-    own = [f"task={pair.task}", f"host={pair.host}", f"controller={controller}", f"seed={seed}"]
-    return load_settings(GrowSettings, None, [*overrides, *own, *([] if epochs is None else [f"epochs={epochs}"])])
+def train_once(path: Path, pair: Pair, controller: str, seed: int, epochs: int, rules: Rules | None = None) -> Result:
+    """The result that is kept at ``path``; it is made where there is none."""
+    if path.exists():
+        return _RESULT.validate_json(path.read_bytes())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = train_host(pair, controller, seed, epochs, rules)
+    write_atomically(path, _RESULT.dump_json(result, indent=2))
+    return result
 
 
-def run_to_end(path: Path, settings: GrowSettings, splits: Splits) -> GrowResult:
-    """Of the run in the directory ``path``, which is begun or gone on with if need be.
+def train_host(pair: Pair, controller: str, seed: int, epochs: int, rules: Rules | None = None) -> Result:
+    """Train a host as `examples/grow.py` does, and count what that takes."""
+    kind, splits = HOSTS[pair.host], pair.splits
+    model = build_model(pair.host, splits, seed)
+    if controller == ALL_FROM_START:
+        for place, slot in enumerate(model.slots.values()):
+            largest = max(slot.blueprints, key=lambda name, site=slot.site: get(name).parameters_at(site))
+            slot.germinate(largest, torch_generator(seed, SEEDS, place), alpha=1.0)
+            slot.fossilize()
+    optimizer = make_optimizer(model, kind)
 
-    Raises:
-        ConfigError: the directory holds a run of other settings.
-        RunError: it cannot be written, or is in use.
-    """
-    if (path / "config.yaml").exists():
-        directory = GrowDirectory.open_own(path)
-        if load_settings(GrowSettings, directory.config) != settings:
-            raise ConfigError(f"{path} holds a run of other settings: choose another folder")
-    else:
-        directory = GrowDirectory.create(path)
-    if directory.result.exists():
-        return read_result(directory.result)
-    with directory.locked(Path(sys.argv[0]).name):
-        dump_settings(settings, directory.config)
-        with directory.open_store() as store:
-            run = GrowRun(directory, HostTraining(settings, splits), store)
-            run.train(lambda epoch: None)  # noqa: ARG005
-            return run.conclude()
+    def loss(batch: Minibatch) -> Tensor:
+        return cross_entropy(model(batch.inputs), batch)
+
+    grower = esper.Grower(
+        model,
+        optimizer,
+        Never.name if controller == ALL_FROM_START else controller,
+        evaluate=lambda model: measure(model, splits.validation),
+        classes=splits.classes,
+        horizon=epochs,
+        rules=rules,
+        train_size=len(splits.train),
+        seed=seed,
+        loss=loss,
+    )
+    assert model.host_flops is not None, "torch can count the FLOPs of all of these hosts"
+    flops, learning_seconds, began = 0, 0.0, time.perf_counter()
+    learned = len(splits.train) // kind.batch_size * kind.batch_size  # minibatches are whole
+    for epoch in range(1, epochs + 1):
+        forward = model.host_flops + count_seed_flops(*model.slots.values())
+        # Each fork goes without the seed of the slot that it is named by.
+        forks = sum(forward - count_seed_flops(model.slots[name]) for name in grower.apart.forks)
+        flops += TRAINING_PASSES * learned * (forward + forks)
+        epoch_began, order = time.perf_counter(), numpy_generator(seed, ORDER, epoch)
+        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.learn_apart)
+        learning_seconds += time.perf_counter() - epoch_began
+        grower.step(train_loss=trained.loss, train_accuracy=trained.accuracy)
+    seconds = time.perf_counter() - began
+    grower.finish()
+    test = measure(model, splits.test)
+    return Result(
+        task=pair.task,
+        host=pair.host,
+        controller=controller,
+        seed=seed,
+        epochs=epochs,
+        loss=test.loss,
+        accuracy=test.accuracy,
+        host_parameters=model.host_parameters,
+        added_parameters=model.added_parameters,
+        training_flops=flops,
+        learning_seconds=learning_seconds,
+        seconds=seconds,
+    )
 
 
-def _line(result: GrowResult) -> str:
+def count_seed_flops(*slots: Slot) -> int:
+    """FLOPs of one forward pass for one example through the seeds that are in these slots, as blueprints count them."""
+    return sum(0 if slot.seed is None else slot.seed.flops_at(slot.site) for slot in slots)
+
+
+def _line(result: Result) -> str:
     return (
         f"{result.host} on {result.task}, {result.controller}, seed {result.seed}: accuracy {result.accuracy:.4f}, "
         f"{result.host_parameters} + {result.added_parameters} parameters, {result.seconds:.1f} s"
     )
 
 
-def _table(results: Sequence[GrowResult]) -> Table:
+def _table(results: Sequence[Result]) -> Table:
     table = Table(box=None, header_style="underline")
     for name in ("host on task", "how", "accuracy", "loss", "parameters", "training GFLOP", "seconds", "learning"):
         table.add_column(name, justify="left" if name in ("host on task", "how") else "right", no_wrap=True)

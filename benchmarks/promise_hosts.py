@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
+from zoo.data import Splits, load
+from zoo.hosts import HOSTS as KINDS
+from zoo.training import ORDER, SEEDS, build_model, example_losses, measure, numpy_generator, train_epoch
 
-from esper.config.loading import load_settings
 from esper.growth.model import GrowingModel
-from esper.numerics.random_streams import child_generator, seed_generator
-from esper.practice.settings import GrowSettings
-from esper.practice.training import ORDER, SEEDS, build_host, cross_entropy, example_losses, measure
-from esper.tasks.practice.examples import Splits
-from esper.tasks.practice.registry import DataAccess, get_task
+from esper.lifecycle.rules import Rules
+from esper.numerics.random_streams import seed_generator
 from esper.train.process_pool import prepare_process
 
 HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
@@ -45,7 +44,8 @@ Floats = NDArray[np.float64]
 class Training:
     """A host under way: what a copy takes along."""
 
-    settings: GrowSettings
+    host: str
+    seed: int
     model: GrowingModel
     optimizer: torch.optim.Optimizer
     epochs: int = 0
@@ -54,18 +54,14 @@ class Training:
         """Minibatches follow from the seed and the number of the epoch."""
         while self.epochs < epochs:
             self.epochs += 1
-            self.model.train()
-            rng = child_generator(self.settings.seed, ORDER, self.epochs)
-            for batch in splits.train.epoch(self.settings.batch_size, rng):
-                self.optimizer.zero_grad()
-                cross_entropy(self.model(batch.inputs), batch).backward()
-                self.optimizer.step()
+            rng = numpy_generator(self.seed, ORDER, self.epochs)
+            train_epoch(self.model, self.optimizer, splits.train, KINDS[self.host].batch_size, rng)
 
     def plant(self, slot: str, blueprint: str) -> None:
         """For good, at full alpha: a newborn changes nothing yet."""
         place = self.model.slots[slot]
-        generator = seed_generator(self.settings.seed, SEEDS, list(self.model.slots).index(slot))
-        place.germinate(blueprint, generator, blend=min(self.settings.rules.blends), alpha=1.0)
+        generator = seed_generator(self.seed, SEEDS, list(self.model.slots).index(slot))
+        place.germinate(blueprint, generator, blend=min(Rules().blends), alpha=1.0)
         place.fossilize()
         self.optimizer.add_param_group({"params": list(place.parameters())})
 
@@ -81,26 +77,26 @@ class Found(NamedTuple):
     """Nats of test loss."""
 
 
-def begin(settings: GrowSettings, splits: Splits) -> Training:
+def begin(host: str, seed: int, splits: Splits) -> Training:
     """A fresh host."""
-    model = build_host(settings, splits)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    return Training(settings, model, optimizer)
+    kind, model = KINDS[host], build_model(host, splits, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=kind.learning_rate, weight_decay=kind.weight_decay)
+    return Training(host, seed, model, optimizer)
 
 
-def try_all(settings: GrowSettings, splits: Splits, stage: float) -> Found:
+def try_all(host: str, seed: int, splits: Splits, stage: float) -> Found:
     """Look after that share of the epochs, and then plant everything."""
-    training = begin(settings, splits)
-    training.train_until(round(stage * settings.epochs), splits)
-    batches = splits.train.in_order(settings.batch_size)
-    rows = training.model.look(example_losses, batches, examples=EXAMPLES, draws=1, seed=settings.seed).rows
+    kind, training = KINDS[host], begin(host, seed, splits)
+    training.train_until(round(stage * kind.epochs), splits)
+    batches = splits.train.in_order(kind.batch_size)
+    rows = training.model.look(example_losses, batches, examples=EXAMPLES, draws=1, seed=seed).rows
     rows = sorted(rows, key=lambda row: (row.slot, row.blueprint))
     losses: list[float] = []
     for row in (None, *rows):
         one = copy.deepcopy(training)
         if row is not None:
             one.plant(row.slot, row.blueprint)
-        one.train_until(settings.epochs, splits)
+        one.train_until(kind.epochs, splits)
         losses.append(measure(one.model, splits.test).loss)
     gains = losses[0] - np.array(losses[1:])
     told = ([row.promise for row in rows], [row.promise_held_out for row in rows], [row.parameters for row in rows])
@@ -128,12 +124,9 @@ def main(
     columns = ("promise", "held out", "size alone", "of means", "picked", "mean", "best")
     table = Table("host on task", "looked after", *columns)
     for task in tasks:
-        splits = get_task(task).load(DataAccess())
+        splits = load(task)
         for stage in stages:
-            found: list[Found] = []
-            for seed in seeds:
-                own = [f"task={task}", f"host={HOSTS[task]}", f"seed={seed}", "device=cpu"]
-                found.append(try_all(load_settings(GrowSettings, None, own), splits, stage))
+            found = [try_all(HOSTS[task], seed, splits, stage) for seed in seeds]
             means = Found(*(np.mean(values, 0) for values in zip(*found, strict=True)))
             table.add_row(
                 f"{HOSTS[task]} on {task}",

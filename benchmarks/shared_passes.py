@@ -18,11 +18,11 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.hosts import Block, TransformerBlock
 
 import esper
 from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
-from esper.tasks.practice.hosts import Block, TransformerBlock
 from esper.train.process_pool import prepare_process
 
 CLASSES = 10

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
+from zoo.hosts import TransformerBlock
 
 from esper.population.learning import Batch, train
 from esper.population.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
-from esper.tasks.practice.hosts import TransformerBlock
 from esper.train.process_pool import prepare_process
 from population import now
 

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.data import WINDOW, Labelled, Splits, Windows, load
+from zoo.hosts import TransformerBlock
 
 import esper
-from esper.tasks.practice.examples import Examples, Splits
-from esper.tasks.practice.hosts import TransformerBlock
-from esper.tasks.practice.registry import DataAccess, get_task
-from esper.tasks.practice.text import LENGTH
 
 WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
 BLUEPRINTS = ["block_copy", "block_zero"]
@@ -34,7 +32,7 @@ class Gpt(nn.Module):
 
     def __init__(self, depth: int, classes: int) -> None:
         super().__init__()
-        self.characters, self.positions = nn.Embedding(classes, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.characters, self.positions = nn.Embedding(classes, WIDTH), nn.Embedding(WINDOW, WIDTH)
         self.blocks = nn.ModuleList(TransformerBlock(WIDTH, HEADS, causal=True) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, classes)
 
@@ -48,7 +46,7 @@ class Gpt(nn.Module):
 def attach(network: Gpt) -> esper.GrowingModel:
     """With a slot behind each block."""
     slots = {f"blocks.{index}": BLUEPRINTS for index in range(len(network.blocks))}
-    return esper.attach(network, slots, torch.zeros(2, LENGTH, dtype=torch.int64))
+    return esper.attach(network, slots, torch.zeros(2, WINDOW, dtype=torch.int64))
 
 
 def make_optimizer(model: esper.GrowingModel, rate: float) -> torch.optim.AdamW:
@@ -78,14 +76,14 @@ def step_down(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) 
 def text(name: TextName) -> Splits:
     """Split by position."""
     if name == CHOOSING_TEXT:
-        return get_task("charlm").load(DataAccess())
+        return load("charlm")
     with TemporaryDirectory() as folder:
         path = Path(folder, "sources.py")
         path.write_text("\n".join(one.read_text() for one in sorted(Path(asyncio.__file__).parent.glob("*.py"))))
-        return get_task("charlm").load(DataAccess(text=path))
+        return load("charlm", text=path)
 
 
-def endless(part: Examples, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def endless(part: Labelled | Windows, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Minibatches, epoch after epoch."""
     while True:
         yield from part.epoch(BATCH, rng)

@@ -33,15 +33,15 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from zoo.data import Labelled, Minibatch, Splits, Windows, load
+from zoo.hosts import HOSTS as KINDS
+from zoo.training import Score, cross_entropy, measure
 
 import esper
 from esper.errors import EsperError
 from esper.files import write_atomically
 from esper.growth.model import GrowingModel
 from esper.numerics.random_streams import child_generator
-from esper.practice.training import ClassifierScore, cross_entropy, first_inputs, measure
-from esper.tasks.practice.examples import Examples, Minibatch, Splits
-from esper.tasks.practice.registry import DataAccess, get_host, get_task
 from esper.train.process_pool import prepare_process
 
 BEFORE, RAMP, TRIAL, REFIT, AFTER = 8, 3, 6, 2, 12
@@ -100,7 +100,7 @@ class Host:
 
 
 def _practice(name: str) -> Build:
-    return lambda shape, classes: get_host(name).build(shape, classes, torch.default_generator)
+    return lambda shape, classes: KINDS[name].build(shape, classes, torch.default_generator)
 
 
 HOSTS = {
@@ -154,7 +154,7 @@ class Training:
 
     def __init__(self, host: Host, splits: Splits, seed: int) -> None:
         self._splits, self._seed, self._epochs = splits, seed, 0
-        inputs = first_inputs(splits.train)
+        inputs = next(splits.train.in_order(2)).inputs
         torch.manual_seed(seed)
         offers = {slot: [kind for place, kind in host.cases if place == slot] for slot, _ in host.cases}
         built = host.build(tuple(inputs.shape[1:]), splits.classes)
@@ -189,20 +189,20 @@ class Training:
             self.learn(1)
         return self.learn(TRIAL)
 
-    def validated(self) -> ClassifierScore:
+    def validated(self) -> Score:
         """On validation data."""
         return measure(self.model, self._splits.validation)
 
-    def tested(self) -> ClassifierScore:
+    def tested(self) -> Score:
         """On test data."""
         return measure(self.model, self._splits.test)
 
 
-def _minibatches(examples: Examples, rng: np.random.Generator) -> Iterator[Minibatch]:
+def _minibatches(examples: Labelled | Windows, rng: np.random.Generator) -> Iterator[Minibatch]:
     return islice(examples.epoch(64, rng), LONGEST_EPOCH)
 
 
-def _better(one: ClassifierScore, other: ClassifierScore) -> tuple[float, float]:
+def _better(one: Score, other: Score) -> tuple[float, float]:
     return one.accuracy - other.accuracy, other.loss - one.loss
 
 
@@ -214,9 +214,7 @@ def tried(host: Host, splits: Splits, seed: int) -> list[Case]:
     return [_case(planted, slot, blueprint, twin_then, twin_in_the_end) for slot, blueprint in host.cases]
 
 
-def _case(
-    planted: Training, slot: str, blueprint: str, twin_then: ClassifierScore, twin_in_the_end: ClassifierScore
-) -> Case:
+def _case(planted: Training, slot: str, blueprint: str, twin_then: Score, twin_in_the_end: Score) -> Case:
     grown = planted.branch().try_out(slot, blueprint)
     now = grown.validated()
     without = grown.branch()
@@ -232,7 +230,7 @@ def _cases(folder: Path, name: str, seed: int, console: Console) -> list[Case]:
     path = folder / f"{name}-{seed}.json"
     if not path.exists():
         host = HOSTS[name]
-        found = tried(host, get_task(host.task).load(DataAccess()), seed)
+        found = tried(host, load(host.task), seed)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([asdict(case) for case in found]))
         console.print(f"{name} {seed}: done", style="dim")

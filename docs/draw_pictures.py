@@ -6,6 +6,7 @@ python docs/draw_pictures.py
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 from esper.cli import main
 
 IMAGES = Path(__file__).parent / "images"
-GROW = ["grow", "--task", "mnist1d", "--host", "conv1d", "--epochs", "30", "--seed", "1"]
+EXAMPLES = Path(__file__).parents[1] / "examples"
+HOST = ["--task", "mnist1d", "--host", "conv1d", "--seed", "1"]
 FIGURES = {"snapshots": "growth", "stages": "life", "contributions": "attribution"}
 """Figures of the run's report, and the names that the pictures have here."""
 
@@ -21,18 +23,13 @@ FIGURES = {"snapshots": "growth", "stages": "life", "contributions": "attributio
 def draw(folder: Path) -> None:
     """Write all pictures, made from a run in ``folder``."""
     run, report = str(folder / "run"), folder / "report"
-    require([*GROW, "--run-dir", run])
-    require(["report", run, "--out", str(report)])
+    subprocess.run([sys.executable, EXAMPLES / "grow.py", *HOST, "--epochs", "30", "--run-dir", run], check=True)
+    if code := main(["report", run, "--out", str(report)]):
+        sys.exit(code)
     for figure, name in FIGURES.items():
         shutil.copy(report / "figures" / f"{figure}.svg", IMAGES / f"{name}.svg")
-    look = ["--task", "mnist1d", "--host", "conv1d", "--after", "3", "--seed", "1"]
-    require(["look", *look, "--svg", str(IMAGES / "promise.svg")])
-
-
-def require(words: list[str]) -> None:
-    """Run a command of Esper; end if it fails."""
-    if code := main(words):
-        sys.exit(code)
+    look = [sys.executable, EXAMPLES / "look.py", *HOST, "--after", "3", "--svg", IMAGES / "promise.svg"]
+    subprocess.run(look, check=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
@@ -81,9 +81,9 @@ def fields_of(model: type[BaseModel], key: str = "") -> Iterator[tuple[str, Fiel
             yield dotted, field
 
 
-def leaves_of(root: type[Settings], usual: Settings, named: dict[str, Named], followed: Collection[str]) -> list[Leaf]:
-    """Each leaf of ``root`` but those that others follow, with another value; KeyError where nobody knows any."""
-    return [_leaf(root, usual, key, field, named.get(key)) for key, field in fields_of(root) if key not in followed]
+def leaves_of(root: type[Settings], usual: Settings, named: dict[str, Named]) -> list[Leaf]:
+    """Each leaf of ``root`` with another value; KeyError where nobody knows any."""
+    return [_leaf(root, usual, key, field, named.get(key)) for key, field in fields_of(root)]
 
 
 def _leaf(root: type[Settings], usual: Settings, key: str, field: FieldInfo, named: Named | None) -> Leaf:

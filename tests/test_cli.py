@@ -94,7 +94,7 @@ def test_unknown_commands(words: list[str], message: str, capsys: pytest.Capture
 def test_a_command_that_is_a_script_now_says_which(name: str, capsys: pytest.CaptureFixture[str]):
     assert main([*name.split(), "--suite", "tokens"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: `{name}` is a script in Esper's repository now: python benchmarks/")
+    assert error.startswith(f"error: `{name}` is a script in Esper's repository now: python ")
     assert (Path(__file__).parents[1] / error.split()[-1]).is_file()
 
 

@@ -17,7 +17,6 @@ from esper.errors import ConfigError
 from esper.grower.grower import Grower
 from esper.lab.contest import Contest
 from esper.lifecycle.rules import Rules
-from esper.practice.settings import GrowSettings
 from esper.rl.gym.growth import Growth, GrowthSettings
 from esper.train.evaluation import evaluation_config
 from esper.train.settings import TrainSettings
@@ -28,7 +27,6 @@ COLUMNS: dict[str, Collection[str]] = {
     "compare": TrainSettings.model_fields,
     "evaluate": signature(evaluate.command).parameters,
     "gym environment": GrowthSettings.model_fields,
-    "grow": GrowSettings.model_fields,
     "Grower": signature(Grower).parameters,
 }
 """What is taken there."""
@@ -104,7 +102,7 @@ def test_auto_is_refused_by_training_and_says_why() -> None:
     assert GrowthSettings.parse({"strategy": "auto"}).strategy == "auto"
 
 
-@pytest.mark.parametrize("root", [TrainSettings, GrowSettings, GrowthSettings])
+@pytest.mark.parametrize("root", [TrainSettings, GrowthSettings])
 @pytest.mark.parametrize("isolation", ["shadow", "straight_through"])
 def test_isolation_without_a_way_out_is_refused(root: type[Settings], isolation: str) -> None:
     with pytest.raises(ConfigError, match=r"`rules`: under isolation .* add advance to operations"):
@@ -114,7 +112,7 @@ def test_isolation_without_a_way_out_is_refused(root: type[Settings], isolation:
 
 
 def test_devices_are_refused_alike() -> None:
-    for root, override in ((TrainSettings, "devices=nonsense"), (GrowSettings, "device=nonsense")):
+    for root, override in ((TrainSettings, "devices=nonsense"), (GrowthSettings, "device=nonsense")):
         with pytest.raises(ConfigError, match="torch knows no device 'nonsense'"):
             load_settings(root, None, [override])
     with pytest.raises(ConfigError, match="no device 'cuda:77' on this machine: choose from cpu"):
@@ -126,12 +124,9 @@ def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> No
         Contest(tmp_path, {"one": TrainSettings(seed=3)}, 5, 2)
 
 
-@pytest.mark.parametrize(
-    ("root", "overrides"),
-    [(TrainSettings, ()), (GrowthSettings, ()), (GrowSettings, ("epochs=30",))],
-)
-def test_measurements_that_never_come_are_refused(root: type[Settings], overrides: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("root", [TrainSettings, GrowthSettings])
+def test_measurements_that_never_come_are_refused(root: type[Settings]) -> None:
     """A slot's counterfactual within every so many decisions, where there are not so many."""
     with pytest.raises(ConfigError, match="counterfactual_every is 31, but there are 30 decisions"):
-        load_settings(root, None, [*overrides, "conduct.counterfactual_every=31"])
-    load_settings(root, None, [*overrides, "conduct.counterfactual_every=30"])
+        load_settings(root, None, ["conduct.counterfactual_every=31"])
+    load_settings(root, None, ["conduct.counterfactual_every=30"])

@@ -41,9 +41,6 @@ class Command:
 COMMANDS = (
     Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
     Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
-    Command("grow", "esper.commands.grow:command", "Grow one model on one task."),
-    Command("look", "esper.commands.look:command", "Show where a host would grow on a task, and by what."),
-    Command("adapt", "esper.commands.adapt:command", "Adapt a trained host to data that have changed."),
     Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
     Command(
         "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
@@ -64,8 +61,17 @@ COMMANDS = (
     Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
-MOVED = ("bench attach", "bench exploits", "bench population", "bench telemetry")
-"""What were commands once and are scripts now, which only developers of Esper need."""
+_SCRIPT = "is a script in Esper's repository now: python"
+MOVED = {
+    "bench attach": f"{_SCRIPT} benchmarks/attach.py",
+    "bench exploits": f"{_SCRIPT} benchmarks/exploits.py",
+    "bench population": f"{_SCRIPT} benchmarks/population.py",
+    "bench telemetry": f"{_SCRIPT} benchmarks/telemetry.py",
+    "grow": f"{_SCRIPT} examples/grow.py",
+    "look": f"{_SCRIPT} examples/look.py",
+    "adapt": f"{_SCRIPT} examples/adapt.py",
+}
+"""What were commands once, and what takes their place."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
@@ -120,8 +126,9 @@ def _leave_out_none(target: Callable[..., int | None]) -> Callable[..., int | No
 def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
     depth = max(len(command.name.split()) for command in commands)
     asked = " ".join(words[:depth])
-    if asked in MOVED:
-        return f"`{asked}` is a script in Esper's repository now: python benchmarks/{words[1]}.py"
+    for moved in (asked, words[0]):
+        if moved in MOVED:
+            return f"`{moved}` {MOVED[moved]}"
     names = [command.name for command in commands]
     hints = (did_you_mean(one, names, spell=lambda near: f"`{near}`", most=1, mark=",") for one in (asked, words[0]))
     advice = next(filter(None, hints), ", `esper --help` lists all commands")

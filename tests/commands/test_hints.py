@@ -19,12 +19,10 @@ from train.short_suite import short_suite
 Capture = pytest.CaptureFixture[str]
 
 TRAIN = [word for override in (*TINY, "iterations=1") for word in ("--set", override)]
-GROW = ["--task", "digits", "--host", "mlp", "--epochs", "3"]
 TAKEN = "TAKEN"
 """Stands for the run."""
 COMMANDS = {
     "evaluate": ["evaluate", TAKEN, "--instances", "2", "--transfer", "0"],
-    "export": ["export", TAKEN, "--to", "python", "--out", "model.py"],
     "report": ["report", TAKEN],
     "report of several": ["report", TAKEN, TAKEN, "--out", "report"],
     "query": ["query", TAKEN, "select count(*) from decisions"],
@@ -35,15 +33,11 @@ COMMANDS = {
     "compare": ["compare", TAKEN, TAKEN],
     "train into it": ["train", "--run-dir", TAKEN, *TRAIN],
     "train resumes it": ["train", "--resume", TAKEN],
-    "grow into it": ["grow", *GROW, "--run-dir", TAKEN],
-    "grow resumes it": ["grow", "--resume", TAKEN],
-    "grow by it": ["grow", *GROW, "--controller", TAKEN, "--run-dir", "grown"],
 }
-BRIEFLY = {"evaluate": ["--instances", "2", "--transfer", "0"], "grow": [*GROW, "--run-dir", "briefly"]}
+BRIEFLY = {"evaluate": ["--instances", "2", "--transfer", "0"]}
 """What a hint leaves to its reader."""
 GOOD_FOR = {
-    "train": {"evaluate", "train resumes it", "grow by it"},
-    "grow": {"export", "grow resumes it"},
+    "train": {"evaluate", "train resumes it"},
     "own": set[str](),
 }
 """Which commands besides readers of any run take which."""
@@ -61,7 +55,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One of each kind."""
     folder = tmp_path_factory.mktemp("kinds of runs")
     assert main(["train", "--run-dir", str(folder / "train"), *TRAIN]) == 0
-    assert main(["grow", *GROW, "--controller", "none", "--run-dir", str(folder / "grow")]) == 0
     loop = Loop("none", run=folder / "own")
     loop.epoch()
     loop.grower.close()
@@ -107,7 +100,5 @@ def test_where_there_is_no_run_the_kinds_are_named_that_the_command_takes(
     monkeypatch.chdir(tmp_path)
     assert main(["nowhere" if word == TAKEN else word for word in words]) == 2
     told = capsys.readouterr().err
-    takes = [kind for kind in ("train", "grow") if name in GOOD_FOR[kind] | FOR_ALL | {"watch"}]
-    takes = ["train"] if name == "report of several" else takes
-    assert [kind for kind in ("train", "grow") if f"`esper {kind}`" in told] == takes, told
+    assert "`esper train`" in told
     assert (MADE in told) == (name in FOR_ALL | {"watch"})

@@ -16,12 +16,10 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["look", "--svg", "nowhere/map.svg"], "there is no folder nowhere for the map"),
         (["bench", "suite", "--score", "1"], "--search 6 and --score 1"),
         (["bench", "suite", "--search", "0"], "--search 0 and --score 16"),
         (["compare"], "nothing to compare"),
         (["compare", "a.yaml", "a.yaml"], "a.yaml is given 2 times"),
-        (["grow", "--controller", "nowhere"], "all_at_start, all_at_plateau, random, none, all_from_start"),
         (["report", "sweep"], "sweep is a sweep, whose ranking is in sweep/sweep.json"),
     ],
 )

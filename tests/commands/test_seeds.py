@@ -24,4 +24,4 @@ def test_a_seed_that_cannot_be_is_refused(name: str, seed: int, capsys: pytest.C
 
 
 def test_commands_with_seeds_are_found() -> None:
-    assert {"train", "grow", "sweep", "tune", "bench suite"} <= set(SEEDED)
+    assert {"train", "sweep", "tune", "bench suite"} <= set(SEEDED)

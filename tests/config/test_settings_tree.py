@@ -19,7 +19,6 @@ from esper.control.rules.schedule import PeriodicSettings
 from esper.errors import ConfigError
 from esper.lab.sweep import load_space
 from esper.lifecycle.rules import Rules
-from esper.practice.settings import GrowSettings
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.gym.growth import GrowthSettings
 from esper.rl.rewards import MODES
@@ -31,7 +30,6 @@ Route = Callable[[Leaf, Path], Settings]
 ROOTS: dict[type[Settings], Settings] = {
     TrainSettings: TrainSettings(),
     GrowthSettings: GrowthSettings(),
-    GrowSettings: load_settings(GrowSettings, None),
     HeuristicSettings: HeuristicSettings(),
     LookSettings: LookSettings(),
     PeriodicSettings: PeriodicSettings(),
@@ -58,9 +56,6 @@ NAMED = {
     "reward.mode": Named("sparse"),
     **{f"reward.{weight}": Named(0.3, ("reward.mode=shaped",)) for weight in MODES["shaped"].weights},
     "reward.early_age": Named(6, ("reward.mode=shaped",)),
-    "controller": Named("periodic"),
-    "slots": Named({"stem": "auto"}),
-    "text": Named("some/where.txt", ("task=charlm", "host=gpt")),
 }
 """Of leaves of which a type does not say what they may be."""
 _MEASURED = {"every": 4, "first": 3, "examples": 64, "shown": "fitted"}
@@ -71,10 +66,7 @@ NAMED_IN: dict[type[Settings], dict[str, Named]] = {
         **{f"conduct.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()},
     }
 }
-FOLLOWED = {"task", "host"}
-"""Leaves that the defaults of others follow from."""
-
-LEAVES = {root: leaves_of(root, usual, NAMED | NAMED_IN.get(root, {}), FOLLOWED) for root, usual in ROOTS.items()}
+LEAVES = {root: leaves_of(root, usual, NAMED | NAMED_IN.get(root, {})) for root, usual in ROOTS.items()}
 
 
 def _as_yaml(value: Any) -> str:
@@ -130,9 +122,6 @@ ROUTES: dict[str, tuple[type[Settings], Route]] = {
     "esper train --config": (TrainSettings, _by_file(TrainSettings)),
     "esper sweep grid": (TrainSettings, _by_sweep),
     "esper sweep base": (TrainSettings, _by_base),
-    "esper grow --set KEY=VALUE": (GrowSettings, _by_key(GrowSettings)),
-    "esper grow --set GROUP={...}": (GrowSettings, _by_mapping(GrowSettings)),
-    "esper grow --config": (GrowSettings, _by_file(GrowSettings)),
     "gymnasium.make": (GrowthSettings, _by_keyword),
     "tuned heuristic": (HeuristicSettings, _by_file(HeuristicSettings)),
     "tuned rule that looks": (LookSettings, _by_file(LookSettings)),
@@ -150,8 +139,8 @@ def test_a_change_of_one_setting_changes_that_one_alone(name: str, tmp_path: Pat
         assert [one.key for one in compare_settings(found, before)] == [leaf.key]
 
 
-@pytest.mark.parametrize("root", [TrainSettings, GrowSettings])
-def test_an_override_leaves_what_the_file_says(root: type[Settings], tmp_path: Path) -> None:
+def test_an_override_leaves_what_the_file_says(tmp_path: Path) -> None:
+    root = TrainSettings
     path, tried = tmp_path / "config.yaml", 0
     for filed, overriding in zip(LEAVES[root], LEAVES[root][1:], strict=False):
         both = {**_flat(filed.after, filed.key), **_flat(overriding.after, overriding.key)}
@@ -189,7 +178,7 @@ def test_every_class_of_settings_belongs_to_an_entry_point() -> None:
 
 def test_no_leaf_is_left_out() -> None:
     for root in ROOTS:
-        assert {leaf.key for leaf in LEAVES[root]} | FOLLOWED >= {key for key, _ in fields_of(root)}
+        assert {leaf.key for leaf in LEAVES[root]} >= {key for key, _ in fields_of(root)}
 
 
 @pytest.mark.parametrize("model", settings_classes(), ids=lambda model: model.__name__)
@@ -240,13 +229,12 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def test_what_entry_points_share_has_one_default() -> None:
-    train, gym, grow = (cast("Any", ROOTS[root]) for root in (TrainSettings, GrowthSettings, GrowSettings))
+    train, gym = (cast("Any", ROOTS[root]) for root in (TrainSettings, GrowthSettings))
     shared = TrainSettings.model_fields.keys() & GrowthSettings.model_fields.keys()
     assert shared == {"suite", "rules", "conduct", "reward", "strategy"}
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
-    assert grow.rules == train.rules == Rules()
-    assert grow.conduct == train.conduct == EpisodeConfig()
-    assert grow.seed == train.seed
+    assert train.rules == Rules()
+    assert train.conduct == EpisodeConfig()
 
 
 def test_a_leaf_without_another_value_is_noticed() -> None:
@@ -254,7 +242,7 @@ def test_a_leaf_without_another_value_is_noticed() -> None:
         name: str = "one"
 
     with pytest.raises(KeyError, match="no other value is known for name"):
-        leaves_of(Strange, Strange(), {}, ())
+        leaves_of(Strange, Strange(), {})
 
 
 def test_defaults_are_valid_and_whole() -> None:

@@ -162,9 +162,9 @@ def grown_elsewhere(path: Path) -> None:
     train(Loop("heuristic", run=path), 2)
 
 
-def grown_by_esper_grow(path: Path) -> None:
-    words = ["--task", "digits", "--host", "mlp", "--epochs", "1", "--controller", "none", "--set", "batch_size=512"]
-    assert main(["grow", *words, "--run-dir", str(path)]) == 0
+def trained_by_esper_train(path: Path) -> None:
+    with RunDirectory.create(path).open_store() as store:
+        store.set_metadata({"command": "train", "iterations": 3})
 
 
 def with_a_file(path: Path) -> None:
@@ -192,7 +192,7 @@ def damaged(path: Path) -> None:
     (path / "run.db").write_bytes(b"not SQLite" * 99)
 
 
-@pytest.mark.parametrize("made", [grown_by_esper_grow, with_a_file, a_file, of_other_slots, of_no_grower, damaged])
+@pytest.mark.parametrize("made", [trained_by_esper_train, with_a_file, a_file, of_other_slots, of_no_grower, damaged])
 def test_a_folder_that_holds_something_else_is_refused_at_once_and_left_as_it_is(made: Any, tmp_path: Path):
     path = tmp_path / "taken"
     made(path)
@@ -356,12 +356,8 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
     train(Loop("heuristic", run=run), 12)
     assert isinstance(main(["runs", str(run.parent)]), int)
     assert "mine" in capsys.readouterr().out
-    for words in (
-        ["grow", "--resume", str(run)],
-        ["export", str(run), "--to", "python", "--out", str(tmp_path / "out")],
-    ):
-        assert main(words) == 2
-        assert "is a run of `esper.Grower`, and not of `esper grow`: it tells of" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run)]) == 2
+    assert "is a run of `esper.Grower`, and not of `esper train`: it tells of" in capsys.readouterr().err
     for words in (
         ["query", str(run), "select count(*) from decisions"],
         ["export-events", str(run), "--to", "jsonl", "--out", str(tmp_path / "events.jsonl")],

@@ -22,15 +22,12 @@ from esper import Grower, GrowingModel
 from esper.control.rules.heuristic import Heuristic, HeuristicSettings
 from esper.control.rules.schedule import Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.apart import REFIT, Counterfactual, SeedlessFork
+from esper.grower.apart import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
 from esper.lifecycle.gates import Reason, gate_ahead
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.practice.settings import GrowSettings
-from esper.practice.training import HostTraining
 from esper.rl.episode_config import EpisodeConfig
-from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
 HORIZON = 20
@@ -558,24 +555,6 @@ def test_a_compiled_model_has_forks_like_any_other() -> None:
         return found
 
     assert contributions(compiles=True) == contributions(compiles=False)
-
-
-def test_esper_grow_judges_by_refit_and_counts_what_forks_cost() -> None:
-    flops: dict[str, list[int]] = {}
-    for evidence in Counterfactual:
-        settings = GrowSettings(
-            host="mlp", epochs=8, batch_size=512, controller="all_at_start", evidence=evidence, rules=HELD
-        )
-        growth = HostTraining(settings, get_task(settings.task).load(DataAccess()))
-        epochs = []
-        forks = []
-        for number in range(7):
-            forks.append(len(growth.grower.apart.forks))
-            epochs.append(growth.epoch(number + 1))
-        flops[evidence] = [epoch.training_flops for epoch in epochs]
-        assert any(forks) is (evidence is Counterfactual.REFIT)
-    for usual, more, count in zip(flops["dependence"], flops["refit"], forks, strict=True):
-        assert usual * (1 + count / 2) < more <= usual * (1 + count) if count else usual == more
 
 
 def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:

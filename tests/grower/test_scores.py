@@ -6,7 +6,7 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
 from esper.population.governor import Trouble
-from esper.practice.training import ClassifierScore
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
 
@@ -28,6 +27,11 @@ def grower(evaluate: Any, **options: Any) -> tuple[Training, Grower]:
     training = Training()
     found = Grower(training.model, training.optimizer, "all_at_start", evaluate=evaluate, **options)
     return training, found
+
+
+class LossAndAccuracy(NamedTuple):
+    loss: float
+    accuracy: float
 
 
 ACCEPTED: dict[str, tuple[Any, float, float]] = {
@@ -41,7 +45,7 @@ ACCEPTED: dict[str, tuple[Any, float, float]] = {
     "a fraction": (Fraction(3, 4), 0.75, 0.0),
     "a pair": ((0.75, 0.5), 0.75, 0.5),
     "a list": ([0.75, 0.5], 0.75, 0.5),
-    "a named pair": (ClassifierScore(0.75, 0.5), 0.75, 0.5),
+    "a named pair": (LossAndAccuracy(0.75, 0.5), 0.75, 0.5),
     "a pair of tensors": ((torch.tensor(0.75), torch.tensor(0.5)), 0.75, 0.5),
     "a mapping with a loss": ({"loss": 0.75}, 0.75, 0.0),
     "a mapping with accuracy": ({"loss": 0.75, "accuracy": np.float64(0.5), "f1": 0.3}, 0.75, 0.5),

@@ -16,9 +16,6 @@ from esper import Grower, GrowingModel
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.practice.settings import GrowSettings
-from esper.practice.training import HostTraining
-from esper.tasks.practice.registry import DataAccess, get_task
 from grower.training_loop import APART, CLASSES, SLOTS, WIDTH, data, last_layer_moved, validate
 
 EPOCHS = 6
@@ -237,17 +234,3 @@ def test_a_seed_that_trains_apart_is_not_computed() -> None:
     inputs, _ = data()
     run.model(inputs)
     assert not called
-
-
-@pytest.mark.parametrize("isolation", [Isolation.SHADOW, Isolation.STRAIGHT_THROUGH])
-def test_esper_grow_trains_isolated_seeds(isolation: Isolation) -> None:
-    settings = GrowSettings(
-        host="mlp", epochs=20, controller="all_at_start", rules=APART.model_copy(update={"isolation": isolation})
-    )
-    growth = HostTraining(settings, get_task(settings.task).load(DataAccess()))
-    for number in range(4):
-        growth.epoch(number + 1)
-    isolated = growth.grower.network.table.stage[0] == Stage.TRAINING
-    assert isolated.any()
-    for slot, alone in zip(growth.model.slots.values(), isolated, strict=True):
-        assert slot.seed is None or not alone or last_layer_moved(slot.seed)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from esper.config.loading import dump_settings
 from esper.lab.behaviour import Behaviour, Usage, write_behaviour
-from esper.practice.run import GrowDirectory
-from esper.practice.settings import GrowSettings
 from esper.runs.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -48,12 +46,12 @@ def evaluated(path: Path, results: Sequence[Result], *, seed: int = 0) -> RunDir
     return run
 
 
-def grown(path: Path, *, name: str = "norm") -> GrowDirectory:
-    """A run of `esper grow` that has not ended; ``name`` is a blueprint's and a slot's."""
-    run = GrowDirectory.create(path)
-    dump_settings(GrowSettings(host="mlp"), run.config)
+def grown(path: Path, *, name: str = "norm") -> RunDirectory:
+    """A run of a `Grower` that has not ended; ``name`` is a blueprint's and a slot's."""
+    run = RunDirectory.create(path)
+    run.config.write_text("host: MlpNet\n")
     with RunStore.create(run.store) as store:
-        store.set_metadata({"command": "grow", "task": "digits", "host": "mlp", "slots": [name, "layer1"]})
+        store.set_metadata({"command": "grow", "host": "MlpNet", "slots": [name, "layer1"]})
         for event in _episode(1, 0, name, "digits"):
             store.emit(event)
         figures = {"train_accuracy": 0.5, "validation_accuracy": 0.4, "train_loss": 1.0, "validation_loss": 1.2}

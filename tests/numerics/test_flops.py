@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from zoo.hosts import Gpt, MlpNet, build_host
 
 from esper.growth.model import GrowingModel
 from esper.numerics.flops import count_flops
-from esper.tasks.practice.hosts import Gpt, MlpNet, build_host
 
 LENGTH, WIDTH, CLASSES = 6, 8, 5
 

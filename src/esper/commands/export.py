@@ -3,55 +3,64 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
-from torch import Tensor
 
-from esper.config.loading import load_settings
 from esper.errors import ConfigError
-from esper.growth.export import Format, export
+from esper.growth.export import export
 from esper.growth.persist import load
-from esper.practice.run import GrowDirectory
-from esper.practice.settings import GrowSettings
-from esper.practice.training import build_host, first_inputs
-from esper.tasks.practice.examples import Examples
-from esper.tasks.practice.registry import DataAccess, get_task
 
 
 def command(
-    run: Annotated[Path, tyro.conf.Positional],
-    to: Annotated[Format, tyro.conf.EnumChoicesFromValues],
+    folder: Annotated[Path, tyro.conf.Positional],
+    host: Annotated[str, tyro.conf.arg(metavar="FILE.py:FUNCTION")],
+    to: Literal["pt2", "onnx", "safetensors"],
     out: Path,
-    fixed_batch: int | None = None,
-    download: bool = False,
+    fixed_batch: bool = False,
 ) -> None:
-    """Write the model that a run of `esper grow` left as a file that needs no Esper.
+    """Write a grown model as a file that needs no Esper.
 
     A fresh process that cannot import Esper first loads the file and must compute the same with it.
 
     Args:
-        run: Directory of the run.
-        to: pt2 (for torch.export.load), onnx, safetensors (weights alone), or python (a module and its weights).
-        out: The file to write; its name ends in .pt2, .onnx, .safetensors or .py.
-        fixed_batch: Examples in every batch that the file must take; for models that cannot be traced for any number.
-        download: Fetch the run's data, which show the model's shapes, if they are not on this machine.
+        folder: What `esper.save` wrote.
+        host: A function of yours that returns the model as it was built before `esper.attach`, and an example input,
+            as `esper.load` takes them. The file is run as Python, and may import what lies beside it.
+        to: pt2 (for torch.export.load), onnx (extra `onnx`), or safetensors (weights alone).
+        out: The file to write; its name ends in .pt2, .onnx or .safetensors.
+        fixed_batch: Whether batches must be as large as the example input; for models that cannot be traced for any.
     """
-    directory = GrowDirectory.open_own(run)
-    settings = load_settings(GrowSettings, directory.config).model_copy(update={"device": "cpu"})
-    splits = get_task(settings.task).load(DataAccess(download, settings.text))
-    inputs = first_inputs(splits.train)
-    fresh = build_host(settings, splits)
-    fresh.release()  # the saved model brings its own slots
-    plain = load(directory.model, fresh.host, inputs).finalize()
-    if fixed_batch is not None:
-        inputs = _batch_of(fixed_batch, splits.train)
-    export(plain, inputs, to, out, fixed_batch=fixed_batch is not None)
+    network, example_input = _call_function(host)
+    plain = load(folder, network, example_input).finalize()
+    export(plain, example_input, to, out, fixed_batch=fixed_batch)
     sys.stdout.write(f"exported: {out}\n")
 
 
-def _batch_of(size: int, examples: Examples) -> Tensor:
-    if not 1 <= size <= len(examples):
-        raise ConfigError(f"--fixed-batch is {size}: give a number from 1 to {len(examples)}, as the run has examples")
-    return next(examples.in_order(size)).inputs
+def _call_function(address: str) -> tuple[Any, Any]:
+    """What ``FILE.py:FUNCTION`` returns.
+
+    Raises:
+        ConfigError: there is no such file or function, it fails, or it returns something else than two values.
+    """
+    path, _, name = address.rpartition(":")
+    file = Path(path).expanduser().resolve()
+    if file.suffix != ".py" or not file.is_file():
+        raise ConfigError(
+            f"--host {address}: give FILE.py:FUNCTION, a function that returns the host and an example input"
+        )
+    spec = spec_from_file_location(f"esper_host_{file.stem}", file)
+    assert spec is not None  # a path that ends in .py has one
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+        network, example_input = getattr(module, name)()
+    except (Exception, SystemExit) as error:  # whatever somebody's file may raise
+        raise ConfigError(
+            f"--host {address} gives no host and example input: {type(error).__name__}: {error}"
+        ) from error
+    return network, example_input

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -50,13 +49,10 @@ def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
         raise
 
 
-Run = TypeVar("Run", bound=RunDirectory)
-
-
 @contextmanager
 def hold_run(
-    kind: type[Run], resume: Path | None, run_dir: Path | None, settings: Settings, console: Console
-) -> Generator[Run]:
+    resume: Path | None, run_dir: Path | None, settings: Settings, console: Console
+) -> Generator[RunDirectory]:
     """The run to resume, or else a new one with these settings, held meanwhile; says how to go on if it is stopped.
 
     A new one lies in ``run_dir``, or under `RUNS`, named by the time.
@@ -65,11 +61,11 @@ def hold_run(
         RunError: there is no such run, somebody else holds it, or there is something where the new one should be.
     """
     if resume is None:
-        run = kind.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+        run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
     else:
-        run = kind.open_own(resume)
-    hint = hint_if_stopped(console, f"resume with: {kind.command} --resume {shlex.quote(str(run.path))}")
-    with run.locked(kind.command), hint:
+        run = RunDirectory.open_own(resume)
+    hint = hint_if_stopped(console, f"resume with: {run.command} --resume {shlex.quote(str(run.path))}")
+    with run.locked(run.command), hint:
         if resume is None:
             run.require_new()
             dump_settings(settings, run.config)

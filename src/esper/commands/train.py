@@ -60,7 +60,7 @@ def command(
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
         settings = load_settings(TrainSettings, RunDirectory.open_own(resume).config)
-    with hold_run(RunDirectory, resume, run_dir, settings, console) as run:
+    with hold_run(resume, run_dir, settings, console) as run:
         summary = _train(run, settings, computing, console)
     report = write_report(run)
     _conclude(console, run, summary, report)

@@ -39,9 +39,9 @@ _GROWN_FIGURES = ("train_loss", "validation_loss", "added_parameters")
 """Scalars of a model that grows alone, beside what growth is about."""
 _NOT_DRAWN = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/")
 """Beginnings of scalars that the page of learning leaves out."""
-_OF_RUN = ("suite", "task", "host", "controller", "seed", "environments")
+_OF_RUN = ("suite", "host", "controller", "seed", "environments")
 _OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
-_OF_MODEL = ("host", "task", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
+_OF_MODEL = ("host", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
 _IN_POPULATION = (StepTaken.name, EpisodeStarted.name, EpisodeEnded.name, RolledBack.name)
 _IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateJudged.name)
 

@@ -85,11 +85,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def time_taken(seconds: float) -> str:
-    """As `duration`; below a minute in seconds: ``0.4 s``."""
-    return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
-
-
 def join_words(words: list[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""

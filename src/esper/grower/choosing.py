@@ -27,7 +27,6 @@ from esper.grower.network import Catalogue
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
-from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Suite
 
@@ -147,24 +146,11 @@ def choose_controller(
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
         return ControllerChoice(_make_rule(name, catalogue, timing), timing, None)
-    run, origin = _open_run(name)
+    run = open_policy(name, _RULES)
+    origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
     return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing)), timing, origin)
-
-
-def rules_of(name: str, others: Sequence[str] = ()) -> Rules:
-    """The rules that the controller of that name knows, as `choose_controller` tells them; raises what it raises.
-
-    ``others`` may be chosen as well where the name comes from.
-    """
-    return Rules() if name in _RULES else _open_run(name, others)[1].rules
-
-
-def _open_run(name: str, others: Sequence[str] = ()) -> tuple[RunDirectory, PolicyOrigin]:
-    """Where the policy of that name is kept, and what is said of it there."""
-    run = open_policy(name, (*_RULES, *others))
-    return run, load_settings(PolicyOrigin, run.config)
 
 
 def _make_rule(name: str, catalogue: Catalogue, timing: Timing) -> Controller:

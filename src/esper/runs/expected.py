@@ -44,14 +44,13 @@ _COLUMNS: Mapping[str, _Column] = {
 
 
 class _Metadata(BaseModel):
-    """Types of what `esper train`, `esper grow` and `Grower` say of a run; others may say more."""
+    """Types of what `esper train` and `Grower` say of a run; others may say more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     command: str = ""
     seed: int = 0
     suite: str = ""
-    task: str = ""
     host: str = ""
     controller: str = ""
     environments: int = 0

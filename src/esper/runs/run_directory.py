@@ -21,12 +21,9 @@ from esper.runs.store import RunStore
 
 GROWER = "esper.Grower"
 """What makes the runs of models that grow in a loop of their owner's."""
-MADE = f"give the directory of a run of `esper train`, `esper grow` or `{GROWER}`"
+MADE = f"give the directory of a run of `esper train` or `{GROWER}`"
 _HOLDING = {
-    "esper train": "it holds a controller, which `esper evaluate {run}` compares and `esper grow --controller {run}` "
-    "lets grow a model",
-    "esper grow": "it holds a model that has grown, which `esper report {run}` shows and "
-    "`esper export {run} --to pt2 --out model.pt2` writes",
+    "esper train": "it holds a controller, which `esper evaluate {run}` compares",
     GROWER: "it tells of a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
     "loop, and export its model there by esper.export",
 }
@@ -34,9 +31,9 @@ _HOLDING = {
 
 
 def maker_of(metadata: Mapping[str, Any]) -> str:
-    """What made a run, as its metadata say: a command, or a `Grower`, which knows of no task."""
-    made_by = f"esper {metadata.get('command')}"
-    return GROWER if made_by == "esper grow" and "task" not in metadata else made_by
+    """What made a run, as its metadata say: a command, or a `Grower`."""
+    command = metadata.get("command")
+    return GROWER if command == "grow" else f"esper {command}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +211,7 @@ class RunProgress:
     command: str
     state: State
     done: int
-    """Iterations, or epochs of `esper grow`."""
+    """Iterations, or decisions of a `Grower`."""
     total: int | None
     metric: Metric
     """What tells how well the run does: J of a training run, what growth is about of a growing model."""

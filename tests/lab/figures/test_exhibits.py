@@ -57,7 +57,7 @@ def test_the_query_beside_a_file_gives_its_numbers_again(run: RunDirectory, expo
 
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    done = export(tmp_path / "out", grown_exhibits(run.store, {}, None))
+    done = export(tmp_path / "out", grown_exhibits(run.store, {}))
     assert (done.figures, done.tables) == (4, 2)
     assert_queries_give_the_numbers(tmp_path / "out", run.store, 5)
 

@@ -1,9 +1,8 @@
-"""Figures and tables of one model that grew: its learning, its slots, its seeds' lives, decisions, what came out."""
+"""Figures and tables of one model that grew: its learning, its slots, its seeds' lives, its decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,15 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.dash.formats import count, difference, measure
 from esper.lab.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count_along, draw_lines, legend_above
-from esper.lab.figures.exhibit import Column, Exhibit, Figure, Files, Query, Rows, Table, run_queries
+from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
 from esper.lab.figures.growing import SLOT_NAME
 from esper.lab.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
 from esper.lab.figures.snapshots import snapshots_figure
-from esper.practice.result import GrowResult
 from esper.runs.metric import LOSS, METRIC_NAME, Metric, contributions
-from esper.runs.run_directory import GROWER, maker_of
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""
 _NO_DECISION = "no decision was made"
-_UNFINISHED = "the run has not ended"
 _PANELS = {LOSS: "loss", ADDED: "added\nparameters"}
 _ROLLBACK = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
@@ -30,14 +26,13 @@ _LANES_MARGIN = 1.1
 """Inches of the figure of stages that are not slots."""
 
 
-def grown_exhibits(store: Path, metadata: Mapping[str, Any], result: GrowResult | None) -> list[Exhibit]:
-    """All of a run of `esper grow`, whose result is None before it ends, or of a `Grower`, where Esper tests nothing.
+def grown_exhibits(store: Path, metadata: Mapping[str, Any]) -> list[Exhibit]:
+    """All of a run of a `Grower`.
 
     Raises:
         RunError: its store is missing, damaged or not ours.
     """
-    found = run_queries(store, [*grown_figures(metadata), *_grown_tables(metadata)])
-    return found if maker_of(metadata) == GROWER else [*found, *_exhibit_result(result)]
+    return run_queries(store, [*grown_figures(metadata), *_grown_tables(metadata)])
 
 
 def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
@@ -184,35 +179,6 @@ ORDER BY iteration
 def _name_measures(about: Metric) -> str:
     direction = f" ({about.direction})" if about.direction else ""
     return LOSS if about.is_loss else f"{about.metric}{direction} and {LOSS}"
-
-
-def _exhibit_result(result: GrowResult | None) -> list[Exhibit]:
-    """What came out; without rows while the run goes on."""
-    fields = {} if result is None else asdict(result)
-    plain = [{"field": name, "value": value} for name, value in fields.items() if isinstance(value, str | int | float)]
-    kept = [] if result is None else [asdict(one) for one in result.kept]
-    result_table = Table(
-        "result",
-        "What came out; loss (in nats), accuracy and score, the accuracy less rent, are on test data.",
-        Files("result.json in the run's directory, its fields as they are.\n"),
-        (Column("field"), Column("value", _write_field)),
-        _UNFINISHED,
-    )
-    kept_table = Table(
-        "kept",
-        "The seeds that are part of the model.",
-        Files("result.json in the run's directory, the list kept.\n"),
-        (Column("slot"), Column("blueprint"), Column("parameters", count)),
-        "no seed was kept",
-    )
-    return [
-        Exhibit(result_table, Rows.of(plain)),
-        Exhibit(kept_table, Rows.of(kept)),
-    ]
-
-
-def _write_field(value: float) -> str:
-    return str(value) if isinstance(value, int) else measure(value)
 
 
 def _draw_curves(canvas: Canvas, rows: Rows) -> None:

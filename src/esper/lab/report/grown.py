@@ -3,59 +3,45 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from esper.config.parsing import MOST_BYTES
-from esper.dash.formats import measure, mega, percent, score, time_taken
+from esper.dash.formats import measure, percent
 from esper.errors import RunError
 from esper.files import read_bounded
 from esper.lab.figures.exhibit import Exhibit, Rows, Table
 from esper.lab.figures.grown import ADDED, grown_exhibits
 from esper.lab.report.page import Headline, Page, Report, Reproduction, Section
 from esper.lifecycle.stages import Stage
-from esper.practice.result import GrowResult, read_result
-from esper.practice.run import GrowDirectory
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import GROWER, RunProgress, maker_of, read_progress
+from esper.runs.run_directory import RunDirectory, RunProgress, read_progress
 
 
-def report_grown(run: GrowDirectory) -> Report:
-    """The report of a run of `esper grow` or of a `Grower`, also while it goes on.
+def report_grown(run: RunDirectory) -> Report:
+    """The report of a run of a `Grower`, also while it goes on.
 
     Raises:
         RunError: a file of the run is missing or damaged.
     """
-    result = read_result(run.result) if run.result.exists() else None
     with RunReader.open(run.store) as reader:
         metadata, progress = reader.metadata(), read_progress(run, reader)
-    exhibits = grown_exhibits(run.store, metadata, result)
+    exhibits = grown_exhibits(run.store, metadata)
     by_name = {one.what.name: one for one in exhibits}
-    host, task, planned = metadata.get("host", "a model"), metadata.get("task"), metadata.get("iterations")
-    config = _read_config(run.config)
-    if maker_of(metadata) == GROWER:
-        unit = "decisions planned"
-        headline = _say_how_it_stands(metadata, progress, by_name)
-        reproduction = Reproduction("What the grower was told", config)
-    else:
-        unit = "epochs"
-        headline = _say_result(run.path, result)
-        command = f"esper grow --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again"
-        reproduction = Reproduction("How to reproduce this", config, commands=command)
+    planned = metadata.get("iterations")
     page = Page(
         f"Esper: {run.path.name}",
-        f"How {host} grew" if task is None else f"How {host} grew on {task}",
+        f"How {metadata.get('host', 'a model')} grew",
         f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
-        f"{'' if planned is None else f', {planned} {unit}'}.",
-        [headline],
+        f"{'' if planned is None else f', {planned} decisions planned'}.",
+        [_say_how_it_stands(metadata, progress, by_name)],
         [
             *_show_figures(by_name),
             *(Section(one.what.name.capitalize(), [one]) for one in exhibits if isinstance(one.what, Table)),
         ],
-        reproduction,
+        Reproduction("What the grower was told", _read_config(run.config)),
     )
     return Report(page.html(), exhibits)
 
@@ -65,20 +51,6 @@ def _read_config(path: Path) -> str:
         return read_bounded(path, MOST_BYTES).decode(errors="replace")
     except OSError as error:
         raise RunError(f"cannot read the configuration {path}: {error.strerror}") from error
-
-
-def _say_result(run: Path, result: GrowResult | None) -> Headline:
-    if result is None:
-        advice = f"Go on with esper grow --resume {shlex.quote(str(run))}, unless it is running."
-        return Headline("Not finished yet", [advice])
-    kept = ", ".join(f"{one.blueprint} in {one.slot}" for one in result.kept) or "nothing"
-    sentence = (
-        f"Loss {measure(result.loss)}, {score(result.score)} of accuracy less rent; "
-        f"{result.host_parameters:,} parameters and {result.added_parameters:,} that grew ({kept}); "
-        f"{mega(result.training_flops)} MFLOP of training in {time_taken(result.seconds)}, "
-        f"{result.rollbacks} rollbacks."
-    )
-    return Headline(f"{percent(result.accuracy)} right on test data", [sentence])
 
 
 def _say_how_it_stands(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:

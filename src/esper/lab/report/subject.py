@@ -14,7 +14,6 @@ from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Report
 from esper.lab.report.training import report_training
 from esper.lab.sweep import RANKING
-from esper.practice.run import GrowDirectory
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import MADE, RunDirectory
 
@@ -37,7 +36,7 @@ def report_on(paths: Sequence[Path]) -> Report:
     if run.store.is_file() and run.config.is_file():
         with RunReader.open(run.store) as reader:
             grown = reader.metadata().get("command") == "grow"
-        return report_grown(GrowDirectory(path)) if grown else report_training(run)
+        return report_grown(run) if grown else report_training(run)
     if path.is_dir() and is_contest(path):
         return report_configurations(path, read_contest(path))
     if (path / RANKING).is_file():

@@ -95,7 +95,7 @@ class ModelView {
 
   head() {
     const { answer } = this;
-    const title = answer.task ? `${words(answer.host)} on ${words(answer.task)}` : String(answer.host ?? "A model");
+    const title = String(answer.host ?? "A model");
     const planned = answer.iterations ? `, ${answer.iterations} decisions planned` : "";
     const facts = `A model that grows alone; controller ${answer.controller ?? "–"}, seed ${answer.seed ?? "–"}${planned}.`;
     return [element("h1", {}, title), ...[facts, ...this.standing()].map((text) => element("p", { className: "facts" }, text))];

@@ -211,19 +211,8 @@ class Gpt(nn.Module):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a host is trained: AdamW (Loshchilov and Hutter, 2019) at a constant learning rate."""
-
-    learning_rate: float
-    weight_decay: float
-    batch_size: int
-    epochs: int
-    """Each ends with a decision."""
-
-
-@dataclass(frozen=True)
 class HostKind:
-    """A kind of host: what it is made of, where it may grow, and how it is trained."""
+    """A kind of host: what it is made of, where it may grow, and how it is trained by AdamW."""
 
     make: Callable[[tuple[int, ...], int], nn.Module]
     """From the shape of one input and the number of classes."""
@@ -231,7 +220,12 @@ class HostKind:
     """Modules whose outputs may grow."""
     blueprints: tuple[str, ...]
     """On offer at every site."""
-    recipe: Recipe
+    learning_rate: float
+    """Constant."""
+    weight_decay: float
+    batch_size: int
+    epochs: int
+    """Each ends with a decision."""
 
     @property
     def slots(self) -> dict[str, tuple[str, ...]]:
@@ -248,39 +242,62 @@ RESNET_WIDTHS = (8, 16, 32)
 HOSTS: Mapping[str, HostKind] = {
     "mlp": HostKind(
         lambda shape, classes: MlpNet(math.prod(shape), 32, classes),
-        ("layer1", "layer2"),
-        ("lowrank", "mlp", "mlp_wide"),
-        Recipe(3e-3, weight_decay=0.01, batch_size=64, epochs=40),
+        sites=("layer1", "layer2"),
+        blueprints=("lowrank", "mlp", "mlp_wide"),
+        learning_rate=3e-3,
+        weight_decay=0.01,
+        batch_size=64,
+        epochs=40,
     ),
     "conv": HostKind(
         lambda shape, classes: ConvNet(shape[0], (8, 16), classes),
-        ("layer1", "layer2"),
-        ("depthwise", "conv3x3"),
-        Recipe(3e-3, weight_decay=0.01, batch_size=64, epochs=30),
+        sites=("layer1", "layer2"),
+        blueprints=("depthwise", "conv3x3"),
+        learning_rate=3e-3,
+        weight_decay=0.01,
+        batch_size=64,
+        epochs=30,
     ),
     "resnet": HostKind(
         lambda shape, classes: ResNet(shape[0], RESNET_WIDTHS, classes),
-        ("layer1", "layer2", "layer3"),
-        ("depthwise", "conv3x3"),
-        Recipe(3e-3, weight_decay=0.05, batch_size=128, epochs=20),
+        sites=("layer1", "layer2", "layer3"),
+        blueprints=("depthwise", "conv3x3"),
+        learning_rate=3e-3,
+        weight_decay=0.05,
+        batch_size=128,
+        epochs=20,
     ),
     "vit": HostKind(
         lambda shape, classes: ViT(shape, 24, 4, classes),
-        ("block1", "block2"),
-        ("mlp", "attention", "token_conv"),
-        Recipe(2e-3, weight_decay=0.05, batch_size=64, epochs=40),
+        sites=("block1", "block2"),
+        blueprints=("mlp", "attention", "token_conv"),
+        learning_rate=2e-3,
+        weight_decay=0.05,
+        batch_size=64,
+        epochs=40,
     ),
     "conv1d": HostKind(
         lambda shape, classes: Conv1dNet(shape[0], (8, 8, 8), classes),
-        ("layer1", "layer2", "layer3"),
-        ("depthwise", "conv3x3"),
-        Recipe(5e-3, weight_decay=0.01, batch_size=64, epochs=40),
+        sites=("layer1", "layer2", "layer3"),
+        blueprints=("depthwise", "conv3x3"),
+        learning_rate=5e-3,
+        weight_decay=0.01,
+        batch_size=64,
+        epochs=40,
     ),
     "gpt": HostKind(
         lambda shape, classes: Gpt(shape[0], 32, 4, classes),
-        ("block1", "block2"),
-        ("mlp", "attention"),
-        Recipe(3e-3, weight_decay=0.05, batch_size=64, epochs=15),
+        sites=("block1", "block2"),
+        blueprints=("mlp", "attention"),
+        learning_rate=3e-3,
+        weight_decay=0.05,
+        batch_size=64,
+        epochs=15,
     ),
 }
 """The kinds of hosts by name."""
+
+
+def digits_conv() -> tuple[nn.Module, Tensor]:
+    """The host of `python examples/grow.py --task digits --host conv`, and an input, for `esper export --host`."""
+    return ConvNet(1, (8, 16), 10), torch.zeros(2, 1, 8, 8)

@@ -1,0 +1,140 @@
+"""Grow a small host on a small data set, and compare it with the same host without growth.
+
+    python examples/grow.py --task digits --host conv --epochs 20 --run-dir runs/grown
+
+After every epoch the controller decides what germinates, stays or goes. In the end what is unfinished is judged, and
+host and host with growth, trained on the same minibatches, are measured on test data that nothing else reads. `esper
+dash`, `esper report RUN` and `esper runs` read the run's directory; `esper export` takes the model in it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
+from zoo.data import Minibatch, load
+from zoo.hosts import HOSTS
+from zoo.training import (
+    ORDER,
+    build_model,
+    cross_entropy,
+    host_for,
+    make_optimizer,
+    measure,
+    numpy_generator,
+    train_epoch,
+)
+
+import esper
+from esper.errors import EsperError
+from esper.lifecycle.rules import Rules
+
+
+def main(
+    task: str = "digits",
+    host: str | None = None,
+    controller: str = "look",
+    epochs: int | None = None,
+    seed: int = 0,
+    rent: float = 0.0,
+    evidence: Literal["dependence", "refit"] = "dependence",
+    isolation: Literal["none", "shadow"] = "none",
+    text: Path | None = None,
+    run_dir: Path | None = None,
+    export: Path | None = None,
+    download: bool = False,
+    device: str = "cpu",
+) -> None:
+    """Grow a host on a task.
+
+    Args:
+        task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm.
+        host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt; by default as suits the task.
+        controller: Who decides: look, heuristic, none, random, periodic, all_at_start, all_at_plateau, esper (the
+            policy that comes with Esper), or the directory of a run of `esper train`.
+        epochs: Passes over the training data, each of which ends with a decision; by default as suits the host.
+        seed: All randomness follows from it.
+        rent: What growth costs: the score is accuracy - rent * log1p(added / host parameters).
+        evidence: What seeds on trial are judged by: what the model loses without them, or what it has over a fork
+            that trains on without them.
+        isolation: Whether a seed first learns alone behind a frozen host; for controllers that can end that.
+        text: The UTF-8 file that charlm learns; by default the text of Python's help.
+        run_dir: New folder for the run and the model.
+        export: File for the grown model without Esper: its name ends in .pt2, .onnx or .safetensors.
+        download: Fetch the data if they are not on this machine.
+        device: Where to compute, as torch names it.
+    """
+    torch.set_num_threads(1)  # faster for networks this small, and sums are rounded alike on all machines
+    host = host_for(task, host)
+    kind, splits = HOSTS[host], load(task, download=download, text=text).to(device)
+    epochs = kind.epochs if epochs is None else epochs
+
+    # The model with its slots, and who decides what grows there
+    model = build_model(host, splits, seed)
+    optimizer = make_optimizer(model, kind)
+
+    def loss(batch: Minibatch) -> torch.Tensor:
+        return cross_entropy(model(batch.inputs), batch)
+
+    rules = Rules(isolation="shadow", operations=("wait", "germinate", "advance", "fossilize", "prune"))
+    grower = esper.Grower(
+        model,
+        optimizer,
+        controller,
+        evaluate=lambda model: measure(model, splits.validation),
+        classes=splits.classes,
+        horizon=epochs,
+        rules=rules if isolation == "shadow" else None,  # None: those that the controller knows
+        rent=rent,
+        train_size=len(splits.train),
+        seed=seed,
+        loss=loss,
+        evidence=evidence,
+        run=run_dir,
+    )
+
+    # Train and decide, epoch by epoch
+    for epoch in range(1, epochs + 1):
+        order = numpy_generator(seed, ORDER, epoch)
+        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.learn_apart)
+        decision = grower.step(train_loss=trained.loss, train_accuracy=trained.accuracy)
+        print(
+            f"epoch {epoch}/{epochs}: accuracy {decision.value:.3f}, loss {decision.loss:.3f}, "
+            f"added {model.added_parameters}: {decision.what}",
+            flush=True,
+        )
+    print(grower.finish())
+    grown = measure(model, splits.test)
+
+    # The same host on the same minibatches, without growth
+    bare = build_model(host, splits, seed)
+    bare_optimizer = make_optimizer(bare, kind)
+    for epoch in range(1, epochs + 1):
+        train_epoch(bare, bare_optimizer, splits.train, kind.batch_size, numpy_generator(seed, ORDER, epoch))
+    without = measure(bare, splits.test)
+
+    for slot, kept in model.seeds.items():
+        print(f"kept {kept.blueprint.name} in {slot}: {kept.parameter_count} parameters")
+    added = model.added_parameters
+    score = grown.accuracy - rent * math.log1p(added / model.host_parameters)
+    print(f"{host} on {task}, on test data:")
+    print(f"accuracy without growth {without.accuracy:.3f}, with growth {grown.accuracy:.3f}")
+    print(f"loss without growth {without.loss:.3f}, with growth {grown.loss:.3f}")
+    print(f"{model.host_parameters} parameters + {added}; score {score:.3f}")
+    if run_dir is not None:
+        esper.save(model, run_dir / "model")
+        print(f"model: {run_dir / 'model'}\nrun: {run_dir}")
+    if export is not None:
+        esper.export(model.finalize(), next(splits.train.in_order(2)).inputs, export.suffix.removeprefix("."), export)
+        print(f"exported: {export}")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except EsperError as error:
+        sys.exit(f"error: {error}")

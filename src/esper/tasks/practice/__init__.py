@@ -1,1 +1,0 @@
-"""Tasks for practitioners: data sets by name, ordinary hosts for them, and where those may grow."""

@@ -1,0 +1,148 @@
+"""`examples/grow.py`, `look.py` and `adapt.py`: what they print, and what they leave."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from zoo.data import load
+from zoo.hosts import HOSTS
+from zoo.training import measure
+
+import esper
+from esper.cli import main
+from esper.dash.answers import describe_model
+from esper.errors import EsperError
+from esper.lab.figures.grown import grown_exhibits
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Capture = pytest.CaptureFixture[str]
+
+
+def run(name: str, **options: Any) -> None:
+    importlib.import_module(name).main(**options)
+
+
+def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsys: Capture) -> None:
+    path, weights = tmp_path / "run", tmp_path / "net.safetensors"
+    run("grow", task="digits", host="mlp", controller="heuristic", epochs=3, run_dir=path, export=weights)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    accuracy = re.search(r"accuracy without growth 0\.\d+, with growth (0\.\d+)", "\n".join(lines))
+    assert accuracy is not None
+    assert weights.is_file()
+
+    # What was saved is what was measured
+    splits = load("digits")
+    inputs = next(splits.train.in_order(2)).inputs
+    host = HOSTS["mlp"].build(tuple(inputs.shape[1:]), splits.classes, torch.Generator().manual_seed(9))
+    model = esper.load(path / "model", host, inputs)
+    assert f"{measure(model, splits.test).accuracy:.3f}" == accuracy[1]
+
+    # What the end of growth made of unfinished seeds is in every view
+    ended = re.findall(r"(kept|pruned) (\w+) in (\w+) \(", next(line for line in lines if "finished:" in line))
+    assert ended
+    stages = {slot: {"kept": "fossilized", "pruned": "pruned"}[verb] for verb, _, slot in ended}
+    store = RunDirectory(path).store
+    with RunReader.open(store) as reader:
+        answer, metadata = describe_model(reader), reader.metadata()
+    assert answer["ending"]["step"] == len(answer["decisions"]) == 3
+    after = dict(zip(metadata["slots"], answer["ending"]["stages"], strict=True))
+    assert {slot: after[slot] for slot in stages} == stages
+    exhibits = {one.what.name: one.rows for one in grown_exhibits(store, metadata)}
+    lanes = exhibits["stages"].by("slot_name")
+    assert {slot: lanes[slot].texts("stage")[-1] for slot in stages} == stages
+    assert all(f"to {stage} (finish)" in exhibits["decisions"].texts("changes")[-1] for stage in stages.values())
+    assert main(["report", str(path)]) == 0
+
+
+@pytest.mark.parametrize("options", [{"evidence": "refit"}, {"isolation": "shadow"}], ids=str)
+def test_seeds_learn_apart_or_are_judged_by_forks(options: dict[str, str], capsys: Capture) -> None:
+    run("grow", task="digits", host="mlp", controller="all_at_start", epochs=6, **options)
+    assert "germinate" in capsys.readouterr().out
+
+
+def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "grow.py"), "--task", "digitz"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "error: no task is called 'digitz': choose from digits, mnist1d, fashion-mnist, cifar10, charlm\n"
+    )
+    for name, options, sentence in (
+        ("grow", {"host": "gpt"}, "'gpt' cannot read task 'digits'"),
+        ("grow", {"controller": "heuristik"}, "did you mean 'heuristic'?"),
+        ("adapt", {"examples": 50}, "--examples 50: give 51 to 300"),
+        ("adapt", {"task": "charlm"}, "charlm is text"),
+    ):
+        with pytest.raises(EsperError, match=re.escape(sentence)):
+            run(name, **options)
+
+
+@pytest.mark.parametrize("name", ["grow", "look", "adapt"])
+def test_the_pages_give_options_that_exist(name: str) -> None:
+    pages = [EXAMPLES.parent / "README.md", *(EXAMPLES.parent / "docs").rglob("*.md")]
+    lines = [line for page in pages for line in re.findall(rf"examples/{name}\.py (.*)", page.read_text())]
+    options = {option for line in lines for option in re.findall(r"--([a-z-]+)", line.partition("#")[0])}
+    taken = inspect.signature(importlib.import_module(name).main).parameters
+    assert options
+    assert {option.replace("-", "_") for option in options} <= set(taken)
+
+
+def test_looking_prints_a_table_and_draws_a_map(tmp_path: Path, capsys: Capture) -> None:
+    path, losses = tmp_path / "map.svg", list[float]()
+    for after in (0, 2):
+        run("look", task="digits", host="mlp", after=after, examples=64, draws=1, layers=True, svg=path)
+        printed = capsys.readouterr().out
+        found = re.search(r"64 examples, mean loss ([\d.]+)", printed)
+        assert found is not None
+        losses.append(float(found[1]))
+        assert "Linear" in printed
+    assert losses[1] < losses[0]
+    assert "mlp" in "".join(ET.parse(path).getroot().itertext())
+
+
+@pytest.mark.parametrize(("shift", "protect"), [("inversion", None), ("cycled", 0.05), ("noise", None)])
+def test_adapting_prints_what_was_tried_and_what_it_is_worth(
+    shift: str, protect: float | None, capsys: Capture
+) -> None:
+    words = {"task": "mnist1d", "host": "conv1d", "epochs": 3, "examples": 100, "seconds": 1.0}
+    run("adapt", shift=shift, protect=protect, **words)
+    printed = capsys.readouterr().out
+    assert "structures tried" in printed
+    found = re.search(rf"test data with {shift}: accuracy ([\d.]+), the host's ([\d.]+)", printed)
+    assert found is not None
+    assert float(found[1]) > float(found[2]) or protect is not None
+
+
+def test_measuring_leaves_the_statistics_of_a_host_as_they_were() -> None:
+    adapt, splits = importlib.import_module("adapt"), load("digits")
+    host = HOSTS["resnet"].build((1, 8, 8), 10, torch.Generator().manual_seed(0))
+    before = {name: value.clone() for name, value in host.state_dict().items()}
+    adapt.measure_accuracy(host, splits.test.in_order(50))
+    assert host.training
+    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 40)], ids=["images", "signals"])
+@pytest.mark.parametrize("shift", ["noise", "inversion", "rotation", "cycled", "merged"])
+def test_a_shift_changes_inputs_or_labels(shift: str, shape: tuple[int, ...]) -> None:
+    adapt = importlib.import_module("adapt")
+    inputs, labels = torch.randn(12, *shape), torch.arange(12) % 10
+    batch = adapt.Minibatch(inputs, labels)
+    after, again = (adapt.change(batch, shift, 10, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(after.inputs, again.inputs)
+    changed = (not torch.equal(after.inputs, inputs), not torch.equal(after.targets, labels))
+    assert changed == ((False, True) if shift in ("cycled", "merged") else (True, False))
+    assert after.inputs.shape == inputs.shape
+    assert 0 <= int(after.targets.min()) <= int(after.targets.max()) < 10
