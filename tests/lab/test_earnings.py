@@ -14,16 +14,15 @@ from torch.nn import functional as F
 
 from esper.control.controller import Controller
 from esper.errors import RunError
-from esper.lab.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
-from esper.lab.evaluate import evaluate_run
-from esper.lab.seed_shapley import (
-    KeptPair,
-    SeedShapley,
-    SeedValue,
-    attribute_kept_seeds,
+from esper.lab.behaviour import (
+    Behaviour,
+    Usage,
+    read_behaviour,
     summarise_blueprints,
     summarise_pairs,
+    write_behaviour,
 )
+from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate_committed
@@ -32,7 +31,14 @@ from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.baselines import baselines
-from esper.train.evaluation import EvaluationConfig, EvaluationProgress, evaluate_cohort, split_into_cohorts
+from esper.train.evaluation import (
+    EvaluationConfig,
+    EvaluationProgress,
+    attribute_kept_seeds,
+    evaluate_cohort,
+    split_into_cohorts,
+)
+from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
 from train.short_suite import short_suite

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from esper.dash.formats import EN_DASH, MINUS
+from esper.lab.analysis import Interval
 from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
     ABOUT,
@@ -16,6 +17,8 @@ from esper.lab.standings import (
     comparison_record,
     describe_standing,
     did_it_help,
+    format_interval,
+    format_signed_interval,
     standings_rows,
     standings_table,
 )
@@ -119,3 +122,9 @@ def test_the_table_fits_and_holds_all_figures(width: int):
     _, against = comparison.others[-1]
     assert f"{against.difference.estimate:+.3f}" in text
     assert "100%" in text  # better on every instance
+
+
+def test_intervals_are_written_with_and_without_signs() -> None:
+    interval = Interval(0.02, -0.01, 0.05)
+    assert format_interval(interval) == "\u22120.010 to 0.050"
+    assert format_signed_interval(interval) == "\u22120.010 to +0.050"

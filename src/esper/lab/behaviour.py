@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.files import write_atomically
-from esper.lab.seed_shapley import SeedShapley
+from esper.lab.analysis import Interval, mean_interval
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split, Suite
 from esper.train.episode_log import BlueprintGradients, EpisodeLog, StageChange, average_by_blueprint
 from esper.train.evaluation import EvaluationResult
-from esper.train.results import Result, read_json
+from esper.train.results import Result, SeedShapley, read_json
 
 _GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
 
@@ -193,3 +193,72 @@ def _episode(row: int, split: Split, log: EpisodeLog, record: Result) -> Episode
         tuple(accuracies.tolist()),
         tuple(change for change in log.changes if change.environment == row),
     )
+
+
+FEWEST_EPISODES = 8
+"""For an interval: fewer values say little of how much they vary."""
+
+
+@dataclass(frozen=True)
+class BlueprintShapley:
+    """The kept seeds of one blueprint."""
+
+    blueprint: str
+    kept: int
+    """Seeds."""
+    episodes: int
+    """In which at least one was kept."""
+    value: float
+    """Mean Shapley value of a seed, in accuracy, over those episodes."""
+    interval: Interval | None
+    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
+    negative: float
+    """Share of the seeds with a value below 0."""
+
+
+@dataclass(frozen=True)
+class PairInteraction:
+    """The episodes that kept seeds in both of two slots."""
+
+    first: int
+    second: int
+    episodes: int
+    interaction: float
+    """Mean over those episodes, in accuracy."""
+    interval: Interval | None
+    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
+
+
+def summarise_blueprints(found: Sequence[SeedShapley]) -> list[BlueprintShapley]:
+    """By blueprint, those kept most often first."""
+    episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
+    for one in found:
+        for blueprint in {seed.blueprint for seed in one.seeds}:
+            values = [seed.value for seed in one.seeds if seed.blueprint == blueprint]
+            episodes[blueprint].append((one.family, values))
+    summed: list[BlueprintShapley] = []
+    for blueprint, own in episodes.items():
+        seeds = np.concatenate([values for _, values in own])
+        # Episode by episode: the seeds of one network are not independent.
+        mean, interval = _average([(family, float(np.mean(values))) for family, values in own])
+        negative = float((seeds < 0).mean())
+        summed.append(BlueprintShapley(blueprint, len(seeds), len(own), mean, interval, negative))
+    return sorted(summed, key=lambda one: (-one.kept, one.blueprint))
+
+
+def summarise_pairs(found: Sequence[SeedShapley]) -> list[PairInteraction]:
+    """By pair of slots, in order."""
+    interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
+    for one in found:
+        for pair in one.pairs:
+            interactions[pair.first, pair.second].append((one.family, pair.interaction))
+    return [PairInteraction(*slots, len(own), *_average(own)) for slots, own in sorted(interactions.items())]
+
+
+def _average(episodes: Sequence[tuple[str, float]]) -> tuple[float, Interval | None]:
+    """The mean over episodes, each with its family, and where it lies."""
+    families, values = zip(*episodes, strict=True)
+    if len(values) < FEWEST_EPISODES:
+        return float(np.mean(values)), None
+    found = mean_interval(np.array([values]), families)
+    return found.estimate, found

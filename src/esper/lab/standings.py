@@ -13,13 +13,11 @@ from rich.text import Text
 from esper.dash.formats import (
     EN_DASH,
     count,
-    interval,
     join_words,
     mega,
     p_value,
     percent,
     score,
-    signed_interval,
     signed_percent,
     signed_score,
 )
@@ -70,6 +68,16 @@ _SUBJECTS = {
 }
 
 
+def format_interval(interval: Interval) -> str:
+    """The interval alone: ``0.642 to 0.668``."""
+    return f"{score(interval.low)} to {score(interval.high)}"
+
+
+def format_signed_interval(interval: Interval) -> str:
+    """The interval alone, with signs: ``+0.012 to +0.030``."""
+    return f"{signed_score(interval.low)} to {signed_score(interval.high)}"
+
+
 # In words -------------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +124,7 @@ def describe_standing(comparison: Comparison, one: Standing) -> str:
     difference, first = one.against.difference, comparison.reference.name
     parts = [f"{first} less {one.name} {signed_score(difference.estimate)}"]
     if difference.interval is not None and difference.p is not None:
-        parts[0] += f" ({signed_interval(difference.interval)})"
+        parts[0] += f" ({format_signed_interval(difference.interval)})"
         parts.append(f"p {p_value(difference.p)}")
     parts.append(f"{first} better in {percent(one.against.better)} of pairs")
     return f"{one.name}: {verdict_words(comparison, one)}, {'; '.join([', '.join(parts), *found])}"
@@ -139,7 +147,7 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     start = f"On {played} {_SUBJECTS[comparison.claim]} {score(policy.score.estimate)}"
     if found[Verdict.TOO_FEW]:
         return Answer("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
-    start += f" (95% interval {interval(policy.score)})"
+    start += f" (95% interval {format_interval(policy.score)})"
     above, below, open_ = found[Verdict.ABOVE], found[Verdict.BELOW], found[Verdict.OPEN]
     if not below and not open_:
         nearest = max(above, key=lambda other: other[0].score.estimate)
@@ -164,7 +172,7 @@ def _name_all(others: list[tuple[Standing, Against]]) -> str:
 
 def _with_difference(one: Standing, against: Against) -> str:
     difference = against.difference
-    bounds = "" if difference.interval is None else f", {signed_interval(difference.interval)}"
+    bounds = "" if difference.interval is None else f", {format_signed_interval(difference.interval)}"
     return f"{one.name} (difference {signed_score(difference.estimate)}{bounds})"
 
 

@@ -73,6 +73,40 @@ class ArmResults:
 
 
 @dataclass(frozen=True)
+class SeedValue:
+    """A fossil at the end of an episode."""
+
+    slot: int
+    blueprint: str
+    value: float
+    """Its Shapley value: its share of the accuracy on validation data that the fossils add to the host."""
+    standard_error: float
+    """0: the value is exact."""
+
+
+@dataclass(frozen=True)
+class KeptPair:
+    """Two fossils of one network."""
+
+    first: int
+    """Slot; the lower one."""
+    second: int
+    interaction: float
+    """Accuracy that both add beyond what each adds alone: positive where they help each other (Grabisch, Roubens)."""
+
+
+@dataclass(frozen=True)
+class SeedShapley:
+    """Shapley values of all fossils of one episode."""
+
+    instance: str
+    family: str
+    seeds: tuple[SeedValue, ...]
+    pairs: tuple[KeptPair, ...]
+    """None where values are estimates."""
+
+
+@dataclass(frozen=True)
 class Arm:
     """One of those compared on the same instances: a way of training, or another arm than learned policies."""
 

@@ -14,13 +14,12 @@ from esper.dash.formats import EN_DASH, MINUS
 from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.lab.report.training import write_report
-from esper.lab.seed_shapley import KeptPair, SeedShapley, SeedValue
 from esper.runs.events import PPOUpdated, RolledBack, RunStarted
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.episode_log import BlueprintGradients, StageChange
 from esper.train.iteration import LEVELS
-from esper.train.results import Result, write_results
+from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, write_results
 from esper.train.settings import TrainSettings
 from lab import planted as training
 from train.results_cases import planted

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.dash.formats import EN_DASH, count, percent, score, short, signed_score
 from esper.lab.analysis import Interval
-from esper.lab.behaviour import Behaviour, EpisodeTimeline, Usage
+from esper.lab.behaviour import Behaviour, EpisodeTimeline, Usage, summarise_blueprints, summarise_pairs
 from esper.lab.figures.drawing import BLUE, GREY, LABEL_SIZE, SOFT, count_along
 from esper.lab.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table
 from esper.lab.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
-from esper.lab.seed_shapley import summarise_blueprints, summarise_pairs
 from esper.lifecycle.stages import Stage
 from esper.population.gradients import EXPLODED, VANISHED
 
