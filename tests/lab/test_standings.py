@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
@@ -14,11 +15,11 @@ from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
     ABOUT,
     Answer,
-    comparison_record,
     describe_standing,
     did_it_help,
     format_interval,
     format_signed_interval,
+    record_comparison,
     standings_rows,
     standings_table,
 )
@@ -52,7 +53,7 @@ def test_verdicts_are_marked_for_and_against_the_policy() -> None:
 
 
 def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
-    records = json.loads(json.dumps(comparison_record(ARMS)))["standings"]
+    records = json.loads(json.dumps(asdict(record_comparison(ARMS))))["standings"]
     assert records[0]["difference"] is records[0]["verdict"] is None
     assert (records[1]["difference"], records[1]["difference_interval"]) == (0.2, pytest.approx([0.19, 0.21]))
     assert records[3]["verdict"] == "sequence better"

@@ -148,6 +148,7 @@ def evaluate_run(
             own.append((game.split, played))
     progress(len(games), len(games), "")
     found = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
+    run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
     write_results(run.evaluation, found.results)
     write_behaviour(run.behaviour, found.behaviour)
     finished.remove()

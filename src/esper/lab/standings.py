@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +26,7 @@ from esper.lab.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
 from esper.lab.comparison import Against, Comparison, Standing
 from esper.lab.figures.exhibit import Column, Row, Rows, Value
 from esper.tasks.suite import Split
+from esper.train.results import ArmRecord, ComparisonRecord, EvaluationRecord
 
 SPLIT_NAMES: Mapping[Split, str] = {"heldout": "held-out", "transfer": "transfer"}
 """What a sentence calls the instances of a split."""
@@ -179,61 +180,65 @@ def _with_difference(one: Standing, against: Against) -> str:
 # For machines ---------------------------------------------------------------------------------------------------------
 
 
-def evaluation_record(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
+def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
     """By split, all figures and the answer, for JSON."""
     return {
-        split: {
-            "place": SPLIT_NAMES[split],
-            **comparison_record(found),
-            "answer": did_it_help(found, split).short,
-        }
-        for split, found in comparisons.items()
+        split: asdict(
+            EvaluationRecord(
+                **vars(record_comparison(comparison)),
+                place=SPLIT_NAMES[split],
+                answer=did_it_help(comparison, split).short,
+            )
+        )
+        for split, comparison in comparisons.items()
     }
 
 
-def scores_record(comparison: Comparison) -> dict[str, Any]:
+def record_scores(comparison: Comparison) -> dict[str, Any]:
     """Mean scores with their intervals by controller, for JSON."""
-    return {one.name: _figure("score", one.score) for one in comparison.standings}
-
-
-def comparison_record(comparison: Comparison) -> dict[str, Any]:
-    """All figures and verdicts, for JSON; what compares is null for the reference itself."""
     return {
-        "claim": str(comparison.claim),
-        "basis": describe_basis(comparison),
-        "seeds": comparison.seeds,
-        "instances": comparison.instances,
-        "reference": comparison.reference.name,
-        "standings": [_standing_record(comparison, one) for one in comparison.standings],
+        one.name: {"score": one.score.estimate, "score_interval": _bounds(one.score)} for one in comparison.standings
     }
 
 
-def _standing_record(comparison: Comparison, one: Standing) -> dict[str, Any]:
+def record_comparison(comparison: Comparison) -> ComparisonRecord:
+    """All figures and verdicts."""
+    return ComparisonRecord(
+        str(comparison.claim),
+        describe_basis(comparison),
+        comparison.seeds,
+        comparison.instances,
+        comparison.reference.name,
+        [_record_arm(comparison, one) for one in comparison.standings],
+    )
+
+
+def _record_arm(comparison: Comparison, one: Standing) -> ArmRecord:
     against = one.against
     difference = against and against.difference
-    return {
-        "name": one.name,
-        **_figure("score", one.score),
-        "interquartile_mean": one.middle,
-        "by_seed": list(one.by_seed),
-        **_figure("accuracy", one.accuracy),
-        **_figure("added", one.growth),
-        **_figure("flops", one.flops),
-        "environment_steps": one.environment_steps,
-        "difference": difference and difference.estimate,
-        "difference_interval": _bounds(difference and difference.interval),
-        "p": difference and difference.p,
-        "probability_of_improvement": against and against.better,
-        "verdict": verdict_words(comparison, one) or None,
-    }
+    return ArmRecord(
+        name=one.name,
+        score=one.score.estimate,
+        score_interval=_bounds(one.score),
+        interquartile_mean=one.middle,
+        by_seed=one.by_seed,
+        accuracy=one.accuracy.estimate,
+        accuracy_interval=_bounds(one.accuracy),
+        added=one.growth.estimate,
+        added_interval=_bounds(one.growth),
+        flops=one.flops and one.flops.estimate,
+        flops_interval=one.flops and _bounds(one.flops),
+        environment_steps=one.environment_steps,
+        difference=difference and difference.estimate,
+        difference_interval=_bounds(difference.interval) if difference and difference.interval else None,
+        p=difference and difference.p,
+        probability_of_improvement=against and against.better,
+        verdict=verdict_words(comparison, one) or None,
+    )
 
 
-def _figure(name: str, found: Interval | None) -> dict[str, Any]:
-    return {name: found and found.estimate, f"{name}_interval": _bounds(found)}
-
-
-def _bounds(found: Interval | None) -> list[float] | None:
-    return found and [found.low, found.high]
+def _bounds(interval: Interval) -> tuple[float, float]:
+    return interval.low, interval.high
 
 
 # As a table -----------------------------------------------------------------------------------------------------------
@@ -244,7 +249,7 @@ def standings_rows(comparison: Comparison) -> Rows:
     rows: list[Row] = []
     for one in comparison.standings:
         row: dict[str, Value] = {"name": one.name, "kind": _kind(one.against)}
-        for name, value in _standing_record(comparison, one).items():
+        for name, value in vars(_record_arm(comparison, one)).items():
             if name.endswith("_interval"):
                 stem = name.removesuffix("_interval")
                 row[f"{stem}_low"], row[f"{stem}_high"] = value or (None, None)

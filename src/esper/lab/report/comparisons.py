@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from esper.dash.formats import join_words
@@ -11,7 +12,15 @@ from esper.lab.contest import FinishedContest
 from esper.lab.figures.comparison import exhibit_arms, exhibit_configurations, exhibit_evaluation
 from esper.lab.figures.exhibit import Exhibit
 from esper.lab.report.page import Headline, Page, Report, Section
-from esper.lab.standings import ABOUT, SPLIT_TITLES, describe_basis, did_it_help, verdict_words
+from esper.lab.standings import (
+    ABOUT,
+    SPLIT_TITLES,
+    describe_basis,
+    did_it_help,
+    record_comparison,
+    record_evaluation,
+    verdict_words,
+)
 from esper.tasks.suite import Split
 
 
@@ -35,7 +44,8 @@ def report_configurations(folder: Path, found: FinishedContest) -> Report:
     headlines = [Headline(" ".join(verdicts), [describe_basis(configurations)])] if verdicts else []
     title = f"Esper: {folder.resolve().name}"
     page = Page(title, "Which configuration is better?", facts, headlines, sections)
-    return Report(page.html(), shown, comparisons)
+    verdicts = {name: asdict(record_comparison(comparison)) for name, comparison in comparisons.items()}
+    return Report(page.html(), shown, comparisons, verdicts)
 
 
 def _show_arms(comparison: Comparison, exhibits: Mapping[str, Exhibit]) -> list[Section]:
@@ -64,4 +74,5 @@ def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compari
         page.html(),
         [one for exhibits in evaluated.values() for one in exhibits.values()],
         {SPLIT_TITLES[split]: found for split, found in comparisons.items()},
+        record_evaluation(comparisons),
     )

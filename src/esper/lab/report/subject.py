@@ -18,7 +18,6 @@ from esper.practice.run import GrowDirectory
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import MADE, RunDirectory
 
-PAGE = "report.html"
 _MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from esper.config.loading import load_settings, settings_text
 from esper.dash.formats import duration, score
-from esper.files import write_atomically
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
 from esper.lab.figures.behaviour import exhibit_behaviour
@@ -18,7 +17,7 @@ from esper.lab.figures.exhibit import Exhibit, run_queries
 from esper.lab.figures.growing import GROWING_EXHIBITS
 from esper.lab.figures.learning import LEARNING_EXHIBITS, exhibit_health
 from esper.lab.report.page import Headline, Page, Report, Reproduction, Section
-from esper.lab.standings import SPLIT_TITLES, describe_basis, did_it_help
+from esper.lab.standings import SPLIT_TITLES, describe_basis, did_it_help, record_evaluation
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -31,13 +30,12 @@ _QUESTIONS = {"heldout": "Is it better than not learning?", "transfer": "Does it
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the run's report and return its path.
+    """Write the run's report, and its verdicts if it was evaluated; the report's path.
 
     Raises:
         RunError, ConfigError: a file of the run is damaged, or the report cannot be written.
     """
-    write_atomically(run.report, report_training(run).html)
-    return run.report
+    return report_training(run).write(run.path)
 
 
 def report_training(run: RunDirectory) -> Report:
@@ -90,6 +88,7 @@ def report_training(run: RunDirectory) -> Report:
         page.html(),
         [*trained.values(), *compared, *acted.values(), health],
         {SPLIT_TITLES[split]: found for split, found in comparisons.items()},
+        record_evaluation(comparisons),
     )
 
 
