@@ -167,6 +167,14 @@ def test_files_from_before_earnings_were_measured_have_none(tmp_path: Path) -> N
     assert read_behaviour(path) == BEHAVIOUR
 
 
+def test_files_that_have_the_gradients_of_blueprints_too_are_read_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "behaviour.json"
+    write_behaviour(path, BEHAVIOUR)
+    gradients = [{"blueprint": "norm", "seeds": 2, "vanished": 0.5, "exploded": 0.0, "ratio": 1.5}]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "gradients": gradients}))
+    assert read_behaviour(path) == BEHAVIOUR
+
+
 @pytest.mark.parametrize(
     ("damaged", "reason"),
     [

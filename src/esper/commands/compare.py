@@ -21,7 +21,7 @@ from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
 from esper.lab.contest import Contest, FinishedContest, Trial, run_contest
-from esper.lab.report.comparisons import report_configurations
+from esper.lab.report.training import report_configurations
 from esper.lab.standings import record_comparison, show_comparison, verdict_words
 from esper.train.iteration import Iteration
 from esper.train.results import Arm

@@ -10,8 +10,8 @@ import tyro
 from rich.console import Console
 
 from esper.errors import ConfigError, RunError
+from esper.lab.figures.drawing import export
 from esper.lab.figures.exhibit import Figure, Table
-from esper.lab.figures.export import export
 from esper.lab.report.subject import report_on
 from esper.lab.standings import show_comparison
 
@@ -24,8 +24,8 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
     Args:
         paths: Directory of the run or the comparison; the page becomes its report.html. Of several runs, --out says
             where.
-        out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as LaTeX and CSV beside
-            it, each with the query or the files that its numbers come from.
+        out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as CSV beside it,
+            each with the query or the files that its numbers come from.
     """
     match paths:
         case (path,):

@@ -17,7 +17,7 @@ from esper.lab.analysis import Interval, mean_interval
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split, Suite
-from esper.train.episode_log import BlueprintGradients, EpisodeLog, StageChange, average_by_blueprint
+from esper.train.episode_log import EpisodeLog, StageChange
 from esper.train.evaluation import EvaluationResult
 from esper.train.results import Result, SeedShapley, read_json
 
@@ -67,7 +67,7 @@ class EpisodeTimeline:
 class Behaviour:
     """What the policy of a run did in its evaluation."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # older files have more fields
 
     iteration: int
     """Training iterations that the policy had behind it."""
@@ -78,8 +78,6 @@ class Behaviour:
     """The first of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
     """What was kept in each episode; None in files from before this was measured."""
-    gradients: tuple[BlueprintGradients, ...] | None = None
-    """Of all seeds that learned, by blueprint; None in files from before this was measured."""
 
 
 def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, EvaluationResult]]) -> Behaviour:
@@ -91,9 +89,7 @@ def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Spli
         usage += [_usage(family, split, one.logs) for family in families]
         episodes += [_first(family, split, one) for family in families]
     earned = tuple(earnings for _, one in played for earnings in one.earnings)
-    seeds = [seed for _, one in played for log in one.logs for seed in log.gradients]
-    gradients = tuple(average_by_blueprint(seeds))
-    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned, gradients)
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned)
 
 
 def write_behaviour(path: Path, found: Behaviour) -> None:
@@ -125,10 +121,6 @@ def _coherent(found: Behaviour) -> Behaviour:
             for change in episode.changes
         ):
             raise ValueError("an episode has an impossible change of stage")
-    for one in found.gradients or ():
-        shares = (one.vanished, one.exploded)
-        if one.blueprint not in found.blueprints or one.seeds < 1 or not all(0 <= share <= 1 for share in shares):
-            raise ValueError("the gradients of a blueprint are impossible")
     for earned in found.earnings or ():
         kept = [seed.slot for seed in earned.seeds]
         if not set(kept) <= set(slots) or len(set(kept)) < len(kept):

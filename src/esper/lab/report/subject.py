@@ -9,10 +9,9 @@ from pathlib import Path
 from esper.errors import RunError
 from esper.lab.contest import is_contest, read_contest
 from esper.lab.evaluate import read_over_seeds
-from esper.lab.report.comparisons import report_configurations, report_over_seeds
 from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Report
-from esper.lab.report.training import report_training
+from esper.lab.report.training import report_configurations, report_over_seeds, report_training
 from esper.lab.sweep import RANKING
 from esper.practice.run import GrowDirectory
 from esper.runs.reader import RunReader

@@ -1,4 +1,4 @@
-"""Figures and a table of how a policy learned: its score, its choices, its updates, and whether they were healthy."""
+"""How a policy learned: its score against the baselines, whether training was healthy, and what it made of seeds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from esper.dash.formats import short
+from esper.dash.formats import count, percent, signed_score
 from esper.dash.progress import SMOOTHING
 from esper.lab.figures.drawing import (
     BLUE,
     GREY,
     LABEL_SIZE,
-    PAPER,
     SOFT,
     VERMILION,
     count_along,
     draw_levels,
-    draw_lines,
     legend_above,
 )
 from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
@@ -54,50 +52,6 @@ def _draw_learning(canvas: Canvas, rows: Rows) -> None:
     legend_above(canvas)
 
 
-def _draw_entropies(canvas: Canvas, rows: Rows) -> None:
-    heads = _spell_out(rows.by("head"))
-    draw_lines(canvas, heads, "iteration", "entropy", "entropy / that of chance").set_ylim(-0.03, 1.03)
-
-
-def _draw_updates(canvas: Canvas, rows: Rows) -> None:
-    panels = {
-        "kl": "KL divergence\n(nats)",
-        "clip_fraction": "clipped share\nof decisions",
-        "explained_variance": "explained\nvariance",
-    }
-    column = canvas.subplots(len(panels), 1, sharex=True)
-    for index, (name, title) in enumerate(panels.items()):
-        axes = column[index]
-        axes.plot(rows.numbers("iteration"), rows.numbers(name), color=f"C{index}")
-        axes.set_ylabel(title)
-        axes.locator_params(axis="y", nbins=3)
-    count_along(column[-1])
-    canvas.align_ylabels()
-
-
-def _draw_operations(canvas: Canvas, rows: Rows) -> None:
-    axes = canvas.subplots()
-    parts = _spell_out(rows.by("operation"))
-    iterations = next(iter(parts.values())).numbers("iteration")
-    shares = [part.numbers("share") for part in parts.values()]
-    axes.stackplot(iterations, *shares, labels=list(parts), edgecolor=PAPER, linewidth=0.6)
-    axes.set_ylabel("share of decisions")
-    axes.set_ylim(0, 1)
-    axes.margins(x=0)
-    count_along(axes)
-    legend_above(canvas)
-
-
-def _draw_rewards(canvas: Canvas, rows: Rows) -> None:
-    terms = _spell_out(rows.by("term"))
-    axes = draw_lines(canvas, terms, "iteration", "paid_per_episode", "paid per episode")
-    axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-
-
-def _spell_out(parts: Mapping[str, Rows]) -> dict[str, Rows]:
-    return {name.replace("_", " "): part for name, part in parts.items()}
-
-
 LEARNING = Figure(
     "learning",
     "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on the "
@@ -120,78 +74,25 @@ ORDER BY kind, name, iteration
     _draw_learning,
     _NO_ITERATION,
 )
-LEARNING_EXHIBITS: tuple[Figure | Table, ...] = (
-    LEARNING,
-    Figure(
-        "entropies",
-        "Entropy of each head of the policy that has a choice, over that of a uniform choice among what was legal.",
-        Query("""\
-SELECT replace(name, 'ppo/head_entropy/', '') AS head, iteration, value AS entropy
-FROM scalars WHERE name GLOB 'ppo/head_entropy/*' AND value IS NOT NULL
-    AND name IN (SELECT name FROM scalars WHERE value > 0)
-ORDER BY head, iteration
+BLUEPRINTS = Table(
+    "blueprints",
+    "Seeds of the training run by blueprint: what became of them, and the mean contribution to validation accuracy "
+    "of fossilized ones when they were fossilized.",
+    Query("""\
+SELECT blueprint, COUNT(*) AS seeds,
+    AVG(outcome = 'fossilized') AS fossilized,
+    AVG(outcome = 'pruned') AS pruned,
+    AVG(CASE WHEN outcome = 'fossilized' THEN contribution END) AS contribution
+FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
 """),
-        _draw_entropies,
-        _NO_ITERATION,
+    (
+        Column("blueprint"),
+        Column("seeds", count),
+        Column("fossilized", percent),
+        Column("pruned", percent),
+        Column("contribution", signed_score),
     ),
-    Figure(
-        "updates",
-        "Policy updates: how far the policy moved, the share of decisions whose probability left the clip range, "
-        "and how well the value function foresees returns.",
-        Query("""\
-SELECT iteration, kl, clip_fraction, explained_variance FROM ppo ORDER BY iteration
-"""),
-        _draw_updates,
-        _NO_ITERATION,
-        height=3.0,
-    ),
-    Figure(
-        "operations",
-        "Operations that the policy chose while it explored.",
-        Query("""\
-SELECT replace(name, 'operations/', '') AS operation, iteration, value AS share
-FROM scalars WHERE name GLOB 'operations/*'
-    AND name IN (SELECT name FROM scalars WHERE value > 0)
-ORDER BY AVG(value) OVER (PARTITION BY name) DESC, operation, iteration
-"""),
-        _draw_operations,
-        _NO_ITERATION,
-    ),
-    Figure(
-        "rewards",
-        "What a network's episode paid, by term of the reward, the mean over networks.",
-        Query("""\
-WITH networks AS (
-    SELECT iteration, COUNT(DISTINCT environment) AS count FROM decisions GROUP BY iteration
-), paid AS (
-    SELECT iteration, term, SUM(value) AS paid FROM rewards GROUP BY iteration, term
-)
-SELECT terms.term, networks.iteration, COALESCE(paid.paid, 0) / networks.count AS paid_per_episode
-FROM networks CROSS JOIN (SELECT DISTINCT term FROM paid WHERE paid != 0) AS terms
-    LEFT JOIN paid ON paid.iteration = networks.iteration AND paid.term = terms.term
-ORDER BY terms.term, networks.iteration
-"""),
-        _draw_rewards,
-        "the run keeps no single decisions (telemetry.steps_every in its config.yaml)",
-    ),
-    Table(
-        "ppo",
-        "Policy updates: means over the first and the last quarter of the iterations, and the range over all.",
-        Query("""\
-WITH span AS (SELECT MAX(iteration) AS last FROM scalars)
-SELECT replace(replace(name, 'ppo/', ''), '_', ' ') AS figure,
-    AVG(CASE WHEN iteration <= (last + 3) / 4 THEN value END) AS first_quarter,
-    AVG(CASE WHEN iteration > last * 3 / 4 THEN value END) AS last_quarter,
-    MIN(value) AS lowest, MAX(value) AS highest
-FROM scalars, span WHERE name IN (
-    'ppo/entropy', 'ppo/kl', 'ppo/clip_fraction', 'ppo/explained_variance', 'ppo/gradient_norm',
-    'ppo/policy_loss', 'ppo/value_loss', 'ppo/return_mean', 'ppo/optimizer_steps', 'ppo/stopped_early'
-)
-GROUP BY name ORDER BY name
-"""),
-        (Column("figure"), *(Column(name, short) for name in ("first_quarter", "last_quarter", "lowest", "highest"))),
-        _NO_ITERATION,
-    ),
+    "no seed has germinated",
 )
 
 
