@@ -25,14 +25,12 @@ from esper.lab.figures.drawing import (
     legend_above,
     name_rows,
 )
-from esper.lab.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table
+from esper.lab.figures.exhibit import Column, Exhibit, Figure, Files, Row, Rows, Table, Value
 from esper.lab.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
 from esper.lab.standings import SPLIT_TITLES, describe_basis, standings_columns, standings_rows
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split
 
-FULL_HEAT = 0.6
-"""Opacity of the strongest cell, so that its figure stays readable."""
 _SCORES_MARGIN = 0.6
 """Inches of a figure of rows that are not rows."""
 _EPISODES_ACROSS = 2
@@ -40,9 +38,11 @@ _EPISODES_ACROSS = 2
 _ACCURACY_HEIGHT, _PANEL_MARGIN, _EPISODES_MARGIN = 0.5, 0.75, 0.5
 """Inches: of an episode's accuracy, of the titles of its panel, and of the figure's legend."""
 _NOBODY = "nobody has played"
-_FIELDS = (
-    "score, test_accuracy, added_parameters / host_parameters and flops, averaged over training seeds and instances; "
-    "intervals are over both.\n"
+_TRIALS = Files(
+    f"CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's folder ({POLICY}.json of a configuration itself), and "
+    f"CONFIGURATION/{ARMS}/ARM.json of arms without training seeds, the list value.outcomes: score, test_accuracy, "
+    "added_parameters / host_parameters and flops, averaged over training seeds and instances; intervals are over "
+    "both.\n"
 )
 
 
@@ -69,14 +69,8 @@ def exhibit_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[Split, d
 
 def exhibit_configurations(comparison: Comparison) -> dict[str, Exhibit]:
     """The first configuration against the others."""
-    about = (
-        f"all configurations, {comparison.seeds} training seeds each, on the same {comparison.instances} held-out "
-        "instances"
-    )
-    source = Files(
-        f"CONFIGURATION/seed-N/{ARMS}/{POLICY}.json in the comparison's folder, the list value.outcomes: {_FIELDS}"
-    )
-    return exhibit_comparison("configurations", about, source, comparison)
+    about = f"all configurations, {comparison.seeds} training seeds each, on the same {comparison.instances} held-out"
+    return exhibit_comparison("configurations", f"{about} instances", _TRIALS, comparison)
 
 
 def exhibit_arms(comparison: Comparison, configuration: str) -> dict[str, Exhibit]:
@@ -85,11 +79,7 @@ def exhibit_arms(comparison: Comparison, configuration: str) -> dict[str, Exhibi
         f"the policies of {configuration} ({comparison.seeds} training seeds) and all other arms on the same "
         f"{comparison.instances} held-out instances"
     )
-    source = Files(
-        f"FIRST-CONFIGURATION/{ARMS}/ARM.json and FIRST-CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's "
-        f"folder, the list value.outcomes: {_FIELDS}"
-    )
-    return exhibit_comparison("arms", about, source, comparison)
+    return exhibit_comparison("arms", about, _TRIALS, comparison)
 
 
 def exhibit_comparison(name: str, about: str, source: Files, comparison: Comparison) -> dict[str, Exhibit]:
@@ -208,142 +198,136 @@ def _whiskers(rows: Rows, name: str, unit: float = 1) -> list[tuple[float, float
 
 
 def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
-    """All that is known of it; what has no rows has nothing to show."""
-    return {
-        "operations": _exhibit_operations(behaviour.usage),
-        "blueprints": _exhibit_blueprints(behaviour.usage, behaviour.blueprints),
-        "earnings": _exhibit_earnings(behaviour),
-        "interactions": _exhibit_interactions(behaviour),
-        "episodes": _exhibit_episodes(behaviour),
-    }
+    """All that is known of it, by what it is about; what has no rows has nothing to show."""
+    usage, sites, episodes = behaviour.usage, behaviour.sites, behaviour.earnings or ()
+    usage_file, earnings_file, episodes_file = (
+        Files(f"behaviour.json in the run's directory, the list {key}.\n") for key in ("usage", "earnings", "episodes")
+    )
 
-
-def _source(key: str) -> Files:
-    return Files(f"behaviour.json in the run's directory, the list {key}.\n")
-
-
-def _family(one: Usage, values: Row) -> Row:
-    return {"family": one.family, "split": one.split, **values}
-
-
-_FAMILY = Column("family", note=lambda row: "(new)" if row["split"] == "transfer" else "")
-
-
-def _heat(name: str, strongest: float) -> Callable[[Row], float]:
-    """The stronger coloured the larger its value."""
-
-    def heat(row: Row) -> float:
-        value = row[name]
-        return FULL_HEAT * value / strongest if strongest and isinstance(value, int | float) else 0.0
-
-    return heat
-
-
-def _exhibit_operations(usage: Sequence[Usage]) -> Exhibit:
+    # By family: operations, and blueprints kept out of those germinated.
+    family = Column("family", note=lambda row: "(new)" if row["split"] == "transfer" else "")
     used = [name for name in usage[0].operations if any(one.operations[name] for one in usage)]
-    columns = (_FAMILY, *(Column(name, percent, name, heat=_heat(name, 1.0)) for name in used))
-    rows = [_family(one, {name: one.operations[name] for name in used}) for one in usage]
-    caption = "Share of the policy's decisions per operation, by family."
-    empty = "the policy decided nothing"
-    table = Table("behaviour_operations", caption, _source("usage"), columns, empty, upright=True)
-    return Exhibit(table, Rows.of(rows))
+    operations = Table(
+        "behaviour_operations",
+        "Share of the policy's decisions per operation, by family.",
+        usage_file,
+        (family, *(Column(name, percent, name, heated=1.0) for name in used)),
+        "the policy decided nothing",
+        upright=True,
+    )
+    operation_rows: list[Row] = [
+        {"family": one.family, "split": one.split, **{name: one.operations[name] for name in used}} for one in usage
+    ]
+    blueprint_rows = [_count_seeds(one, behaviour.blueprints) for one in usage]
+    most = max((float(row[name] or 0) for row in blueprint_rows for name in behaviour.blueprints), default=0.0)
 
-
-def _exhibit_blueprints(usage: Sequence[Usage], blueprints: Sequence[str]) -> Exhibit:
-    def per_episode(one: Usage, name: str) -> Row:
-        plants = [plant for plant in one.plants if plant.blueprint == name]
-        germinated = sum(plant.germinated for plant in plants)
-        return {name: sum(plant.kept for plant in plants) if germinated else None, f"{name}_germinated": germinated}
-
-    def note(name: str) -> Callable[[Row], str]:
+    def note_germinated(name: str) -> Callable[[Row], str]:
         return lambda row: "" if row[name] is None else f"of {row[f'{name}_germinated']:.2f}"
 
-    rows = [
-        _family(one, {key: value for name in blueprints for key, value in per_episode(one, name).items()})
-        for one in usage
-    ]
-    strongest = max((float(row[name] or 0) for row in rows for name in blueprints), default=0.0)
-    columns = (Column(name, "{:.2f}".format, name, note=note(name), heat=_heat(name, strongest)) for name in blueprints)
-    caption = "Seeds kept per episode, by blueprint and family; beside it, how many were germinated."
-    empty = "there are no blueprints"
-    table = Table("behaviour_blueprints", caption, _source("usage"), (_FAMILY, *columns), empty, upright=True)
-    return Exhibit(table, Rows.of(rows))
+    blueprints = Table(
+        "behaviour_blueprints",
+        "Seeds kept per episode, by blueprint and family; beside it, how many were germinated.",
+        usage_file,
+        (
+            family,
+            *(
+                Column(name, "{:.2f}".format, name, note=note_germinated(name), heated=most)
+                for name in behaviour.blueprints
+            ),
+        ),
+        "there are no blueprints",
+        upright=True,
+    )
 
-
-def _exhibit_earnings(behaviour: Behaviour) -> Exhibit:
-    episodes = behaviour.earnings or ()
-    rows = [
+    # What kept seeds earned: Shapley values by blueprint, interactions by pair of slots.
+    earnings = Table(
+        "earnings",
+        "Seeds kept, and in what share of the episodes; their Shapley value, in accuracy on validation data at the end "
+        "of the episode: a seed's fair share of what all kept seeds of its network add to the host. Mean over episodes "
+        "with its 95% interval, and how many of the seeds have a negative one.",
+        earnings_file,
+        (
+            Column("blueprint"),
+            Column("kept", count, note=lambda row: f"in {percent(float(row['episodes'] or 0))}"),
+            _mean_column("earned by a seed"),
+            Column("negative", percent, "below 0"),
+        ),
+        "the policy kept no seed",
+    )
+    earning_rows: list[Row] = [
         {
             "blueprint": one.blueprint,
             "kept": one.kept,
             "episodes": one.episodes / len(episodes),
-            **_mean(one.value, one.interval),
+            **_write_mean(one.value, one.interval),
             "negative": one.negative,
         }
         for one in summarise_blueprints(episodes)
     ]
-    columns = (
-        Column("blueprint"),
-        Column("kept", count, note=lambda row: f"in {percent(float(row['episodes'] or 0))}"),
-        _mean_column("earned by a seed"),
-        Column("negative", percent, "below 0"),
+    interactions = Table(
+        "interactions",
+        "Accuracy that the seeds of two slots add together beyond what each adds alone, where both were kept: above "
+        "zero they help each other, below zero one makes the other superfluous.",
+        earnings_file,
+        (Column("slots"), Column("episodes", count), _mean_column("interaction")),
+        "no network kept seeds in two slots",
     )
-    caption = (
-        "Seeds kept, and in what share of the episodes; their Shapley value, in accuracy on validation data at the end "
-        "of the episode: a seed's fair share of what all kept seeds of its network add to the host. Mean over episodes "
-        "with its 95% interval, and how many of the seeds have a negative one."
-    )
-    table = Table("earnings", caption, _source("earnings"), columns, "the policy kept no seed")
-    return Exhibit(table, Rows.of(rows))
-
-
-def _exhibit_interactions(behaviour: Behaviour) -> Exhibit:
-    sites = behaviour.sites
-    rows = [
+    interaction_rows: list[Row] = [
         {
             "slots": f"{sites[one.first]}, {sites[one.second]}",
             "episodes": one.episodes,
-            **_mean(one.interaction, one.interval),
+            **_write_mean(one.interaction, one.interval),
         }
-        for one in summarise_pairs(behaviour.earnings or ())
+        for one in summarise_pairs(episodes)
     ]
-    columns = (Column("slots"), Column("episodes", count), _mean_column("interaction"))
-    caption = (
-        "Accuracy that the seeds of two slots add together beyond what each adds alone, where both were kept: above "
-        "zero they help each other, below zero one makes the other superfluous."
+
+    # Whole episodes.
+    panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(sites)
+    timelines = Figure(
+        "episodes",
+        "The policy's first held-out episode of each family: validation accuracy above, below it one lane per slot "
+        "over the episode's decisions. A label names the blueprint that germinated there; seeds that are not "
+        "fossilized at the end are dropped.",
+        episodes_file,
+        _draw_episodes,
+        "no episode was played",
+        _EPISODES_MARGIN + panel * -(-len(behaviour.episodes) // _EPISODES_ACROSS),
+        columns=2,
     )
-    table = Table("interactions", caption, _source("earnings"), columns, "no network kept seeds in two slots")
-    return Exhibit(table, Rows.of(rows))
+    decision_rows = [row for episode in behaviour.episodes for row in _list_decisions(episode, sites)]
+    return {
+        "operations": Exhibit(operations, Rows.of(operation_rows)),
+        "blueprints": Exhibit(blueprints, Rows.of(blueprint_rows)),
+        "earnings": Exhibit(earnings, Rows.of(earning_rows)),
+        "interactions": Exhibit(interactions, Rows.of(interaction_rows)),
+        "episodes": Exhibit(timelines, Rows.of(decision_rows)),
+    }
 
 
-def _mean(value: float, found: Interval | None) -> Row:
-    return {"value": value, "value_low": found and found.low, "value_high": found and found.high}
+def _count_seeds(usage: Usage, blueprints: Sequence[str]) -> Row:
+    """Seeds of each blueprint that were kept in a family, per episode; None of those that never germinated."""
+    row: dict[str, Value] = {"family": usage.family, "split": usage.split}
+    for name in blueprints:
+        plants = [plant for plant in usage.plants if plant.blueprint == name]
+        germinated = sum(plant.germinated for plant in plants)
+        row |= {name: sum(plant.kept for plant in plants) if germinated else None, f"{name}_germinated": germinated}
+    return row
+
+
+def _write_mean(value: float, interval: Interval | None) -> Row:
+    return {"value": value, "value_low": interval and interval.low, "value_high": interval and interval.high}
 
 
 def _mean_column(title: str) -> Column:
     """With its interval, marked where it is surely on one side of zero."""
 
-    def side(row: Row) -> str:
+    def mark_side(row: Row) -> str:
         low, high = row["value_low"], row["value_high"]
         if not (isinstance(low, float) and isinstance(high, float)):
             return ""
         return "above" if low > 0 else "below" if high < 0 else ""
 
-    return Column("value", signed_score, title, bounded=True, note=lambda _: "too few to say", mark=side)
-
-
-def _exhibit_episodes(behaviour: Behaviour) -> Exhibit:
-    rows = [row for episode in behaviour.episodes for row in _list_decisions(episode, behaviour.sites)]
-    caption = (
-        "The policy's first held-out episode of each family: validation accuracy above, below it one lane per slot "
-        "over the episode's decisions. A label names the blueprint that germinated there; seeds that are not "
-        "fossilized at the end are dropped."
-    )
-    panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(behaviour.sites)
-    height = _EPISODES_MARGIN + panel * -(-len(behaviour.episodes) // _EPISODES_ACROSS)
-    empty = "no episode was played"
-    figure = Figure("episodes", caption, _source("episodes"), _draw_episodes, empty, height, columns=2)
-    return Exhibit(figure, Rows.of(rows))
+    return Column("value", signed_score, title, bounded=True, note=lambda _: "too few to say", mark=mark_side)
 
 
 def _list_decisions(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[Row]:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from esper.dash.formats import count, percent, signed_score
@@ -139,28 +138,23 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
 
     ``rollbacks`` says how often the governor stepped in, by what the trouble was.
     """
-    (found,) = run_queries(store, [health_figure(target_kl)])
-    anomalies = found.rows.by("kind").get("anomaly")
-    caption = f"{_describe_anomalies(anomalies)} {_describe_rollbacks(rollbacks)}"
-    return found._replace(what=replace(found.what, caption=caption))
-
-
-def _describe_anomalies(anomalies: Rows | None) -> str:
+    ((figure, rows),) = run_queries(store, [health_figure(target_kl)])
+    caption = "Figures of the policy's updates, by iteration"
+    anomalies = rows.by("kind").get("anomaly")
     if anomalies is None:
-        return "Figures of the policy's updates, by iteration. No anomaly was seen."
-    counts = [f"{name} ({count})" for name, count in sorted(Counter(anomalies.texts("name")).items())]
-    return (
-        "Figures of the policy's updates, by iteration; ticks at the bottom mark iterations with an anomaly: "
-        f"{', '.join(counts)}."
-    )
-
-
-def _describe_rollbacks(counts: Mapping[str, int]) -> str:
-    if not counts:
-        return "No network blew up."
-    kinds = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(counts.items()))
-    times = sum(counts.values())
-    return f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
+        caption += ". No anomaly was seen. "
+    else:
+        counts = [f"{name} ({count})" for name, count in sorted(Counter(anomalies.texts("name")).items())]
+        caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
+    if rollbacks:
+        kinds = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(rollbacks.items()))
+        times = sum(rollbacks.values())
+        caption += (
+            f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
+        )
+    else:
+        caption += "No network blew up."
+    return Exhibit(replace(figure, caption=caption), rows)
 
 
 def _draw_health(kl_stop: float, canvas: Canvas, rows: Rows) -> None:
@@ -171,18 +165,15 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Rows) -> None:
     grid = canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat
     for axes, gauge in zip(grid, gauges, strict=False):
         levels = (kl_stop,) if gauge.series == KL else gauge.levels
-        _draw_gauge(axes, gauge, series[gauge.series], levels)
+        for level in levels:
+            axes.axhline(level, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)))
+        own = series[gauge.series]
+        axes.plot(own.numbers("iteration"), own.numbers("value"), color=BLUE)
+        axes.set_title(gauge.name, fontweight="bold", pad=18)
+        axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
+        axes.locator_params(axis="y", nbins=4)
+        count_along(axes, "")
         for iteration in anomalies:
             axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)
     for axes in list(canvas.axes)[len(gauges) :]:
         axes.set_axis_off()
-
-
-def _draw_gauge(axes: Axes, gauge: Gauge, rows: Rows, levels: tuple[float, ...]) -> None:
-    for level in levels:
-        axes.axhline(level, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)))
-    axes.plot(rows.numbers("iteration"), rows.numbers("value"), color=BLUE)
-    axes.set_title(gauge.name, fontweight="bold", pad=18)
-    axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
-    axes.locator_params(axis="y", nbins=4)
-    count_along(axes, "")
