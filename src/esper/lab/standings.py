@@ -23,7 +23,7 @@ from esper.dash.formats import (
 )
 from esper.dash.output import say
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
-from esper.lab.comparison import Against, Comparison, Standing
+from esper.lab.comparison import ArmSummary, Comparison, ReferenceDifference
 from esper.lab.figures.exhibit import Column, Row, Rows, Value
 from esper.tasks.suite import Split
 from esper.train.results import ArmRecord, ComparisonRecord, EvaluationRecord
@@ -82,7 +82,7 @@ def format_signed_interval(interval: Interval) -> str:
 # In words -------------------------------------------------------------------------------------------------------------
 
 
-def verdict_words(comparison: Comparison, one: Standing) -> str:
+def verdict_words(comparison: Comparison, one: ArmSummary) -> str:
     """The verdict by name; empty for the reference."""
     if one.against is None:
         return ""
@@ -117,7 +117,7 @@ def describe_basis(comparison: Comparison) -> str:
     )
 
 
-def describe_standing(comparison: Comparison, one: Standing) -> str:
+def describe_arm(comparison: Comparison, one: ArmSummary) -> str:
     """What may be said of the reference and this one."""
     found = [f"found with {one.environment_steps:,} environment steps"] if one.environment_steps is not None else []
     if one.against is None:
@@ -141,7 +141,7 @@ class Answer:
 
 def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     """The policy among the others, on the instances of that split."""
-    found: dict[Verdict, list[tuple[Standing, Against]]] = {verdict: [] for verdict in Verdict}
+    found: dict[Verdict, list[tuple[ArmSummary, ReferenceDifference]]] = {verdict: [] for verdict in Verdict}
     for one, against in comparison.others:
         found[against.difference.verdict].append((one, against))
     policy, played = comparison.reference, f"{comparison.instances} {SPLIT_NAMES[split]} instances"
@@ -165,13 +165,13 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     return Answer(short, f"{start}: {'; '.join(parts)}.{idle}")
 
 
-def _name_all(others: list[tuple[Standing, Against]]) -> str:
+def _name_all(others: list[tuple[ArmSummary, ReferenceDifference]]) -> str:
     """All by name; a few with their differences too."""
     few = len(others) <= _FEW
     return join_words([_with_difference(one, against) if few else one.name for one, against in others])
 
 
-def _with_difference(one: Standing, against: Against) -> str:
+def _with_difference(one: ArmSummary, against: ReferenceDifference) -> str:
     difference = against.difference
     bounds = "" if difference.interval is None else f", {format_signed_interval(difference.interval)}"
     return f"{one.name} (difference {signed_score(difference.estimate)}{bounds})"
@@ -213,7 +213,7 @@ def record_comparison(comparison: Comparison) -> ComparisonRecord:
     )
 
 
-def _record_arm(comparison: Comparison, one: Standing) -> ArmRecord:
+def _record_arm(comparison: Comparison, one: ArmSummary) -> ArmRecord:
     against = one.against
     difference = against and against.difference
     return ArmRecord(
@@ -259,7 +259,7 @@ def standings_rows(comparison: Comparison) -> Rows:
     return Rows.of(rows)
 
 
-def _kind(against: Against | None) -> str:
+def _kind(against: ReferenceDifference | None) -> str:
     """Policy for the reference itself, above, below or other."""
     if against is None:
         return "policy"
@@ -331,6 +331,6 @@ def show_comparison(console: Console, comparison: Comparison, title: str | None 
     console.print(standings_table(comparison, title))
     for one in comparison.standings:
         if one.against is not None or one.environment_steps is not None:
-            say(console, describe_standing(comparison, one))
+            say(console, describe_arm(comparison, one))
     if comparison.others:
         say(console, describe_basis(comparison))

@@ -122,22 +122,25 @@ def exhibit_comparison(name: str, about: str, source: Files, comparison: Compari
         {"family": family, **{one: means[one] for one in names}} for family, means in comparison.family_scores.items()
     ]
 
+    exhibits = {
+        "scores": Exhibit(scores, rows),
+        "costs": Exhibit(costs, rows),
+        "standings": Exhibit(_tabulate_standings(name, about, source, comparison), rows),
+        "families": Exhibit(families, Rows.of(family_rows)),
+    }
+    if comparison.seeds == 1:
+        return exhibits
+
     runs = [f"run {number}" for number in range(1, comparison.seeds + 1)]
     seeds = Table(
         f"{name}_seeds",
         f"Mean score of {about}, by run, in the order in which they are given.",
         source,
         (Column("name", title=""), *(Column(run, score) for run in runs)),
-        "there is one run only",
+        _NOBODY,
     )
     seed_rows = [(one.name, *one.by_seed) for one in comparison.standings if len(one.by_seed) == len(runs)]
-    return {
-        "scores": Exhibit(scores, rows),
-        "costs": Exhibit(costs, rows),
-        "standings": Exhibit(_tabulate_standings(name, about, source, comparison), rows),
-        "families": Exhibit(families, Rows.of(family_rows)),
-        "seeds": Exhibit(seeds, Rows(("name", *runs), tuple(seed_rows) if comparison.seeds > 1 else ())),
-    }
+    return {**exhibits, "seeds": Exhibit(seeds, Rows(("name", *runs), tuple(seed_rows)))}
 
 
 def _tabulate_standings(name: str, about: str, source: Files, comparison: Comparison) -> Table:

@@ -71,11 +71,11 @@ def report_training(run: RunDirectory) -> Report:
     )
     heading = "How the policy learned"
     if "J" in learning.rows.by("kind"):
-        sections = [Section(heading, [learning]), Section("What it tried", [blueprints])]
+        sections = [Section(heading, [learning, blueprints])]
     else:
         sections = [Section(heading, note="The run has no finished iteration yet.")]
     for split, exhibits in evaluated.items():
-        shown = ("scores", "standings", "costs", "families")
+        shown = ("scores", "costs", "standings", "families")
         sections.append(Section(_QUESTIONS[split], [exhibits[name] for name in shown]))
     if behaviour is not None:
         sections.append(Section("What it uses where", [acted["operations"], acted["blueprints"]]))
