@@ -15,7 +15,7 @@ from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
     ABOUT,
     Answer,
-    describe_standing,
+    describe_arm,
     did_it_help,
     format_interval,
     format_signed_interval,
@@ -39,7 +39,7 @@ def test_the_table_fits_eighty_columns_uncut() -> None:
 
 
 def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
-    words = [describe_standing(ARMS, one) for one in STANDINGS]
+    words = [describe_arm(ARMS, one) for one in STANDINGS]
     assert words[0] == "policy: found with 230,400 environment steps"
     assert words[1] == (
         "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "

@@ -1,4 +1,4 @@
-"""What a controller did in an evaluation: how it treats each family, and a few whole episodes to look at."""
+"""What a controller did in an evaluation: how it treats families, what kept seeds earned, a few whole episodes."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Spli
     episodes: list[EpisodeTimeline] = []
     for split, one in played:
         families = sorted({record.family for record in one.records})
-        usage += [_usage(family, split, one.logs) for family in families]
-        episodes += [_first(family, split, one) for family in families]
+        usage += [_count_usage(family, split, one.logs) for family in families]
+        episodes += [_find_first_episode(family, split, one) for family in families]
     earned = tuple(earnings for _, one in played for earnings in one.earnings)
     return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned)
 
 
-def write_behaviour(path: Path, found: Behaviour) -> None:
+def write_behaviour(path: Path, behaviour: Behaviour) -> None:
     """Write it as JSON; RunError if that fails."""
-    write_atomically(path, json.dumps(asdict(found), indent=1))
+    write_atomically(path, json.dumps(asdict(behaviour), indent=1))
 
 
 def read_behaviour(path: Path) -> Behaviour:
@@ -106,13 +106,13 @@ def read_behaviour(path: Path) -> Behaviour:
     return read_json(path, _FILE)
 
 
-def _coherent(found: Behaviour) -> Behaviour:
-    slots = range(len(found.sites))
-    if not found.usage or any(one.operations.keys() != found.usage[0].operations.keys() for one in found.usage):
+def _require_coherent(behaviour: Behaviour) -> Behaviour:
+    slots, usage = range(len(behaviour.sites)), behaviour.usage
+    if not usage or any(one.operations.keys() != usage[0].operations.keys() for one in usage):
         raise ValueError("the use of operations is incomplete")
-    if any(plant.slot not in slots for one in found.usage for plant in one.plants):
+    if any(plant.slot not in slots for one in usage for plant in one.plants):
         raise ValueError("a seed lies in a slot that does not exist")
-    for episode in found.episodes:
+    for episode in behaviour.episodes:
         steps = range(len(episode.accuracy))
         if not steps or not (episode.drift_step is None or episode.drift_step in steps):
             raise ValueError("an episode's drift lies outside it")
@@ -121,20 +121,20 @@ def _coherent(found: Behaviour) -> Behaviour:
             for change in episode.changes
         ):
             raise ValueError("an episode has an impossible change of stage")
-    for earned in found.earnings or ():
+    for earned in behaviour.earnings or ():
         kept = [seed.slot for seed in earned.seeds]
         if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
             raise ValueError("an episode kept seeds that there cannot be")
         if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in earned.pairs):
             raise ValueError("an episode has an interaction of seeds that it did not keep")
-    return found
+    return behaviour
 
 
 _STAGES = {stage.name.lower() for stage in Stage}
-_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_coherent)])
+_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 
 
-def _usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
+def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
     operations = np.zeros(len(Op))
     germinated: Counter[tuple[int, str]] = Counter()
     kept: Counter[tuple[int, str]] = Counter()
@@ -159,18 +159,18 @@ def _usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
     )
 
 
-def _first(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
+def _find_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
     """The first episode of a family, of which there is one."""
     records = iter(played.records)
     for log in played.logs:
         for row, instance in enumerate(log.instances):
             record = next(records)
             if instance.family == family:
-                return _episode(row, split, log, record)
+                return _describe_episode(row, split, log, record)
     raise ValueError(f"no episode of family {family} was played")
 
 
-def _episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
+def _describe_episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
     instance = log.instances[row]
     accuracies = log.accuracies[np.stack(log.running)[:, row], row]
     drift = instance.drift_step
@@ -221,10 +221,10 @@ class PairInteraction:
     """Of the mean; None for fewer than `FEWEST_EPISODES`."""
 
 
-def summarise_blueprints(found: Sequence[SeedShapley]) -> list[BlueprintShapley]:
+def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[BlueprintShapley]:
     """By blueprint, those kept most often first."""
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
-    for one in found:
+    for one in shapley:
         for blueprint in {seed.blueprint for seed in one.seeds}:
             values = [seed.value for seed in one.seeds if seed.blueprint == blueprint]
             episodes[blueprint].append((one.family, values))
@@ -238,10 +238,10 @@ def summarise_blueprints(found: Sequence[SeedShapley]) -> list[BlueprintShapley]
     return sorted(summed, key=lambda one: (-one.kept, one.blueprint))
 
 
-def summarise_pairs(found: Sequence[SeedShapley]) -> list[PairInteraction]:
+def summarise_pairs(shapley: Sequence[SeedShapley]) -> list[PairInteraction]:
     """By pair of slots, in order."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
-    for one in found:
+    for one in shapley:
         for pair in one.pairs:
             interactions[pair.first, pair.second].append((one.family, pair.interaction))
     return [PairInteraction(*slots, len(own), *_average(own)) for slots, own in sorted(interactions.items())]
@@ -252,5 +252,5 @@ def _average(episodes: Sequence[tuple[str, float]]) -> tuple[float, Interval | N
     families, values = zip(*episodes, strict=True)
     if len(values) < FEWEST_EPISODES:
         return float(np.mean(values)), None
-    found = mean_interval(np.array([values]), families)
-    return found.estimate, found
+    interval = mean_interval(np.array([values]), families)
+    return interval.estimate, interval

@@ -119,16 +119,16 @@ def describe_basis(comparison: Comparison) -> str:
 
 def describe_arm(comparison: Comparison, one: ArmSummary) -> str:
     """What may be said of the reference and this one."""
-    found = [f"found with {one.environment_steps:,} environment steps"] if one.environment_steps is not None else []
+    cost = [f"found with {one.environment_steps:,} environment steps"] if one.environment_steps is not None else []
     if one.against is None:
-        return ": ".join([one.name, *found])
+        return ": ".join([one.name, *cost])
     difference, first = one.against.difference, comparison.reference.name
     parts = [f"{first} less {one.name} {signed_score(difference.estimate)}"]
     if difference.interval is not None and difference.p is not None:
         parts[0] += f" ({format_signed_interval(difference.interval)})"
         parts.append(f"p {p_value(difference.p)}")
     parts.append(f"{first} better in {percent(one.against.better)} of pairs")
-    return f"{one.name}: {verdict_words(comparison, one)}, {'; '.join([', '.join(parts), *found])}"
+    return f"{one.name}: {verdict_words(comparison, one)}, {'; '.join([', '.join(parts), *cost])}"
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,15 @@ class Answer:
 
 def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     """The policy among the others, on the instances of that split."""
-    found: dict[Verdict, list[tuple[ArmSummary, ReferenceDifference]]] = {verdict: [] for verdict in Verdict}
+    by_verdict: dict[Verdict, list[tuple[ArmSummary, ReferenceDifference]]] = {verdict: [] for verdict in Verdict}
     for one, against in comparison.others:
-        found[against.difference.verdict].append((one, against))
+        by_verdict[against.difference.verdict].append((one, against))
     policy, played = comparison.reference, f"{comparison.instances} {SPLIT_NAMES[split]} instances"
     start = f"On {played} {_SUBJECTS[comparison.claim]} {score(policy.score.estimate)}"
-    if found[Verdict.TOO_FEW]:
+    if by_verdict[Verdict.TOO_FEW]:
         return Answer("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
     start += f" (95% interval {format_interval(policy.score)})"
-    above, below, open_ = found[Verdict.ABOVE], found[Verdict.BELOW], found[Verdict.OPEN]
+    above, below, open_ = by_verdict[Verdict.ABOVE], by_verdict[Verdict.BELOW], by_verdict[Verdict.OPEN]
     if not below and not open_:
         nearest = max(above, key=lambda other: other[0].score.estimate)
         return Answer("Yes", f"{start}, above every other controller; the closest is {_with_difference(*nearest)}.")

@@ -42,10 +42,10 @@ def _draw_learning(canvas: Canvas, rows: Rows) -> None:
         if part := parts.get(kind):
             axes.plot(part.numbers("iteration"), part.numbers("value"), label=part.texts("name")[0], **style)
     if levels := parts.get("baseline"):
-        found = dict(zip(levels.texts("name"), levels.numbers("value"), strict=True))
-        axes.update_datalim([(0, value) for value in found.values()], updatex=False)
+        baselines = dict(zip(levels.texts("name"), levels.numbers("value"), strict=True))
+        axes.update_datalim([(0, value) for value in baselines.values()], updatex=False)
         axes.autoscale_view()
-        draw_levels(axes, found)
+        draw_levels(axes, baselines)
     axes.set_ylabel("score")
     count_along(axes)
     legend_above(canvas)

@@ -136,9 +136,9 @@ def _say_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
     return Headline("Not measured yet", sentences, f"esper evaluate {shlex.quote(str(run.path))}")
 
 
-def report_configurations(folder: Path, found: FinishedContest) -> Report:
+def report_configurations(folder: Path, contest: FinishedContest) -> Report:
     """A comparison of configurations, and all arms if they have played."""
-    configurations, arms = found.configurations, found.arms
+    configurations, arms = contest.configurations, contest.arms
     first, names = configurations.reference.name, [one.name for one in configurations.standings]
     facts = (
         f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
