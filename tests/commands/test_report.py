@@ -31,10 +31,10 @@ def test_figures_and_tables_lie_beside_the_page(tmp_path: Path, capsys: pytest.C
     assert (out / "report.html").is_file()
     assert not run.report.exists()
     assert {path.suffix for path in (out / "figures").iterdir()} == {".pdf", ".png", ".svg", ".csv", ".sql"}
-    assert {path.suffix for path in (out / "tables").iterdir()} == {".tex", ".csv", ".sql"}
+    assert {path.suffix for path in (out / "tables").iterdir()} == {".csv", ".sql"}
     words = capsys.readouterr().out
-    assert "left out rewards: " in words
-    assert f"8 figures: {out / 'figures'}" in words
+    assert f"2 figures: {out / 'figures'}" in words
+    assert f"1 tables: {out / 'tables'}" in words
 
 
 def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_runs_of_several_seeds_speak_of_the_way_of_training(
     assert said in words
     assert said.removeprefix("none: ") in page
     assert "this way of training" in words
-    assert {path.name for path in (out / "tables").iterdir()} >= {"evaluation_heldout.csv", "evaluation_heldout.tex"}
+    assert {path.name for path in (out / "tables").iterdir()} >= {"evaluation_heldout.csv", "evaluation_heldout.txt"}
     assert not any((run / "report.html").exists() for run in runs)
 
 

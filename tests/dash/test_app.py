@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from dash.planted_run import BASELINES, FAMILIES, Plan, plant
+from esper.config.loading import dump_settings
 from esper.dash.answers import PAGE, late_level
 from esper.dash.app import dashboard
 from esper.dash.runs import RunFinder
 from esper.dash.security import Access
+from esper.lab.report.training import write_report
 from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
+from esper.train.results import write_results
+from esper.train.settings import TrainSettings
+from train import results_cases
 
 PLAN = Plan(networks=6, slots=2, steps=12)
 VIEWS = (
@@ -104,6 +110,42 @@ def test_a_comparison_tells_of_every_run_asked_for(planted: Path):
     run, gone = get(planted, "/api/compare?run=run&run=gone")["runs"]
     assert (run["values"], run["probe"]["iteration"]) == (pytest.approx([0.56, 0.57]), 2)
     assert "no run" in gone["error"]
+
+
+def evaluated_run(folder: Path) -> RunDirectory:
+    plant(folder / "run", PLAN)
+    run = RunDirectory(folder / "run")
+    write_results(run.evaluation, results_cases.planted({"policy": 0.7, "none": 0.5}))
+    return run
+
+
+def test_an_evaluated_run_shows_the_verdicts_that_lie_beside_it(tmp_path: Path):
+    run = evaluated_run(tmp_path)
+    dump_settings(TrainSettings(), run.config)
+    write_report(run)
+    (shown,) = get(tmp_path, "/api/compare?run=run")["runs"]
+    (heldout,) = shown["evaluation"].values()
+    assert (heldout["answer"], heldout["place"], heldout["reference"]) == ("Yes", "held-out", "policy")
+    assert [(one["name"], one["verdict"]) for one in heldout["standings"]] == [
+        ("policy", None),
+        ("none", "policy better"),
+    ]
+    assert shown["evaluation_note"] is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "[]", '{"heldout": {}}', '{"elsewhere": {}}', "NaN", "[" * 100_000],
+    ids=lambda content: str(content)[:20],
+)
+def test_an_evaluation_without_readable_verdicts_says_what_writes_them(tmp_path: Path, content: str | None):
+    run = evaluated_run(tmp_path)
+    if content is not None:
+        run.verdicts.write_text(content)
+    (shown,) = get(tmp_path, "/api/compare?run=run")["runs"]
+    assert shown["evaluation"] == {}
+    assert f"with `esper report {run.path}`" in shown["evaluation_note"]
+    assert shown["values"], "and the run's curve is there all the same"
 
 
 def test_the_late_level_is_that_of_the_last_third():

@@ -17,10 +17,16 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from dash.planted_run import Plan, accuracy, advance, begin, plant
+from esper.config.loading import dump_settings
+from esper.lab.report.training import write_report
 from esper.runs.events import StepTaken
 from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
+from esper.train.results import write_results
+from esper.train.settings import TrainSettings
 from grower.training_loop import Loop
+from train.results_cases import planted
 
 CHROMIUM = shutil.which("chromium")
 expect.set_options(timeout=20_000)
@@ -182,6 +188,22 @@ def test_runs_are_compared_as_chosen(browser: Browser, address: str):
         page.get_by_role("checkbox", name="second").uncheck()
         expect(rows).to_have_count(2)
         assert "with=first" in page.url
+
+
+def test_an_evaluation_is_shown_with_its_verdicts_or_with_what_writes_them(
+    browser: Browser, address: str, folder: Path
+):
+    run = RunDirectory(folder / "judged")
+    plant(run.path, PLAN)
+    dump_settings(TrainSettings(), run.config)
+    write_results(run.evaluation, planted({"policy": 0.7, "none": 0.5}))
+    with opened(browser, f"{address}#/compare?run=judged&with=judged") as page:
+        expect(page.get_by_text(re.compile(r"verdicts\.json .*`esper report .*judged`"))).to_be_visible()
+        write_report(run)
+        page.reload()
+        table = page.get_by_role("region", name="judged: policy on 60 held-out instances").first
+        expect(table).to_contain_text("policy better")
+        expect(page.get_by_text(re.compile(r"^Yes\. One training seed on 60 instances"))).to_be_visible()
 
 
 def test_the_log_filters_and_pages(browser: Browser, address: str):

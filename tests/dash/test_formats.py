@@ -7,7 +7,6 @@ import math
 import pytest
 
 from esper.dash import formats
-from esper.lab.analysis import Interval
 
 
 @pytest.mark.parametrize(
@@ -40,9 +39,3 @@ def test_p_values_are_never_zero(p: float, words: str):
 )
 def test_lists(words: list[str], sentence: str):
     assert formats.join_words(words) == sentence
-
-
-def test_intervals():
-    found = Interval(0.02, -0.01, 0.05)
-    assert formats.interval(found) == "\u22120.010 to 0.050"
-    assert formats.signed_interval(found) == "\u22120.010 to +0.050"

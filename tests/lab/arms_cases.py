@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from esper.lab.analysis import Claim, Difference, Interval, Verdict
-from esper.lab.comparison import Against, Comparison, Standing
+from esper.lab.comparison import ArmSummary, Comparison, ReferenceDifference
 
 
 def around(value: float, half: float = 0.01) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def against(difference: float, p: float, better: float, verdict: Verdict) -> Against:
-    return Against(Difference(difference, around(difference), p, verdict), better)
+def against(difference: float, p: float, better: float, verdict: Verdict) -> ReferenceDifference:
+    return ReferenceDifference(Difference(difference, around(difference), p, verdict), better)
 
 
-def standing(name: str, score: float, compared: Against | None) -> Standing:
+def standing(name: str, score: float, compared: ReferenceDifference | None) -> ArmSummary:
     accuracy, growth, flops = around(score + 0.05), around(0.5, 0.1), around(90e6, 1e6)
-    return Standing(name, around(score), score + 0.003, (score,) * 5, accuracy, growth, flops, 230_400, compared)
+    return ArmSummary(name, around(score), score + 0.003, (score,) * 5, accuracy, growth, flops, 230_400, compared)
 
 
 STANDINGS = [

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
-from esper.lab.comparison import Comparison, Entry, Standing, compare, compare_evaluated, compare_over_seeds
+from esper.lab.comparison import ArmSummary, Comparison, Entry, compare, compare_evaluated, compare_over_seeds
 from train.results_cases import FAMILIES, planted
 
 MEANS = {"policy": 0.65, "none": 0.5, "better": 0.7, "equal": 0.65}
@@ -20,7 +20,7 @@ def comparison() -> Comparison:
     return compare_evaluated(planted(MEANS))
 
 
-def named(comparison: Comparison, name: str) -> Standing:
+def named(comparison: Comparison, name: str) -> ArmSummary:
     return next(one for one in comparison.standings if one.name == name)
 
 

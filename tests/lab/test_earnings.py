@@ -14,16 +14,15 @@ from torch.nn import functional as F
 
 from esper.control.controller import Controller
 from esper.errors import RunError
-from esper.lab.behaviour import Behaviour, Usage, read_behaviour, write_behaviour
-from esper.lab.evaluate import evaluate_run
-from esper.lab.seed_shapley import (
-    KeptPair,
-    SeedShapley,
-    SeedValue,
-    attribute_kept_seeds,
+from esper.lab.behaviour import (
+    Behaviour,
+    Usage,
+    read_behaviour,
     summarise_blueprints,
     summarise_pairs,
+    write_behaviour,
 )
+from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate_committed
@@ -32,7 +31,14 @@ from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.baselines import baselines
-from esper.train.evaluation import EvaluationConfig, EvaluationProgress, evaluate_cohort, split_into_cohorts
+from esper.train.evaluation import (
+    EvaluationConfig,
+    EvaluationProgress,
+    attribute_kept_seeds,
+    evaluate_cohort,
+    split_into_cohorts,
+)
+from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
 from train.short_suite import short_suite
@@ -158,6 +164,14 @@ def test_files_from_before_earnings_were_measured_have_none(tmp_path: Path) -> N
     old = json.loads(path.read_text())
     del old["earnings"]
     path.write_text(json.dumps(old))
+    assert read_behaviour(path) == BEHAVIOUR
+
+
+def test_files_that_have_the_gradients_of_blueprints_too_are_read_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "behaviour.json"
+    write_behaviour(path, BEHAVIOUR)
+    gradients = [{"blueprint": "norm", "seeds": 2, "vanished": 0.5, "exploded": 0.0, "ratio": 1.5}]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "gradients": gradients}))
     assert read_behaviour(path) == BEHAVIOUR
 
 

@@ -177,8 +177,10 @@ def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirecto
 
 def test_without_transfer(tmp_path: Path):
     with started(tmp_path / "run", tiny("iterations=1")) as trainer, LocalWorkers(1) as workers:
+        trainer.run.verdicts.write_text("those of an earlier evaluation")
         found = evaluate_run(trainer.run, workers, 2, 0)
     assert {one.split for one in found.results} == {"heldout"}
+    assert not trainer.run.verdicts.exists(), "they are not about the new results"
 
 
 def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path):

@@ -26,11 +26,9 @@ from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.progress import moving_average
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Figure, Query, Rows, run_queries
-from esper.lab.figures.growing import GROWING_EXHIBITS
 from esper.lab.figures.grown import grown_figures
-from esper.lab.figures.lanes import STAGE_STYLES
-from esper.lab.figures.learning import LEARNING, LEARNING_EXHIBITS, health_figure
-from esper.lab.figures.snapshots import MOMENTS
+from esper.lab.figures.lanes import MOMENTS, STAGE_STYLES
+from esper.lab.figures.training import LEARNING, health_figure
 from esper.lab.report.subject import report_on
 from esper.lifecycle.stages import Stage
 from esper.rl.diagnostics import Anomaly
@@ -121,7 +119,7 @@ def cells(markup: str) -> list[list[str]]:
     return [[html.unescape(text) for text in re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", row)] for row in rows]
 
 
-@pytest.mark.parametrize(("which", "least"), [("run", 5), ("alone", 6), ("own", 6)])
+@pytest.mark.parametrize(("which", "least"), [("run", 3), ("alone", 6), ("own", 6)])
 def test_pages_show_what_their_queries_return(
     which: str, least: int, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,13 +144,13 @@ def test_pages_show_what_their_queries_return(
 Calls = dict[str, list[tuple[Any, ...]]]
 """What matplotlib was told to draw, by method."""
 METHODS = (
-    *("plot", "text", "scatter", "hlines", "barh", "stackplot", "axhline", "axvline"),
+    *("plot", "text", "barh", "axhline", "axvline"),
     *("set_title", "set_xlabel", "add_patch"),
 )
 
 
-def plotted(calls: Calls, method: str = "plot") -> Counter[Curve]:
-    return Counter(finite(zip(*args[:2], strict=True)) for args in calls[method])
+def plotted(calls: Calls) -> Counter[Curve]:
+    return Counter(finite(zip(*args[:2], strict=True)) for args in calls["plot"])
 
 
 def lines(x: str, y: str, *by: str) -> Callable[[Calls, list[Record]], None]:
@@ -165,39 +163,6 @@ def lines(x: str, y: str, *by: str) -> Callable[[Calls, list[Record]], None]:
 def learning_lines(calls: Calls, found: list[Record]) -> None:
     assert plotted(calls) == series(found, "iteration", "value", "kind")
     assert [args[0] for args in calls["axhline"]] == [one["value"] for one in found if one["kind"] == "baseline"]
-
-
-def update_lines(calls: Calls, found: list[Record]) -> None:
-    names = ("kl", "clip_fraction", "explained_variance")
-    assert plotted(calls) == sum((series(found, "iteration", name) for name in names), Counter[Curve]())
-
-
-def stacked(calls: Calls, found: list[Record]) -> None:
-    ((x, *heights),) = calls["stackplot"]
-    assert Counter(finite(zip(x, y, strict=True)) for y in heights) == series(found, "iteration", "share", "operation")
-
-
-def counted(calls: Calls, found: list[Record]) -> None:
-    names = list(dict.fromkeys(one["blueprint"] for one in found))
-    bars = [bar for places, counts, *_ in calls["barh"] for bar in zip(places, counts, strict=True)]
-    assert Counter(bars) == Counter((names.index(one["blueprint"]), one["seeds"]) for one in found)
-
-
-def quantiles(calls: Calls, found: list[Record]) -> None:
-    for one in found:
-        names = ("tenth", "quarter", "median", "three_quarters", "nine_tenths")
-        assert len({one[name] for name in names}) == len(names), "figures that are equal could stand for each other"
-    ranges = [pair for _, low, high in calls["hlines"] for pair in zip(low, high, strict=True)]
-    assert Counter(ranges) == Counter(
-        (one[low], one[high])
-        for one in found
-        for low, high in (("tenth", "nine_tenths"), ("quarter", "three_quarters"))
-    )
-    assert Counter(x for values, _ in calls["scatter"] for x in values) == Counter(one["median"] for one in found)
-
-
-def dots(calls: Calls, found: list[Record]) -> None:
-    assert plotted(calls, "scatter") == series(found, "added", "accuracy", "family")
 
 
 def measures(calls: Calls, found: list[Record]) -> None:
@@ -259,30 +224,17 @@ def gauges(calls: Calls, found: list[Record]) -> None:
 
 IN_FILES: dict[str, Callable[[Calls, list[Record]], None]] = {
     "learning": learning_lines,
-    "entropies": lines("iteration", "entropy", "head"),
-    "updates": update_lines,
-    "operations": stacked,
-    "seeds": counted,
-    "contributions": quantiles,
-    "growth": dots,
-    "rewards": lines("iteration", "paid_per_episode", "term"),
     "health": gauges,
     "curves": measures,
     "stages": stage_lanes,
     "snapshots": snapshots,
-    "grown contributions": lines("decision", "contribution", "slot_name"),
+    "contributions": lines("decision", "contribution", "slot_name"),
 }
 """How what each figure draws is read back."""
 REGISTRY = {
-    **{one.name: (one, "run") for one in (*LEARNING_EXHIBITS, *GROWING_EXHIBITS) if isinstance(one, Figure)},
+    "learning": (LEARNING, "run"),
     "health": (health_figure(0.03), "run"),
-    **{
-        ("grown contributions" if one.name == "contributions" else one.name): (
-            one,
-            "own" if one.name == "snapshots" else "alone",
-        )
-        for one in grown_figures({})
-    },
+    **{one.name: (one, "own" if one.name == "snapshots" else "alone") for one in grown_figures({})},
 }
 
 

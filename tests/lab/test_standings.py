@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
 
 from esper.dash.formats import EN_DASH, MINUS
+from esper.lab.analysis import Interval
 from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
     ABOUT,
     Answer,
-    comparison_record,
-    describe_standing,
+    describe_arm,
     did_it_help,
+    format_interval,
+    format_signed_interval,
+    record_comparison,
     standings_rows,
     standings_table,
 )
@@ -35,7 +39,7 @@ def test_the_table_fits_eighty_columns_uncut() -> None:
 
 
 def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
-    words = [describe_standing(ARMS, one) for one in STANDINGS]
+    words = [describe_arm(ARMS, one) for one in STANDINGS]
     assert words[0] == "policy: found with 230,400 environment steps"
     assert words[1] == (
         "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "
@@ -49,7 +53,7 @@ def test_verdicts_are_marked_for_and_against_the_policy() -> None:
 
 
 def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
-    records = json.loads(json.dumps(comparison_record(ARMS)))["standings"]
+    records = json.loads(json.dumps(asdict(record_comparison(ARMS))))["standings"]
     assert records[0]["difference"] is records[0]["verdict"] is None
     assert (records[1]["difference"], records[1]["difference_interval"]) == (0.2, pytest.approx([0.19, 0.21]))
     assert records[3]["verdict"] == "sequence better"
@@ -119,3 +123,9 @@ def test_the_table_fits_and_holds_all_figures(width: int):
     _, against = comparison.others[-1]
     assert f"{against.difference.estimate:+.3f}" in text
     assert "100%" in text  # better on every instance
+
+
+def test_intervals_are_written_with_and_without_signs() -> None:
+    interval = Interval(0.02, -0.01, 0.05)
+    assert format_interval(interval) == "\u22120.010 to 0.050"
+    assert format_signed_interval(interval) == "\u22120.010 to +0.050"

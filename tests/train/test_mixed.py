@@ -15,8 +15,7 @@ from esper.control.controller import wanted_promise
 from esper.control.learned import PolicyOrigin
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError
-from esper.lab.costs import count_trainings
-from esper.lab.evaluate import find_controller
+from esper.lab.evaluate import count_trainings, find_controller
 from esper.lifecycle.rules import Rules
 from esper.rl.rollout import Rollout, concatenate_alike
 from esper.runs.events import EpisodeStarted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +17,12 @@ from esper.config.settings import compare_settings
 from esper.dash.formats import score
 from esper.dash.output import console_beside, print_json, say, say_differences
 from esper.errors import ConfigError
-from esper.files import write_atomically
 from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
 from esper.lab.contest import Contest, FinishedContest, Trial, run_contest
-from esper.lab.report.comparisons import report_configurations
-from esper.lab.report.subject import PAGE
-from esper.lab.standings import comparison_record, show_comparison, verdict_words
+from esper.lab.report.training import report_configurations
+from esper.lab.standings import record_comparison, show_comparison, verdict_words
 from esper.train.iteration import Iteration
 from esper.train.results import Arm
 from esper.train.settings import TrainSettings
@@ -78,8 +77,8 @@ def command(
         say(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
     if played is not None:
         show_comparison(console, played)
-    write_atomically(folder / PAGE, report_configurations(folder, FinishedContest(configurations, played)).html)
-    say(console, f"report: {folder / PAGE}")
+    report = report_configurations(folder, FinishedContest(configurations, played)).write(folder)
+    say(console, f"report: {report}")
     say(console, f"runs: {folder}")
     if json:
         print_json(_json(folder, configurations, played))
@@ -133,6 +132,6 @@ def _json(folder: Path, configurations: Comparison, arms: Comparison | None) -> 
     return {
         "run": str(folder),
         "verdict": "; ".join(words),
-        "configurations": comparison_record(configurations),
-        "arms": arms and comparison_record(arms),
+        "configurations": asdict(record_comparison(configurations)),
+        "arms": arms and asdict(record_comparison(arms)),
     }

@@ -25,8 +25,8 @@ from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
     did_it_help,
-    evaluation_record,
-    scores_record,
+    record_evaluation,
+    record_scores,
     standings_table,
 )
 from esper.runs.run_directory import RunDirectory
@@ -98,7 +98,7 @@ def _play(
     say(console, did_it_help(found, split).sentence)
     say(console, describe_basis(found))
     if json:
-        print_json(scores_record(found))
+        print_json(record_scores(found))
 
 
 def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
@@ -116,7 +116,7 @@ def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, 
         say(console, line)
     if json:
         iteration = found.behaviour.iteration
-        print_json({"run": str(directory.path), "iteration": iteration, **evaluation_record(comparisons)})
+        print_json({"run": str(directory.path), "iteration": iteration, **record_evaluation(comparisons)})
 
 
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:

@@ -10,10 +10,9 @@ import tyro
 from rich.console import Console
 
 from esper.errors import ConfigError, RunError
-from esper.files import write_atomically
+from esper.lab.figures.drawing import export
 from esper.lab.figures.exhibit import Figure, Table
-from esper.lab.figures.export import export
-from esper.lab.report.subject import PAGE, report_on
+from esper.lab.report.subject import report_on
 from esper.lab.standings import show_comparison
 
 
@@ -25,8 +24,8 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
     Args:
         paths: Directory of the run or the comparison; the page becomes its report.html. Of several runs, --out says
             where.
-        out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as LaTeX and CSV beside
-            it, each with the query or the files that its numbers come from.
+        out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as CSV beside it,
+            each with the query or the files that its numbers come from.
     """
     match paths:
         case (path,):
@@ -40,11 +39,11 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
-    write_atomically(folder / PAGE, report.html)
+    page = report.write(folder)
     console = Console()
     for title, found in report.comparisons.items():
         show_comparison(console, found, title)
-    sys.stdout.write(f"report: {folder / PAGE}\n")
+    sys.stdout.write(f"report: {page}\n")
     if out is not None:
         exported = export(out, report.exhibits)
         for reason in exported.absent:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
 from esper.dash.run_view import Episode, NetworkView, plain, read_networks, read_payload
-from esper.errors import EsperError
-from esper.lab.comparison import compare_splits
-from esper.lab.standings import evaluation_record
+from esper.errors import EsperError, RunError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve
 from esper.runs.events import (
     AnomalyRaised,
@@ -27,7 +26,7 @@ from esper.runs.metric import SCORE, Metric, contributions
 from esper.runs.reader import EventRecord, RunReader
 from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
 from esper.train.iteration import LEVELS
-from esper.train.results import read_evaluation
+from esper.train.results import read_verdicts
 
 PAGE = 100
 """Events of one answer."""
@@ -224,7 +223,7 @@ def _describe_compared(name: str, store: Path) -> dict[str, Any]:
                 "late": late_level([value for _, value in series]),
                 "probe": {"iteration": probes[-1][0], "score": probes[-1][1]} if probes else None,
                 "baselines": plain(metadata.get(LEVELS, {})),
-                "evaluation": _describe_evaluation(RunDirectory(store.parent)),
+                **_describe_evaluation(RunDirectory(store.parent)),
             }
     except EsperError as error:
         return {"name": name, "error": str(error)}
@@ -242,8 +241,17 @@ def late_level(values: Sequence[float]) -> dict[str, Any] | None:
 
 
 def _describe_evaluation(run: RunDirectory) -> dict[str, Any]:
-    """The record that `esper evaluate --json` prints, by split; empty before the run is evaluated."""
-    return plain(evaluation_record(compare_splits(read_evaluation(run.evaluation)))) if run.evaluation.exists() else {}
+    """The record that `esper evaluate --json` prints, by split, or a note why it cannot be shown."""
+    if not run.evaluation.exists():
+        return {"evaluation": {}, "evaluation_note": None}
+    try:
+        verdicts = read_verdicts(run.verdicts)
+    except RunError as error:
+        return {"evaluation": {}, "evaluation_note": str(error)}
+    return {
+        "evaluation": {split: asdict(record) for split, record in verdicts.items()},
+        "evaluation_note": None,
+    }
 
 
 def list_events(reader: RunReader, types: Sequence[str], text: str, before: int | None) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from esper.lab.analysis import Interval
-
 MINUS = "\u2212"
 EN_DASH = "\u2013"
 MEGA = 1e6
@@ -64,16 +62,6 @@ def mega(value: float) -> str:
 def p_value(p: float) -> str:
     """Three decimals, never zero: ``0.034`` or ``<0.001``."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def interval(found: Interval) -> str:
-    """The interval alone: ``0.642 to 0.668``."""
-    return f"{score(found.low)} to {score(found.high)}"
-
-
-def signed_interval(found: Interval) -> str:
-    """The interval alone, with signs: ``+0.012 to +0.030``."""
-    return f"{signed_score(found.low)} to {signed_score(found.high)}"
 
 
 def duration(seconds: float) -> str:

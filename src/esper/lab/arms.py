@@ -17,8 +17,7 @@ from esper.control.controller import Controller
 from esper.control.learned import POLICY
 from esper.control.rules.simple import SHUFFLED, shuffle_actions
 from esper.lab.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
-from esper.lab.costs import count_trainings
-from esper.lab.evaluate import load_policy
+from esper.lab.evaluate import count_trainings, load_policy
 from esper.lab.static_networks import (
     MeasuredArm,
     Prices,

@@ -1,9 +1,9 @@
-"""What a controller did in an evaluation: how it treats each family, and a few whole episodes to look at."""
+"""What a controller did in an evaluation: how it treats families, what kept seeds earned, a few whole episodes."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.files import write_atomically
-from esper.lab.seed_shapley import SeedShapley
+from esper.lab.analysis import Interval, mean_interval
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split, Suite
-from esper.train.episode_log import BlueprintGradients, EpisodeLog, StageChange, average_by_blueprint
+from esper.train.episode_log import EpisodeLog, StageChange
 from esper.train.evaluation import EvaluationResult
-from esper.train.results import Result, read_json
+from esper.train.results import Result, SeedShapley, read_json
 
 _GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
 
@@ -67,7 +67,7 @@ class EpisodeTimeline:
 class Behaviour:
     """What the policy of a run did in its evaluation."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # older files have more fields
 
     iteration: int
     """Training iterations that the policy had behind it."""
@@ -78,8 +78,6 @@ class Behaviour:
     """The first of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
     """What was kept in each episode; None in files from before this was measured."""
-    gradients: tuple[BlueprintGradients, ...] | None = None
-    """Of all seeds that learned, by blueprint; None in files from before this was measured."""
 
 
 def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, EvaluationResult]]) -> Behaviour:
@@ -88,17 +86,15 @@ def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Spli
     episodes: list[EpisodeTimeline] = []
     for split, one in played:
         families = sorted({record.family for record in one.records})
-        usage += [_usage(family, split, one.logs) for family in families]
-        episodes += [_first(family, split, one) for family in families]
+        usage += [_count_usage(family, split, one.logs) for family in families]
+        episodes += [_find_first_episode(family, split, one) for family in families]
     earned = tuple(earnings for _, one in played for earnings in one.earnings)
-    seeds = [seed for _, one in played for log in one.logs for seed in log.gradients]
-    gradients = tuple(average_by_blueprint(seeds))
-    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned, gradients)
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned)
 
 
-def write_behaviour(path: Path, found: Behaviour) -> None:
+def write_behaviour(path: Path, behaviour: Behaviour) -> None:
     """Write it as JSON; RunError if that fails."""
-    write_atomically(path, json.dumps(asdict(found), indent=1))
+    write_atomically(path, json.dumps(asdict(behaviour), indent=1))
 
 
 def read_behaviour(path: Path) -> Behaviour:
@@ -110,13 +106,13 @@ def read_behaviour(path: Path) -> Behaviour:
     return read_json(path, _FILE)
 
 
-def _coherent(found: Behaviour) -> Behaviour:
-    slots = range(len(found.sites))
-    if not found.usage or any(one.operations.keys() != found.usage[0].operations.keys() for one in found.usage):
+def _require_coherent(behaviour: Behaviour) -> Behaviour:
+    slots, usage = range(len(behaviour.sites)), behaviour.usage
+    if not usage or any(one.operations.keys() != usage[0].operations.keys() for one in usage):
         raise ValueError("the use of operations is incomplete")
-    if any(plant.slot not in slots for one in found.usage for plant in one.plants):
+    if any(plant.slot not in slots for one in usage for plant in one.plants):
         raise ValueError("a seed lies in a slot that does not exist")
-    for episode in found.episodes:
+    for episode in behaviour.episodes:
         steps = range(len(episode.accuracy))
         if not steps or not (episode.drift_step is None or episode.drift_step in steps):
             raise ValueError("an episode's drift lies outside it")
@@ -125,24 +121,20 @@ def _coherent(found: Behaviour) -> Behaviour:
             for change in episode.changes
         ):
             raise ValueError("an episode has an impossible change of stage")
-    for one in found.gradients or ():
-        shares = (one.vanished, one.exploded)
-        if one.blueprint not in found.blueprints or one.seeds < 1 or not all(0 <= share <= 1 for share in shares):
-            raise ValueError("the gradients of a blueprint are impossible")
-    for earned in found.earnings or ():
+    for earned in behaviour.earnings or ():
         kept = [seed.slot for seed in earned.seeds]
         if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
             raise ValueError("an episode kept seeds that there cannot be")
         if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in earned.pairs):
             raise ValueError("an episode has an interaction of seeds that it did not keep")
-    return found
+    return behaviour
 
 
 _STAGES = {stage.name.lower() for stage in Stage}
-_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_coherent)])
+_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 
 
-def _usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
+def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
     operations = np.zeros(len(Op))
     germinated: Counter[tuple[int, str]] = Counter()
     kept: Counter[tuple[int, str]] = Counter()
@@ -167,18 +159,18 @@ def _usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
     )
 
 
-def _first(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
+def _find_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
     """The first episode of a family, of which there is one."""
     records = iter(played.records)
     for log in played.logs:
         for row, instance in enumerate(log.instances):
             record = next(records)
             if instance.family == family:
-                return _episode(row, split, log, record)
+                return _describe_episode(row, split, log, record)
     raise ValueError(f"no episode of family {family} was played")
 
 
-def _episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
+def _describe_episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
     instance = log.instances[row]
     accuracies = log.accuracies[np.stack(log.running)[:, row], row]
     drift = instance.drift_step
@@ -193,3 +185,72 @@ def _episode(row: int, split: Split, log: EpisodeLog, record: Result) -> Episode
         tuple(accuracies.tolist()),
         tuple(change for change in log.changes if change.environment == row),
     )
+
+
+FEWEST_EPISODES = 8
+"""For an interval: fewer values say little of how much they vary."""
+
+
+@dataclass(frozen=True)
+class BlueprintShapley:
+    """The kept seeds of one blueprint."""
+
+    blueprint: str
+    kept: int
+    """Seeds."""
+    episodes: int
+    """In which at least one was kept."""
+    value: float
+    """Mean Shapley value of a seed, in accuracy, over those episodes."""
+    interval: Interval | None
+    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
+    negative: float
+    """Share of the seeds with a value below 0."""
+
+
+@dataclass(frozen=True)
+class PairInteraction:
+    """The episodes that kept seeds in both of two slots."""
+
+    first: int
+    second: int
+    episodes: int
+    interaction: float
+    """Mean over those episodes, in accuracy."""
+    interval: Interval | None
+    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
+
+
+def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[BlueprintShapley]:
+    """By blueprint, those kept most often first."""
+    episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
+    for one in shapley:
+        for blueprint in {seed.blueprint for seed in one.seeds}:
+            values = [seed.value for seed in one.seeds if seed.blueprint == blueprint]
+            episodes[blueprint].append((one.family, values))
+    summed: list[BlueprintShapley] = []
+    for blueprint, own in episodes.items():
+        seeds = np.concatenate([values for _, values in own])
+        # Episode by episode: the seeds of one network are not independent.
+        mean, interval = _average([(family, float(np.mean(values))) for family, values in own])
+        negative = float((seeds < 0).mean())
+        summed.append(BlueprintShapley(blueprint, len(seeds), len(own), mean, interval, negative))
+    return sorted(summed, key=lambda one: (-one.kept, one.blueprint))
+
+
+def summarise_pairs(shapley: Sequence[SeedShapley]) -> list[PairInteraction]:
+    """By pair of slots, in order."""
+    interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
+    for one in shapley:
+        for pair in one.pairs:
+            interactions[pair.first, pair.second].append((one.family, pair.interaction))
+    return [PairInteraction(*slots, len(own), *_average(own)) for slots, own in sorted(interactions.items())]
+
+
+def _average(episodes: Sequence[tuple[str, float]]) -> tuple[float, Interval | None]:
+    """The mean over episodes, each with its family, and where it lies."""
+    families, values = zip(*episodes, strict=True)
+    if len(values) < FEWEST_EPISODES:
+        return float(np.mean(values)), None
+    interval = mean_interval(np.array([values]), families)
+    return interval.estimate, interval

@@ -39,8 +39,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Against:
-    """The reference against another one."""
+class ReferenceDifference:
+    """How far the reference is ahead of another one."""
 
     difference: Difference
     """Of the mean scores, the reference's less the other's."""
@@ -49,7 +49,7 @@ class Against:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ArmSummary:
     """The figures of one of those compared: means over seeds and instances with 95% intervals."""
 
     name: str
@@ -64,7 +64,7 @@ class Standing:
     """Added parameters over the host's."""
     flops: Interval | None
     environment_steps: int | None
-    against: Against | None
+    against: ReferenceDifference | None
     """None for the reference itself."""
 
 
@@ -78,17 +78,17 @@ class Comparison:
     """Training seeds of the reference."""
     instances: int
     """That each of its policies played."""
-    standings: list[Standing]
+    standings: list[ArmSummary]
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
     @property
-    def reference(self) -> Standing:
+    def reference(self) -> ArmSummary:
         """With whom the others are compared."""
         return next(one for one in self.standings if one.against is None)
 
     @property
-    def others(self) -> list[tuple[Standing, Against]]:
+    def others(self) -> list[tuple[ArmSummary, ReferenceDifference]]:
         """Everyone else, and how the reference does against them."""
         return [(one, one.against) for one in self.standings if one.against is not None]
 
@@ -112,11 +112,11 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     families = None if own_instances else [one.family for one in reference.seeds[0]]
     own = _table(reference, _score)
     contrasts = [Contrast(own, _table(one, _score), paired) for one in others]
-    against: list[Against | None] = [None]
+    against: list[ReferenceDifference | None] = [None]
     for contrast, difference in zip(contrasts, judge(contrasts, families, claim), strict=True):
         better = probability_of_improvement(contrast.first, contrast.second, paired=contrast.paired)
-        against.append(Against(difference, better))
-    standings = [_make_standing(one, families, of) for one, of in zip(entries, against, strict=True)]
+        against.append(ReferenceDifference(difference, better))
+    standings = [_summarise_arm(one, families, of) for one, of in zip(entries, against, strict=True)]
     return Comparison(claim, len(played), len(played[0]), standings, _family_scores(entries))
 
 
@@ -176,13 +176,13 @@ def _by_score(found: Comparison) -> Comparison:
     return replace(found, standings=sorted(found.standings, key=lambda one: one.score.estimate, reverse=True))
 
 
-def _make_standing(entry: Entry, families: Sequence[str] | None, against: Against | None) -> Standing:
+def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: ReferenceDifference | None) -> ArmSummary:
     def mean(measure: Callable[[Result], float]) -> Interval:
         return mean_interval(_table(entry, measure), families)
 
     scores = _table(entry, _score)
     known = all(one.flops is not None for own in entry.seeds for one in own)
-    return Standing(
+    return ArmSummary(
         entry.name,
         mean_interval(scores, families),
         interquartile_mean(scores),

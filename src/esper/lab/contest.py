@@ -16,8 +16,7 @@ from esper.config.loading import dump_settings, load_settings
 from esper.control.learned import POLICY
 from esper.errors import ConfigError, RunError
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
-from esper.lab.costs import count_start
-from esper.lab.evaluate import load_policy
+from esper.lab.evaluate import count_pretraining, load_policy
 from esper.lab.static_networks import measure_arm
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader
@@ -109,8 +108,6 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
     """
     for settings in contest.arms.values():
         require_start(settings)
-    for settings in contest.arms.values():
-        require_start(settings)
     trials, instances = contest.trials(), contest.sample_instances()
     found: dict[Trial, ArmResults] = {}
     with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
@@ -172,7 +169,7 @@ def play_policy(
         played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
             steps = summarise(reader).environment_steps
-        steps += round(count_start(settings, suite) * suite.steps)
+        steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
     return load_or_compute(arm_file(run.path, POLICY), arm_key(POLICY, settings, policy.sha256, instances), play)

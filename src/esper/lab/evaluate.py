@@ -12,7 +12,7 @@ from esper.config.settings import compare_settings
 from esper.control.controller import Controller
 from esper.control.learned import POLICY, LearnedController, restore_policy
 from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
-from esper.control.shipped import open_policy
+from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError, RunError
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.lab.comparison import Comparison, compare_controllers, compare_over_seeds
@@ -23,7 +23,7 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.baselines import baselines
+from esper.train.baselines import baseline_settings, baselines
 from esper.train.collect import greedy_controller
 from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
@@ -148,6 +148,7 @@ def evaluate_run(
             own.append((game.split, played))
     progress(len(games), len(games), "")
     found = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
+    run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
     write_results(run.evaluation, found.results)
     write_behaviour(run.behaviour, found.behaviour)
     finished.remove()
@@ -203,6 +204,29 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
     # The rule that advises a policy tells time by the horizon of what it plays.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
     return load_policy(run, settings).controller, evaluation_config(settings)
+
+
+def count_trainings(name: str, suite: Suite) -> float:
+    """Whole trainings of networks that the controller of that name has cost: to learn, or to tune for this suite.
+
+    Of a policy those of its own training, twins included, and of the one that it started from, as that is now; those
+    of policies that it was chosen among are not counted.
+
+    Raises:
+        ConfigError: there is no such controller.
+        RunError, CheckpointError: the run is unusable.
+    """
+    if name != ESPER and name in {one.name for one in baselines(suite)}:
+        return baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
+    run = open_policy(name)
+    settings = load_settings(TrainSettings, run.config)
+    each = settings.environments + (settings.environments // settings.ppo.group if settings.ppo.twin else 0)
+    return Checkpoints(run.checkpoints).latest().iteration * each + count_pretraining(settings, suite)
+
+
+def count_pretraining(settings: TrainSettings, suite: Suite) -> float:
+    """Trainings that the policy had cost with which a run of these settings starts."""
+    return 0.0 if settings.start_from is None else count_trainings(settings.start_from, suite)
 
 
 def _check_counts(heldout: int, transfer: int) -> None:

@@ -19,8 +19,7 @@ import numpy as np
 
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
-from esper.lab.costs import count_trainings
-from esper.lab.evaluate import find_controller, sample_for_evaluation
+from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
 from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
 from esper.lifecycle.actions import Blend, wait
 from esper.numerics.arrays import Bools, Floats, Ints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -13,21 +13,20 @@ from rich.text import Text
 from esper.dash.formats import (
     EN_DASH,
     count,
-    interval,
     join_words,
     mega,
     p_value,
     percent,
     score,
-    signed_interval,
     signed_percent,
     signed_score,
 )
 from esper.dash.output import say
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
-from esper.lab.comparison import Against, Comparison, Standing
+from esper.lab.comparison import ArmSummary, Comparison, ReferenceDifference
 from esper.lab.figures.exhibit import Column, Row, Rows, Value
 from esper.tasks.suite import Split
+from esper.train.results import ArmRecord, ComparisonRecord, EvaluationRecord
 
 SPLIT_NAMES: Mapping[Split, str] = {"heldout": "held-out", "transfer": "transfer"}
 """What a sentence calls the instances of a split."""
@@ -70,10 +69,20 @@ _SUBJECTS = {
 }
 
 
+def format_interval(interval: Interval) -> str:
+    """The interval alone: ``0.642 to 0.668``."""
+    return f"{score(interval.low)} to {score(interval.high)}"
+
+
+def format_signed_interval(interval: Interval) -> str:
+    """The interval alone, with signs: ``+0.012 to +0.030``."""
+    return f"{signed_score(interval.low)} to {signed_score(interval.high)}"
+
+
 # In words -------------------------------------------------------------------------------------------------------------
 
 
-def verdict_words(comparison: Comparison, one: Standing) -> str:
+def verdict_words(comparison: Comparison, one: ArmSummary) -> str:
     """The verdict by name; empty for the reference."""
     if one.against is None:
         return ""
@@ -108,18 +117,18 @@ def describe_basis(comparison: Comparison) -> str:
     )
 
 
-def describe_standing(comparison: Comparison, one: Standing) -> str:
+def describe_arm(comparison: Comparison, one: ArmSummary) -> str:
     """What may be said of the reference and this one."""
-    found = [f"found with {one.environment_steps:,} environment steps"] if one.environment_steps is not None else []
+    cost = [f"found with {one.environment_steps:,} environment steps"] if one.environment_steps is not None else []
     if one.against is None:
-        return ": ".join([one.name, *found])
+        return ": ".join([one.name, *cost])
     difference, first = one.against.difference, comparison.reference.name
     parts = [f"{first} less {one.name} {signed_score(difference.estimate)}"]
     if difference.interval is not None and difference.p is not None:
-        parts[0] += f" ({signed_interval(difference.interval)})"
+        parts[0] += f" ({format_signed_interval(difference.interval)})"
         parts.append(f"p {p_value(difference.p)}")
     parts.append(f"{first} better in {percent(one.against.better)} of pairs")
-    return f"{one.name}: {verdict_words(comparison, one)}, {'; '.join([', '.join(parts), *found])}"
+    return f"{one.name}: {verdict_words(comparison, one)}, {'; '.join([', '.join(parts), *cost])}"
 
 
 @dataclass(frozen=True)
@@ -132,15 +141,15 @@ class Answer:
 
 def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     """The policy among the others, on the instances of that split."""
-    found: dict[Verdict, list[tuple[Standing, Against]]] = {verdict: [] for verdict in Verdict}
+    by_verdict: dict[Verdict, list[tuple[ArmSummary, ReferenceDifference]]] = {verdict: [] for verdict in Verdict}
     for one, against in comparison.others:
-        found[against.difference.verdict].append((one, against))
+        by_verdict[against.difference.verdict].append((one, against))
     policy, played = comparison.reference, f"{comparison.instances} {SPLIT_NAMES[split]} instances"
     start = f"On {played} {_SUBJECTS[comparison.claim]} {score(policy.score.estimate)}"
-    if found[Verdict.TOO_FEW]:
+    if by_verdict[Verdict.TOO_FEW]:
         return Answer("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
-    start += f" (95% interval {interval(policy.score)})"
-    above, below, open_ = found[Verdict.ABOVE], found[Verdict.BELOW], found[Verdict.OPEN]
+    start += f" (95% interval {format_interval(policy.score)})"
+    above, below, open_ = by_verdict[Verdict.ABOVE], by_verdict[Verdict.BELOW], by_verdict[Verdict.OPEN]
     if not below and not open_:
         nearest = max(above, key=lambda other: other[0].score.estimate)
         return Answer("Yes", f"{start}, above every other controller; the closest is {_with_difference(*nearest)}.")
@@ -156,76 +165,80 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     return Answer(short, f"{start}: {'; '.join(parts)}.{idle}")
 
 
-def _name_all(others: list[tuple[Standing, Against]]) -> str:
+def _name_all(others: list[tuple[ArmSummary, ReferenceDifference]]) -> str:
     """All by name; a few with their differences too."""
     few = len(others) <= _FEW
     return join_words([_with_difference(one, against) if few else one.name for one, against in others])
 
 
-def _with_difference(one: Standing, against: Against) -> str:
+def _with_difference(one: ArmSummary, against: ReferenceDifference) -> str:
     difference = against.difference
-    bounds = "" if difference.interval is None else f", {signed_interval(difference.interval)}"
+    bounds = "" if difference.interval is None else f", {format_signed_interval(difference.interval)}"
     return f"{one.name} (difference {signed_score(difference.estimate)}{bounds})"
 
 
 # For machines ---------------------------------------------------------------------------------------------------------
 
 
-def evaluation_record(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
+def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
     """By split, all figures and the answer, for JSON."""
     return {
-        split: {
-            "place": SPLIT_NAMES[split],
-            **comparison_record(found),
-            "answer": did_it_help(found, split).short,
-        }
-        for split, found in comparisons.items()
+        split: asdict(
+            EvaluationRecord(
+                **vars(record_comparison(comparison)),
+                place=SPLIT_NAMES[split],
+                answer=did_it_help(comparison, split).short,
+            )
+        )
+        for split, comparison in comparisons.items()
     }
 
 
-def scores_record(comparison: Comparison) -> dict[str, Any]:
+def record_scores(comparison: Comparison) -> dict[str, Any]:
     """Mean scores with their intervals by controller, for JSON."""
-    return {one.name: _figure("score", one.score) for one in comparison.standings}
-
-
-def comparison_record(comparison: Comparison) -> dict[str, Any]:
-    """All figures and verdicts, for JSON; what compares is null for the reference itself."""
     return {
-        "claim": str(comparison.claim),
-        "basis": describe_basis(comparison),
-        "seeds": comparison.seeds,
-        "instances": comparison.instances,
-        "reference": comparison.reference.name,
-        "standings": [_standing_record(comparison, one) for one in comparison.standings],
+        one.name: {"score": one.score.estimate, "score_interval": _bounds(one.score)} for one in comparison.standings
     }
 
 
-def _standing_record(comparison: Comparison, one: Standing) -> dict[str, Any]:
+def record_comparison(comparison: Comparison) -> ComparisonRecord:
+    """All figures and verdicts."""
+    return ComparisonRecord(
+        str(comparison.claim),
+        describe_basis(comparison),
+        comparison.seeds,
+        comparison.instances,
+        comparison.reference.name,
+        [_record_arm(comparison, one) for one in comparison.standings],
+    )
+
+
+def _record_arm(comparison: Comparison, one: ArmSummary) -> ArmRecord:
     against = one.against
     difference = against and against.difference
-    return {
-        "name": one.name,
-        **_figure("score", one.score),
-        "interquartile_mean": one.middle,
-        "by_seed": list(one.by_seed),
-        **_figure("accuracy", one.accuracy),
-        **_figure("added", one.growth),
-        **_figure("flops", one.flops),
-        "environment_steps": one.environment_steps,
-        "difference": difference and difference.estimate,
-        "difference_interval": _bounds(difference and difference.interval),
-        "p": difference and difference.p,
-        "probability_of_improvement": against and against.better,
-        "verdict": verdict_words(comparison, one) or None,
-    }
+    return ArmRecord(
+        name=one.name,
+        score=one.score.estimate,
+        score_interval=_bounds(one.score),
+        interquartile_mean=one.middle,
+        by_seed=one.by_seed,
+        accuracy=one.accuracy.estimate,
+        accuracy_interval=_bounds(one.accuracy),
+        added=one.growth.estimate,
+        added_interval=_bounds(one.growth),
+        flops=one.flops and one.flops.estimate,
+        flops_interval=one.flops and _bounds(one.flops),
+        environment_steps=one.environment_steps,
+        difference=difference and difference.estimate,
+        difference_interval=_bounds(difference.interval) if difference and difference.interval else None,
+        p=difference and difference.p,
+        probability_of_improvement=against and against.better,
+        verdict=verdict_words(comparison, one) or None,
+    )
 
 
-def _figure(name: str, found: Interval | None) -> dict[str, Any]:
-    return {name: found and found.estimate, f"{name}_interval": _bounds(found)}
-
-
-def _bounds(found: Interval | None) -> list[float] | None:
-    return found and [found.low, found.high]
+def _bounds(interval: Interval) -> tuple[float, float]:
+    return interval.low, interval.high
 
 
 # As a table -----------------------------------------------------------------------------------------------------------
@@ -236,7 +249,7 @@ def standings_rows(comparison: Comparison) -> Rows:
     rows: list[Row] = []
     for one in comparison.standings:
         row: dict[str, Value] = {"name": one.name, "kind": _kind(one.against)}
-        for name, value in _standing_record(comparison, one).items():
+        for name, value in vars(_record_arm(comparison, one)).items():
             if name.endswith("_interval"):
                 stem = name.removesuffix("_interval")
                 row[f"{stem}_low"], row[f"{stem}_high"] = value or (None, None)
@@ -246,7 +259,7 @@ def standings_rows(comparison: Comparison) -> Rows:
     return Rows.of(rows)
 
 
-def _kind(against: Against | None) -> str:
+def _kind(against: ReferenceDifference | None) -> str:
     """Policy for the reference itself, above, below or other."""
     if against is None:
         return "policy"
@@ -318,6 +331,6 @@ def show_comparison(console: Console, comparison: Comparison, title: str | None 
     console.print(standings_table(comparison, title))
     for one in comparison.standings:
         if one.against is not None or one.environment_steps is not None:
-            say(console, describe_standing(comparison, one))
+            say(console, describe_arm(comparison, one))
     if comparison.others:
         say(console, describe_basis(comparison))

@@ -178,6 +178,11 @@ class RunDirectory:
         return self.path / "behaviour.json"
 
     @property
+    def verdicts(self) -> Path:
+        """Who is better by `evaluation`, in figures and words, for the dashboard; written with the report."""
+        return self.path / "verdicts.json"
+
+    @property
     def evaluation_progress(self) -> Path:
         """What an `esper evaluate` under way has finished so far."""
         return self.path / "evaluation-progress"

@@ -1,9 +1,8 @@
-"""The log of E episodes: actions, changes of stage, rollbacks, the health of seeds' gradients; and its form on disk."""
+"""The log of E episodes, their actions, changes of stage and rollbacks, and its form on disk."""
 
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
@@ -15,41 +14,11 @@ from esper.lifecycle.actions import Head, Op, wait
 from esper.lifecycle.gates import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
-from esper.lifecycle.transitions import Cause, Transitions
+from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.gradients import HealthTable, SeedHealth
 from esper.rl.episodes import Episodes, Incident, StepResult
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
-
-
-@dataclass(frozen=True)
-class SeedGradients:
-    """The gradients of one seed, as means over the decisions after which it learned; fields as in `SeedHealth`."""
-
-    environment: int
-    slot: int
-    blueprint: str
-    decisions: int
-    """How many there were, one at least."""
-    vanished: float
-    exploded: float
-    ratio: float | None
-    """None if it was never known."""
-
-
-@dataclass(frozen=True)
-class BlueprintGradients:
-    """The gradients of all seeds of one blueprint."""
-
-    blueprint: str
-    seeds: int
-    vanished: float
-    """Mean over the seeds."""
-    exploded: float
-    """Mean over the seeds."""
-    ratio: float | None
-    """Median over the seeds; None if no seed's is known."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +44,7 @@ class RecordedRollback(Incident):
 
 
 class EpisodeLog:
-    """Actions, stage changes, rollbacks, seeds' gradients and objectives of E episodes, filled step by step."""
+    """Actions, stage changes, rollbacks and objectives of E episodes, filled step by step."""
 
     def __init__(self, suite: Suite, instances: Sequence[Instance]) -> None:
         self.suite = suite.name
@@ -83,10 +52,6 @@ class EpisodeLog:
         self.instances = list(instances)
         self.changes: list[StageChange] = []
         self.rollbacks: list[RecordedRollback] = []
-        self.gradients: list[SeedGradients] = []
-        """Of every seed that learned; known at the end."""
-        self._transitions: list[Transitions] = []
-        self._health: list[HealthTable] = []
         self.steps: list[Ints] = []
         """Actions per step, each ``[E, 8]``."""
         self.running: list[Bools] = []
@@ -107,9 +72,7 @@ class EpisodeLog:
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
         self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.incidents]
-        self._health.append(result.training.health)
         changes = result.transitions
-        self._transitions.append(changes)
         for index in range(len(changes)):
             blueprint = int(changes.blueprint[index])
             self.changes.append(
@@ -126,9 +89,7 @@ class EpisodeLog:
             )
 
     def finish(self, episodes: Episodes) -> None:
-        """Take down how the episodes ended, and what needs whole episodes."""
-        self.gradients = average_gradients(self._blueprints, self._transitions, self._health)
-        self._transitions, self._health = [], []
+        """Take down how the episodes ended."""
         population = episodes.population
         self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
@@ -140,7 +101,6 @@ class EpisodeLog:
         own.instances = self.instances[place]
         own.changes = _within(self.changes, place)
         own.rollbacks = _within(self.rollbacks, place)
-        own.gradients = _within(self.gradients, place)
         own.running = [running[place] for running in self.running]
         own.steps = [actions[place] for actions in self.steps]
         own.measured = [accuracies[place] for accuracies in self.measured]
@@ -171,7 +131,7 @@ def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     return np.concatenate(padded, axis=1)
 
 
-Numbered = TypeVar("Numbered", StageChange, RecordedRollback, SeedGradients)
+Numbered = TypeVar("Numbered", StageChange, RecordedRollback)
 
 
 def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
@@ -183,57 +143,7 @@ def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
     ]
 
 
-def average_gradients(
-    blueprints: Sequence[str], changes: Sequence[Transitions], health: Sequence[HealthTable]
-) -> list[SeedGradients]:
-    """Every seed that learned, from the transitions of each decision and the health ``[E, S]`` after it."""
-    births: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
-    for step, change in enumerate(changes):
-        for index in np.flatnonzero(change.after == Stage.GERMINATED).tolist():
-            place = int(change.env[index]), int(change.slot[index])
-            births[place].append((step, blueprints[int(change.blueprint[index])]))
-    found: list[SeedGradients] = []
-    for place, own in sorted(births.items()):
-        ends = [*(step for step, _ in own[1:]), len(health)]
-        for (start, blueprint), end in zip(own, ends, strict=True):
-            learned = [one for table in health[start:end] if (one := table.at(*place)).minibatches]
-            if learned:
-                found.append(_over(learned, place, blueprint))
-    return found
-
-
-def _over(life: Sequence[SeedHealth], place: tuple[int, int], blueprint: str) -> SeedGradients:
-    ratios = [one.ratio for one in life if np.isfinite(one.ratio)]
-    return SeedGradients(
-        *place,
-        blueprint,
-        len(life),
-        float(np.mean([one.vanished for one in life])),
-        float(np.mean([one.exploded for one in life])),
-        float(np.mean(ratios)) if ratios else None,
-    )
-
-
-def average_by_blueprint(found: Sequence[SeedGradients]) -> list[BlueprintGradients]:
-    """In the order of the blueprints' names."""
-    own: dict[str, list[SeedGradients]] = defaultdict(list)
-    for one in found:
-        own[one.blueprint].append(one)
-    return [_average(blueprint, seeds) for blueprint, seeds in sorted(own.items())]
-
-
-def _average(blueprint: str, seeds: Sequence[SeedGradients]) -> BlueprintGradients:
-    ratios = [seed.ratio for seed in seeds if seed.ratio is not None]
-    return BlueprintGradients(
-        blueprint,
-        len(seeds),
-        float(np.mean([seed.vanished for seed in seeds])),
-        float(np.mean([seed.exploded for seed in seeds])),
-        float(np.median(ratios)) if ratios else None,
-    )
-
-
-_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback, SeedGradients)}
+_RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback)}
 """Dataclasses of plain values that a log may list."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from esper.control.observation import Observation
 from esper.control.promises import PromiseSettings
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import RunError
-from esper.lab.seed_shapley import SeedShapley, attribute_kept_seeds
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, usable_device
+from esper.population.forward import select_committed
 from esper.population.population import Fossils, Strategy
+from esper.population.shapley import ACCURACY, LOSS, attribute_networks
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import RewardSettings
@@ -34,12 +35,14 @@ from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.train.baselines import baseline_settings
 from esper.train.episode_log import EpisodeLog, log_from_json, log_to_json
-from esper.train.results import Result, cache_key, read_cached, write_cached
+from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, cache_key, read_cached, write_cached
 from esper.train.settings import TrainSettings
 from esper.train.workers import DeviceTask, Workers, enough_memory
 
 COHORT = 64
 """Networks played side by side."""
+_COALITION_ORDERS = 0
+"""Seed of the orders that are drawn where a network has kept too many seeds for all coalitions."""
 _EARNINGS = TypeAdapter(list[SeedShapley])
 
 
@@ -188,6 +191,34 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
         for row, instance in enumerate(part.instances, start=place.start)
     ]
     return [EvaluationResult(records[place], [log.part(place)], earned[place]) for place in places]
+
+
+def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
+    """Shapley values of the kept seeds of finished episodes, on the validation data of their last phase.
+
+    What is only reported needs no test data. Where growth is about the loss, values are shares of a guess's loss.
+    """
+    population, suite = episodes.population, episodes.suite
+    rng = np.random.default_rng(_COALITION_ORDERS)
+    attribution = attribute_networks(population, episodes.validation, rng, select_committed(population))
+    metric, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
+    values, errors = attribution.values[metric] / unit, attribution.errors[metric] / unit
+    interactions = attribution.interactions[metric] / unit
+    shapley: list[SeedShapley] = []
+    for row, instance in enumerate(episodes.instances):
+        blueprints: list[int] = population.table.blueprint[row].tolist()
+        slots: list[int] = np.flatnonzero(attribution.players[row]).tolist()
+        seeds = [
+            SeedValue(slot, suite.blueprints[blueprints[slot]], float(values[row, slot]), float(errors[row, slot]))
+            for slot in slots
+        ]
+        pairs = [
+            KeptPair(first, second, float(interactions[row, first, second]))
+            for first, second in combinations(slots, 2)
+            if np.isfinite(interactions[row, first, second])
+        ]
+        shapley.append(SeedShapley(instance.name, instance.family, tuple(seeds), tuple(pairs)))
+    return shapley
 
 
 def make_result(

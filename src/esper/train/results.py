@@ -25,6 +25,8 @@ MOST_BYTES = 256 * 2**20
 """More than this is no file of results."""
 
 T = TypeVar("T")
+Bounds = tuple[float, float]
+"""Both ends of an interval."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,40 @@ class ArmResults:
 
 
 @dataclass(frozen=True)
+class SeedValue:
+    """A fossil at the end of an episode."""
+
+    slot: int
+    blueprint: str
+    value: float
+    """Its Shapley value: its share of the accuracy on validation data that the fossils add to the host."""
+    standard_error: float
+    """0: the value is exact."""
+
+
+@dataclass(frozen=True)
+class KeptPair:
+    """Two fossils of one network."""
+
+    first: int
+    """Slot; the lower one."""
+    second: int
+    interaction: float
+    """Accuracy that both add beyond what each adds alone: positive where they help each other (Grabisch, Roubens)."""
+
+
+@dataclass(frozen=True)
+class SeedShapley:
+    """Shapley values of all fossils of one episode."""
+
+    instance: str
+    family: str
+    seeds: tuple[SeedValue, ...]
+    pairs: tuple[KeptPair, ...]
+    """None where values are estimates."""
+
+
+@dataclass(frozen=True)
 class Arm:
     """One of those compared on the same instances: a way of training, or another arm than learned policies."""
 
@@ -84,6 +120,54 @@ class Arm:
     def outcomes(self) -> list[list[Result]]:
         """By seed."""
         return [one.outcomes for one in self.seeds]
+
+
+@dataclass(frozen=True)
+class ArmRecord:
+    """The figures of one of those compared; intervals are 95%, and what compares is None for the reference itself."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str
+    score: float
+    score_interval: Bounds
+    interquartile_mean: float
+    by_seed: tuple[float, ...]
+    accuracy: float
+    accuracy_interval: Bounds
+    added: float
+    added_interval: Bounds
+    flops: float | None
+    flops_interval: Bounds | None
+    environment_steps: int | None
+    difference: float | None
+    difference_interval: Bounds | None
+    p: float | None
+    probability_of_improvement: float | None
+    verdict: str | None
+
+
+@dataclass(frozen=True)
+class ComparisonRecord:
+    """A finished comparison as machines read it, its claims in words."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    claim: str
+    basis: str
+    seeds: int
+    instances: int
+    reference: str
+    standings: list[ArmRecord]
+
+
+@dataclass(frozen=True)
+class EvaluationRecord(ComparisonRecord):
+    """The comparison of a run's policy with all other controllers on one split."""
+
+    place: str
+    """What a sentence calls the split's instances."""
+    answer: str
 
 
 def select_split(results: Sequence[Result], split: Split) -> list[Result]:
@@ -105,13 +189,24 @@ def read_evaluation(path: Path) -> list[Result]:
     return read_json(path, _EVALUATION)
 
 
-def read_json(path: Path, kind: TypeAdapter[T]) -> T:
-    """The contents of a JSON file as values of ``kind``, whose validators keep out what could not be reported.
+def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
+    """The comparisons of an evaluated run by split, from the file that is written with its report.
 
     Raises:
         RunError: the file is missing, or holds something else.
     """
-    advice = f"`esper evaluate {path.parent}`"
+    return read_json(path, _VERDICTS, "esper report")
+
+
+def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate") -> T:
+    """The contents of a JSON file as values of ``kind``, whose validators keep out what could not be reported.
+
+    ``command`` makes the file anew.
+
+    Raises:
+        RunError: the file is missing, or holds something else.
+    """
+    advice = f"`{command} {path.parent}`"
     try:
         return kind.validate_json(read_bounded(path, MOST_BYTES))
     except OSError as error:
@@ -187,3 +282,4 @@ def _require_comparable(results: list[Result]) -> list[Result]:
 
 _EVALUATION = TypeAdapter(Annotated[list[Result], AfterValidator(_require_comparable)])
 _ARM = TypeAdapter(ArmResults)
+_VERDICTS = TypeAdapter(dict[Split, EvaluationRecord])

@@ -7,7 +7,7 @@ import pytest
 
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
-from esper.lab.costs import count_trainings
+from esper.lab.evaluate import count_trainings
 from esper.lab.search import (
     BRACKET,
     BUDGETS,

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lab.figures.drawing import draw_svg, spread_apart
-from esper.lab.figures.exhibit import Figure, Rows
-from esper.lab.figures.growing import GROWING_EXHIBITS
-from esper.lab.figures.learning import LEARNING_EXHIBITS
+from esper.lab.figures.exhibit import Rows
+from esper.lab.figures.grown import grown_figures
+from esper.lab.figures.training import LEARNING
 
-FIGURES = {one.name: one for one in (*LEARNING_EXHIBITS, *GROWING_EXHIBITS) if isinstance(one, Figure)}
-SEEDS, REWARDS = FIGURES["seeds"], FIGURES["rewards"]
+STAGES = next(figure for figure in grown_figures({}) if figure.name == "stages")
 HOSTILE = [
     "</text><script>",
     "a\"b'c&d",
@@ -48,8 +47,13 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
+def lane_of(name: str) -> Rows:
+    """A slot of that name over one decision."""
+    return Rows(("slot_name", "decision", "stage", "blueprint"), ((name, 1, "blending", "norm"),))
+
+
 def drawn(name: str) -> Reader:
-    return Reader(draw_svg(SEEDS, Rows(("blueprint", "outcome", "seeds"), ((name, "pruned", 1),))))
+    return Reader(draw_svg(STAGES, lane_of(name)))
 
 
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc", "Co", "Cn", "Z")), min_size=1, max_size=20))
@@ -62,7 +66,7 @@ def test_names_are_drawn_as_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_becomes_markup_or_keeps_a_page_from_being_written(name: str) -> None:
-    page = draw_svg(SEEDS, Rows(("blueprint", "outcome", "seeds"), ((name, "pruned", 1),)))
+    page = draw_svg(STAGES, lane_of(name))
     found = Reader(page)
     page.encode()
     assert found.tags <= {"svg", "g", "path", "text", "tspan", "defs", "clippath", "rect", "use"}
@@ -86,11 +90,11 @@ def test_no_name_becomes_markup_or_keeps_a_page_from_being_written(name: str) ->
 )
 def test_numbers_of_any_size_are_drawn(values: list[float]) -> None:
     rows = Rows(
-        ("term", "iteration", "paid_per_episode"),
-        tuple(("rent", iteration, value) for iteration, value in enumerate(values, 1)),
+        ("kind", "name", "iteration", "value"),
+        tuple(("probe", "greedy policy", iteration, value) for iteration, value in enumerate(values, 1)),
     )
-    page = draw_svg(REWARDS, rows)
-    assert ">rent</text>" in page
+    page = draw_svg(LEARNING, rows)
+    assert ">greedy policy</text>" in page
     assert "nan" not in page
 
 

@@ -7,24 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from esper.lab.figures.exhibit import Exhibit, Figure, Rows, run_queries
-from esper.lab.figures.export import Exported, export
-from esper.lab.figures.growing import GROWING_EXHIBITS
+from esper.lab.figures.drawing import Exported, export
+from esper.lab.figures.exhibit import Exhibit, Figure, run_queries
 from esper.lab.figures.grown import grown_exhibits
-from esper.lab.figures.learning import LEARNING_EXHIBITS
+from esper.lab.figures.training import BLUEPRINTS, LEARNING, health_figure
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from lab.figures_cases import NETWORKS, grown, trained
 
-SHOWN = (*LEARNING_EXHIBITS, *GROWING_EXHIBITS)
+SHOWN = (LEARNING, health_figure(0.03), BLUEPRINTS)
 
 
 def training_exhibits(store: Path) -> list[Exhibit]:
     return run_queries(store, SHOWN)
-
-
-def numbers_of(store: Path, name: str) -> Rows:
-    return next(rows for what, rows in training_exhibits(store) if what.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +47,7 @@ def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) ->
 
 
 def test_the_query_beside_a_file_gives_its_numbers_again(run: RunDirectory, exported: tuple[Path, Exported]) -> None:
-    assert_queries_give_the_numbers(exported[0], run.store, 11)
+    assert_queries_give_the_numbers(exported[0], run.store, 3)
 
 
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
@@ -64,7 +59,7 @@ def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
 
 def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported]) -> None:
     folder, done = exported
-    assert (done.figures, done.tables, done.absent) == (8, 3, ())
+    assert (done.figures, done.tables, done.absent) == (2, 1, ())
     for what in SHOWN:
         stem = folder / what.folder / what.name
         if isinstance(what, Figure):
@@ -72,7 +67,7 @@ def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported
             assert b"<svg" in stem.with_suffix(".svg").read_bytes()
             assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         else:
-            assert stem.with_suffix(".tex").is_file()
+            assert stem.with_suffix(".csv").is_file()
 
 
 def test_figures_are_the_same_bytes_every_time(
@@ -85,42 +80,26 @@ def test_figures_are_the_same_bytes_every_time(
         assert file.read_bytes() == (exported[0] / "figures" / file.name).read_bytes(), file
 
 
-def test_a_run_without_decisions_leaves_their_figure_out_and_says_why(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", steps=False)
-    without = training_exhibits(run.store)
-    assert [what.name for what, rows in without if not rows] == ["rewards"]
-    done = export(tmp_path / "out", [pair for pair in without if pair[0].name == "rewards"])
-    assert (done.figures, done.tables) == (0, 0)
-    assert "telemetry.steps_every" in done.absent[0]
+def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    run = grown(tmp_path / "run")
+    rollbacks = [pair for pair in grown_exhibits(run.store, {}, None) if pair[0].name == "rollbacks"]
+    done = export(tmp_path / "out", rollbacks)
+    assert (done.figures, done.tables, done.absent) == (0, 0, ("rollbacks: training never blew up",))
     assert not (tmp_path / "out").exists()
 
 
-def test_rewards_are_means_over_networks(run: RunDirectory) -> None:
-    rows = numbers_of(run.store, "rewards")
-    assert rows.by("term")["objective"].numbers("paid_per_episode") == pytest.approx([0.25] * 4)
-    assert rows.by("term")["rent"].numbers("paid_per_episode") == pytest.approx([-0.05] * 4)
-
-
-def test_contributions_are_quantiles_of_kept_seeds(run: RunDirectory) -> None:
-    (row,) = numbers_of(run.store, "contributions").values
-    # Of 12 values .011 .012 .013 .014, .021 ... .034, by nearest rank: the 2nd, 3rd, 6th, 9th and 11th.
-    assert row[:3] == ("norm", "norm", 4 * NETWORKS)
-    assert row[3:] == pytest.approx((0.012, 0.013, 0.022, 0.031, 0.033))
-
-
-def test_only_the_last_quarter_is_in_the_figure_of_growth(run: RunDirectory) -> None:
-    assert len(numbers_of(run.store, "growth")) == NETWORKS
-
-
-def test_families_count_what_was_kept(run: RunDirectory) -> None:
-    (row,) = numbers_of(run.store, "families").values
-    assert row == pytest.approx(("order", 12, 0.5, 0.5, 0.6, 0.3, 1.0))
+def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
+    rows = next(rows for what, rows in training_exhibits(run.store) if what is BLUEPRINTS)
+    contributions = [0.01 * network + 0.001 * number for network in range(1, NETWORKS + 1) for number in range(1, 5)]
+    (row,) = rows.values
+    assert row[:4] == ("norm", 4 * NETWORKS, 1, 0)
+    assert row[4] == pytest.approx(sum(contributions) / len(contributions))
 
 
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", name=r"a_$x^{\bad", family="$$")
-    named = {"learning", "seeds", "contributions", "growth"}
-    exhibits = [pair for pair in training_exhibits(run.store) if pair[0].name in named]
+    run = grown(tmp_path / "run", name=r"a_$x^{\bad")
+    named = {"curves", "stages", "contributions", "snapshots"}
+    exhibits = [pair for pair in grown_exhibits(run.store, {}, None) if pair[0].name in named]
     assert export(tmp_path / "out", exhibits).figures == len(named)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from esper.lab.comparison import Comparison
 from esper.lab.contest import FinishedContest
-from esper.lab.report.comparisons import report_configurations
+from esper.lab.report.training import report_configurations
 from lab.arms_cases import ARMS, STANDINGS
 
 
@@ -22,10 +22,9 @@ PAGE = render(ARMS)
 
 
 def test_every_arm_is_in_both_plots_and_explained() -> None:
-    for figure in ("growth", "flops"):
-        drawn = re.search(rf'<figure id="figure-arms_{figure}">.*?</svg>', PAGE, re.DOTALL)
-        assert drawn is not None
-        assert all(f">{one.name}</text>" in drawn[0] for one in STANDINGS)
+    (drawn,) = re.findall(r'<figure id="figure-arms_costs".*?</svg>', PAGE, re.DOTALL)
+    assert all(f">{one.name}</text>" in drawn for one in STANDINGS)
+    assert all(f">{words}</text>" in drawn for words in ("parameters added / host's", "training MFLOP"))
     assert PAGE.count("the best fixed sequence found with") == 1
 
 

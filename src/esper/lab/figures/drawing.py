@@ -1,4 +1,7 @@
-"""Drawing by matplotlib: one style, files for papers, SVG for pages, and the axes and legends that figures share."""
+"""Drawing by matplotlib: one style, files for papers, SVG for pages, and the axes and legends that figures share.
+
+Tables are written as CSV beside the figures, each with its source.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -16,7 +21,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
 from esper.dash.formats import score
-from esper.lab.figures.exhibit import Figure, Rows, Value
+from esper.errors import RunError
+from esper.files import write_atomically
+from esper.lab.figures.exhibit import Exhibit, Figure, Rows, Value
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
@@ -90,6 +97,37 @@ _NAMESPACE = re.compile(r"\{[^}]*\}")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """What XML cannot hold."""
 _LARGEST = 1e300
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what there was nothing to show of."""
+
+    figures: int
+    tables: int
+    absent: tuple[str, ...]
+    """A name and a reason each."""
+
+
+def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
+    """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    shown = [(what, rows) for what, rows in exhibits if rows]
+    for what, rows in shown:
+        inside = folder / what.folder
+        try:
+            inside.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {inside} ({error.strerror}): choose another --out") from error
+        drawings = draw_files(what, rows) if isinstance(what, Figure) else {}
+        for suffix, content in {**drawings, ".csv": rows.csv(), what.source.suffix: what.source.text}.items():
+            write_atomically(inside / f"{what.name}{suffix}", content)
+    figures = sum(isinstance(what, Figure) for what, _ in shown)
+    absent = tuple(f"{what.name}: {what.absent}" for what, rows in exhibits if not rows)
+    return Exported(figures, len(shown) - figures, absent)
 
 
 def draw_files(figure: Figure, rows: Rows) -> dict[str, bytes]:

@@ -16,6 +16,9 @@ from esper.runs.reader import RunReader
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+FULL_HEAT = 0.6
+"""Opacity of the strongest cell, so that its figure stays readable."""
+
 Value = str | int | float | None
 Row = Mapping[str, Value]
 """Values by the names of their columns."""
@@ -145,7 +148,8 @@ class Column:
     """Whether a value may take several lines."""
     note: Callable[[Row], str] | None = None
     mark: Callable[[Row], str] | None = None
-    heat: Callable[[Row], float] | None = None
+    heated: float | None = None
+    """A value that is coloured most strongly, smaller ones the less so."""
 
     @property
     def heading(self) -> str:
@@ -163,8 +167,9 @@ class Column:
         ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
         bounds = tuple(self.write(end) for end in ends if end is not None)
         note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""
-        mark, heat = self.mark(row) if self.mark else "", self.heat(row) if self.heat else 0.0
-        return Cell(self.write(row[self.name]), note, bounds, mark, heat)
+        value = row[self.name]
+        heat = FULL_HEAT * value / self.heated if self.heated and isinstance(value, int | float) else 0.0
+        return Cell(self.write(value), note, bounds, self.mark(row) if self.mark else "", heat)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import count, difference, measure
 from esper.lab.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count_along, draw_lines, legend_above
 from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
-from esper.lab.figures.growing import SLOT_NAME
-from esper.lab.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
-from esper.lab.figures.snapshots import snapshots_figure
+from esper.lab.figures.lanes import LANE_HEIGHT, SLOT_NAME, SNAPSHOTS, draw_lanes, explain_stages
 from esper.runs.metric import LOSS, METRIC_NAME, Metric, contributions
 
 ADDED = "added_parameters"
@@ -95,7 +93,7 @@ ORDER BY slot, step
             _draw_contributions,
             "no contribution was measured",
         ),
-        snapshots_figure(SLOT_NAME),
+        SNAPSHOTS,
     ]
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from esper.files import write_atomically
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Exhibit, Figure, Rows
+from esper.runs.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,20 @@ class Report:
     html: str
     exhibits: Sequence[Exhibit]
     comparisons: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
+    verdicts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The same as JSON values."""
+
+    def write(self, folder: Path) -> Path:
+        """Write the page into the folder, and beside it the verdicts if there are any; the page's path.
+
+        Raises:
+            RunError: a file cannot be written.
+        """
+        if self.verdicts:
+            write_atomically(RunDirectory(folder).verdicts, json.dumps(self.verdicts, indent=1))
+        page = RunDirectory(folder).report
+        write_atomically(page, self.html)
+        return page
 
 
 def _svg(what: Figure, rows: Rows) -> Markup:

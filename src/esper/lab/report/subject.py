@@ -9,15 +9,13 @@ from pathlib import Path
 from esper.errors import RunError
 from esper.lab.contest import is_contest, read_contest
 from esper.lab.evaluate import read_over_seeds
-from esper.lab.report.comparisons import report_configurations, report_over_seeds
 from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Report
-from esper.lab.report.training import report_training
+from esper.lab.report.training import report_configurations, report_over_seeds, report_training
 from esper.lab.sweep import RANKING
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import MADE, RunDirectory
 
-PAGE = "report.html"
 _MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
 
 

@@ -1,24 +1,31 @@
-"""The report of a training run."""
+"""Reports of training: of one run, of runs with several training seeds, of compared configurations and all arms."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from esper.config.loading import load_settings, settings_text
-from esper.dash.formats import duration, score
-from esper.files import write_atomically
+from esper.dash.formats import duration, join_words, score
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
-from esper.lab.figures.behaviour import exhibit_behaviour
-from esper.lab.figures.comparison import exhibit_evaluation
-from esper.lab.figures.exhibit import Exhibit, run_queries
-from esper.lab.figures.growing import GROWING_EXHIBITS
-from esper.lab.figures.learning import LEARNING_EXHIBITS, exhibit_health
+from esper.lab.contest import FinishedContest
+from esper.lab.figures.evaluation import exhibit_arms, exhibit_behaviour, exhibit_configurations, exhibit_evaluation
+from esper.lab.figures.exhibit import run_queries
+from esper.lab.figures.training import BLUEPRINTS, LEARNING, exhibit_health
 from esper.lab.report.page import Headline, Page, Report, Reproduction, Section
-from esper.lab.standings import SPLIT_TITLES, describe_basis, did_it_help
+from esper.lab.standings import (
+    ABOUT,
+    SPLIT_TITLES,
+    describe_basis,
+    did_it_help,
+    record_comparison,
+    record_evaluation,
+    verdict_words,
+)
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -31,13 +38,12 @@ _QUESTIONS = {"heldout": "Is it better than not learning?", "transfer": "Does it
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the run's report and return its path.
+    """Write the run's report, and its verdicts if it was evaluated; the report's path.
 
     Raises:
         RunError, ConfigError: a file of the run is damaged, or the report cannot be written.
     """
-    write_atomically(run.report, report_training(run).html)
-    return run.report
+    return report_training(run).write(run.path)
 
 
 def report_training(run: RunDirectory) -> Report:
@@ -53,7 +59,7 @@ def report_training(run: RunDirectory) -> Report:
         started = reader.events(RunStarted)
         summary = summarise(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
-    trained = {one.what.name: one for one in run_queries(run.store, (*LEARNING_EXHIBITS, *GROWING_EXHIBITS))}
+    learning, blueprints = run_queries(run.store, (LEARNING, BLUEPRINTS))
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
     evaluated = exhibit_evaluation(comparisons)
     acted = {} if behaviour is None else exhibit_behaviour(behaviour)
@@ -63,12 +69,22 @@ def report_training(run: RunDirectory) -> Report:
         f"({summary.environment_steps_per_second:.0f} a second), Esper "
         f"{started[0].esper_version if started else 'unknown'}."
     )
-    sections = [
-        *_show_training(trained),
-        *_show_evaluation(evaluated),
-        *([] if behaviour is None else _show_behaviour(behaviour, acted)),
-        *([Section("Was training healthy?", [health])] if health.rows else []),
-    ]
+    heading = "How the policy learned"
+    if "J" in learning.rows.by("kind"):
+        sections = [Section(heading, [learning, blueprints])]
+    else:
+        sections = [Section(heading, note="The run has no finished iteration yet.")]
+    for split, exhibits in evaluated.items():
+        shown = ("scores", "costs", "standings", "families")
+        sections.append(Section(_QUESTIONS[split], [exhibits[name] for name in shown]))
+    if behaviour is not None:
+        sections.append(Section("What it uses where", [acted["operations"], acted["blueprints"]]))
+        if behaviour.earnings is not None:
+            kept = [acted["earnings"], acted["interactions"]] if acted["earnings"].rows else []
+            sections.append(Section("What the kept seeds earned", kept, "" if kept else "The policy kept no seed."))
+        sections.append(Section("What the policy does", [acted["episodes"]]))
+    if health.rows:
+        sections.append(Section("Was training healthy?", [health]))
     reproduction = Reproduction(
         "How to reproduce this",
         settings_text(settings),
@@ -88,8 +104,9 @@ def report_training(run: RunDirectory) -> Report:
     compared = [one for exhibits in evaluated.values() for one in exhibits.values()]
     return Report(
         page.html(),
-        [*trained.values(), *compared, *acted.values(), health],
-        {SPLIT_TITLES[split]: found for split, found in comparisons.items()},
+        [learning, blueprints, *compared, *acted.values(), health],
+        {SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
+        record_evaluation(comparisons),
     )
 
 
@@ -119,24 +136,49 @@ def _say_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
     return Headline("Not measured yet", sentences, f"esper evaluate {shlex.quote(str(run.path))}")
 
 
-def _show_training(exhibits: Mapping[str, Exhibit]) -> list[Section]:
-    title = "How the policy learned"
-    if "J" not in exhibits["learning"].rows.by("kind"):
-        return [Section(title, note="The run has no finished iteration yet.")]
-    tried = [exhibits[name] for name in ("operations", "seeds", "rewards")]
-    learned = Section(title, [exhibits["learning"]])
-    return [learned, Section("What it tried", tried)] if exhibits["operations"].rows else [learned]
+def report_configurations(folder: Path, contest: FinishedContest) -> Report:
+    """A comparison of configurations, and all arms if they have played."""
+    configurations, arms = contest.configurations, contest.arms
+    first, names = configurations.reference.name, [one.name for one in configurations.standings]
+    facts = (
+        f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
+        f"{configurations.instances} held-out instances."
+    )
+    exhibits, comparisons = exhibit_configurations(configurations), {"configurations": configurations}
+    shown, sections = [*exhibits.values()], [Section("Configurations", [exhibits["standings"]])]
+    if arms is not None:
+        arm_exhibits, comparisons["arms"] = exhibit_arms(arms, first), arms
+        shown += arm_exhibits.values()
+        sections += [
+            Section("Who is better", [arm_exhibits["standings"]]),
+            Section("What it costs", [arm_exhibits["costs"]]),
+            Section("Who is who", terms=[(one.name, ABOUT.get(one.name, "")) for one in arms.standings]),
+        ]
+    sentences = [
+        f"{first} against {one.name}: {verdict_words(configurations, one)}." for one, _ in configurations.others
+    ]
+    headlines = [Headline(" ".join(sentences), [describe_basis(configurations)])] if sentences else []
+    title = f"Esper: {folder.resolve().name}"
+    page = Page(title, "Which configuration is better?", facts, headlines, sections)
+    verdicts = {name: asdict(record_comparison(comparison)) for name, comparison in comparisons.items()}
+    return Report(page.html(), shown, comparisons, verdicts)
 
 
-def _show_evaluation(evaluated: Mapping[Split, Mapping[str, Exhibit]]) -> list[Section]:
-    shown = ("scores", "differences", "standings", "growth", "families")
-    return [Section(_QUESTIONS[split], [exhibits[name] for name in shown]) for split, exhibits in evaluated.items()]
-
-
-def _show_behaviour(behaviour: Behaviour, exhibits: Mapping[str, Exhibit]) -> list[Section]:
-    used = ["operations", "blueprints", "places", *(["gradients"] if behaviour.gradients else [])]
-    sections = [Section("What it uses where", [exhibits[name] for name in used])]
-    if behaviour.earnings is not None:
-        kept = [exhibits["earnings"], exhibits["interactions"]] if exhibits["earnings"].rows else []
-        sections.append(Section("What the kept seeds earned", kept, "" if kept else "The policy kept no seed."))
-    return [*sections, Section("What the policy does", [exhibits["episodes"]])]
+def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Comparison]) -> Report:
+    """Several evaluated runs that differ in their training seed alone."""
+    headlines: list[Headline] = []
+    sections: list[Section] = []
+    evaluated = exhibit_evaluation(comparisons)
+    for split, exhibits in evaluated.items():
+        answer = did_it_help(comparisons[split], split)
+        headlines.append(Headline(answer.short, [answer.sentence, describe_basis(comparisons[split])]))
+        shown = [exhibits["standings"], exhibits["seeds"]]
+        sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))
+    facts = f"Runs {join_words([str(path) for path in paths])}."
+    page = Page("Esper: one way of training", "Did this way of training help?", facts, headlines, sections)
+    return Report(
+        page.html(),
+        [one for exhibits in evaluated.values() for one in exhibits.values()],
+        {SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
+        record_evaluation(comparisons),
+    )

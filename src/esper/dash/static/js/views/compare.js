@@ -62,6 +62,9 @@ class CompareView {
     const notes = missing.map((run) =>
       element("p", { className: "note" }, `${run.name}: ${run.error ?? "no iteration is done yet"}`),
     );
+    for (const run of sound.filter((run) => run.evaluation_note)) {
+      notes.push(element("p", { className: "note" }, `${run.name}: ${run.evaluation_note}`));
+    }
     if (!sound.length) {
       this.body.replaceChildren(empty(runs.length ? "None of these runs has figures yet." : "Choose runs to compare."), ...notes);
       return;

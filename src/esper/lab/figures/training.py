@@ -1,0 +1,179 @@
+"""How a policy learned: its score against the baselines, whether training was healthy, and what it made of seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure as Canvas
+
+from esper.dash.formats import count, percent, signed_score
+from esper.dash.progress import SMOOTHING
+from esper.lab.figures.drawing import (
+    BLUE,
+    GREY,
+    LABEL_SIZE,
+    SOFT,
+    VERMILION,
+    count_along,
+    draw_levels,
+    legend_above,
+)
+from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
+from esper.rl.ppo import KL_STOP
+from esper.train.iteration import LEVELS
+
+_NO_ITERATION = "no iteration is done"
+
+
+def _draw_learning(canvas: Canvas, rows: Rows) -> None:
+    axes = canvas.subplots()
+    parts = rows.by("kind")
+    styles: dict[str, dict[str, Any]] = {
+        "J": {"color": GREY, "linewidth": 0.6},
+        "smoothed": {"color": VERMILION},
+        "probe": {"color": BLUE, "marker": "o"},
+    }
+    for kind, style in styles.items():
+        if part := parts.get(kind):
+            axes.plot(part.numbers("iteration"), part.numbers("value"), label=part.texts("name")[0], **style)
+    if levels := parts.get("baseline"):
+        baselines = dict(zip(levels.texts("name"), levels.numbers("value"), strict=True))
+        axes.update_datalim([(0, value) for value in baselines.values()], updatex=False)
+        axes.autoscale_view()
+        draw_levels(axes, baselines)
+    axes.set_ylabel("score")
+    count_along(axes)
+    legend_above(canvas)
+
+
+LEARNING = Figure(
+    "learning",
+    "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on the "
+    "very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
+    "iteration and on validation data, so it compares with the dashed levels only roughly.",
+    Query(f"""\
+SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'
+UNION ALL
+SELECT 'smoothed', 'J, mean of {SMOOTHING}', iteration,
+    AVG(value) OVER (ORDER BY iteration ROWS {SMOOTHING - 1} PRECEDING)
+FROM scalars WHERE name = 'objective'
+UNION ALL
+SELECT 'probe', 'greedy policy', iteration, value FROM scalars WHERE name = 'probe_score'
+UNION ALL
+SELECT 'baseline', levels.key, NULL, levels.value
+FROM metadata, json_each(metadata.value) AS levels WHERE metadata.key = '{LEVELS}'
+    AND EXISTS (SELECT 1 FROM scalars)
+ORDER BY kind, name, iteration
+"""),
+    _draw_learning,
+    _NO_ITERATION,
+)
+BLUEPRINTS = Table(
+    "blueprints",
+    "Seeds of the training run by blueprint: what became of them, and the mean contribution to validation accuracy "
+    "of fossilized ones when they were fossilized.",
+    Query("""\
+SELECT blueprint, COUNT(*) AS seeds,
+    AVG(outcome = 'fossilized') AS fossilized,
+    AVG(outcome = 'pruned') AS pruned,
+    AVG(CASE WHEN outcome = 'fossilized' THEN contribution END) AS contribution
+FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
+"""),
+    (
+        Column("blueprint"),
+        Column("seeds", count),
+        Column("fossilized", percent),
+        Column("pruned", percent),
+        Column("contribution", signed_score),
+    ),
+    "no seed has germinated",
+)
+
+
+class Gauge(NamedTuple):
+    """A small plot of one figure over training."""
+
+    name: str
+    series: str
+    meaning: str
+    levels: tuple[float, ...] = ()
+    """To compare with."""
+
+
+KL = "ppo/kl"
+_GAUGES_ACROSS = 3
+GAUGES = (
+    Gauge("entropy", "ppo/entropy", "1: the policy decides at random\n0: it no longer explores"),
+    Gauge("operation's entropy", "ppo/head_entropy/op", "the same of the choice\nof operation alone"),
+    Gauge("KL divergence", KL, "moved per update\ndashed: where an update ends early"),
+    Gauge("explained variance", "ppo/explained_variance", "1: the value function\nforesees the returns", (0.0,)),
+    Gauge("clipped share", "ppo/clip_fraction", "decisions whose probability\nleft the clip range"),
+    Gauge("gradient norm", "ppo/gradient_norm", "before it is clipped"),
+    Gauge("accuracy", "accuracy", "validation, at the end\nof the episodes"),
+    Gauge("growth", "added", "committed parameters\nover the host's"),
+    Gauge("deciding to wait", "operations/wait", "share of decisions"),
+)
+_HEALTH = Query(f"""\
+SELECT 'figure' AS kind, name, iteration, value FROM scalars
+WHERE name IN ({", ".join(f"'{gauge.series}'" for gauge in GAUGES)})
+UNION ALL
+SELECT 'anomaly', anomalies.value, iteration, NULL FROM ppo, json_each(ppo.anomalies) AS anomalies
+ORDER BY kind DESC, name, iteration
+""")
+
+
+def health_figure(target_kl: float) -> Figure:
+    """Without its caption, which needs the numbers."""
+    draw = partial(_draw_health, KL_STOP * target_kl)
+    return Figure("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
+
+
+def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
+    """Small plots of what tells a healthy training from an ill one; raises as `run_queries`.
+
+    ``rollbacks`` says how often the governor stepped in, by what the trouble was.
+    """
+    ((figure, rows),) = run_queries(store, [health_figure(target_kl)])
+    caption = "Figures of the policy's updates, by iteration"
+    anomalies = rows.by("kind").get("anomaly")
+    if anomalies is None:
+        caption += ". No anomaly was seen. "
+    else:
+        counts = [f"{name} ({count})" for name, count in sorted(Counter(anomalies.texts("name")).items())]
+        caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
+    if rollbacks:
+        kinds = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(rollbacks.items()))
+        times = sum(rollbacks.values())
+        caption += (
+            f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
+        )
+    else:
+        caption += "No network blew up."
+    return Exhibit(replace(figure, caption=caption), rows)
+
+
+def _draw_health(kl_stop: float, canvas: Canvas, rows: Rows) -> None:
+    parts = rows.by("kind")
+    series = parts["figure"].by("name") if "figure" in parts else {}
+    anomalies = parts["anomaly"].numbers("iteration") if "anomaly" in parts else []
+    gauges = [gauge for gauge in GAUGES if gauge.series in series]
+    grid = canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat
+    for axes, gauge in zip(grid, gauges, strict=False):
+        levels = (kl_stop,) if gauge.series == KL else gauge.levels
+        for level in levels:
+            axes.axhline(level, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)))
+        own = series[gauge.series]
+        axes.plot(own.numbers("iteration"), own.numbers("value"), color=BLUE)
+        axes.set_title(gauge.name, fontweight="bold", pad=18)
+        axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
+        axes.locator_params(axis="y", nbins=4)
+        count_along(axes, "")
+        for iteration in anomalies:
+            axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)
+    for axes in list(canvas.axes)[len(gauges) :]:
+        axes.set_axis_off()
