@@ -32,7 +32,7 @@ import esper
 from esper.dash.output import say
 from esper.tasks.datasets import digits, mnist1d
 from esper.tasks.practice.hosts import HOSTS
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 CONSOLE = Console()
 TARGET = 200

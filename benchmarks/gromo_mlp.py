@@ -29,7 +29,7 @@ from esper.control.rules.look import LookSettings
 from esper.errors import ConfigError
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 try:
     from gromo.containers.growing_mlp import GrowingMLP

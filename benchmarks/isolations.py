@@ -22,7 +22,7 @@ from esper.lifecycle.rules import Isolation
 from esper.practice.result import GrowResult
 from esper.practice.settings import GrowSettings
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 from practice import run_to_end
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))

@@ -33,7 +33,7 @@ from esper.practice.settings import ALL_FROM_START, GrowSettings
 from esper.practice.training import HostTraining
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 ARMS = {
     "bare host": "none",

@@ -33,7 +33,7 @@ from esper.practice.settings import GrowSettings
 from esper.practice.training import ORDER, SEEDS, build_host, cross_entropy, example_losses, measure
 from esper.tasks.practice.examples import Splits
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
 """By task."""

@@ -16,7 +16,7 @@ from esper.practice.settings import GrowSettings
 from esper.practice.shifts import BATCH, adapt_to_shift, change_data, measure_accuracy
 from esper.practice.training import HostTraining
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 
 def command(

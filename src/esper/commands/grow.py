@@ -20,7 +20,7 @@ from esper.practice.run import GrowDirectory, GrowRun
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 
 def command(

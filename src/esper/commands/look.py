@@ -16,7 +16,7 @@ from esper.grower.apart import Counterfactual
 from esper.practice.settings import GrowSettings
 from esper.practice.training import HostTraining, example_losses
 from esper.tasks.practice.registry import DataAccess, get_task
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 
 def command(
