@@ -79,15 +79,14 @@ class RayWorkers(Workers):
             done = cast("list[Any]", ray.wait(handles, timeout=SECONDS_BETWEEN_LINES, fetch_local=False)[0])
             if done:
                 return done
-            total, free = ray.cluster_resources(), ray.available_resources()
-            for name in ("CPU", "GPU"):
-                if free.get(name, 0) < 1 and (name == "CPU" or total.get(name)):
-                    _log.warning(
-                        "%s, or waiting for a %s: Ray has %g, and none is free (`ray status` shows what holds them)",
-                        self.describe_progress(),
-                        name,
-                        total.get(name, 0),
-                    )
+            total = cast("dict[str, float]", ray.cluster_resources())
+            free = cast("dict[str, float]", ray.available_resources())
+            counts = {name: (free.get(name, 0.0), total.get(name, 0.0)) for name in ("CPU", "GPU")}
+            if any(available < 1 and (name == "CPU" or there) for name, (available, there) in counts.items()):
+                words = " and ".join(
+                    f"{available:g} of {there:g} {name}s" for name, (available, there) in counts.items()
+                )
+                _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), words)
 
     def _fetch(self, handle: Any) -> Any:
         try:
