@@ -60,7 +60,7 @@ import esper
 from esper.dash.output import say
 from esper.errors import DivergedError
 from esper.growth.model import GrowingModel
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 CONSOLE = Console(width=400)
 DATA = {"resnet": "digits", "vit": "digits", "conv1d": "mnist1d"}

@@ -32,7 +32,7 @@ from zoo.hosts import HOSTS
 import esper
 from esper.dash.output import say
 from esper.tasks.datasets import digits, mnist1d
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 CONSOLE = Console()
 TARGET = 200

@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from esper.growth.blueprints.tokens import KEY, attend_by_example, attend_by_products
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 EXAMPLES = 32
 FORMULAS = (attend_by_example, attend_by_products)

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from esper.growth.blueprints.registry import get
 from esper.population.execution import Execution, stacked_call
 from esper.tasks.registry import get_suite
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 SUITE = get_suite("tokens")
 CALLS = 50

@@ -22,7 +22,7 @@ from esper.population.parameters import SeedKind
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 SUITE = get_suite("tokens")
 

@@ -15,7 +15,7 @@ from esper.lifecycle.rules import Rules
 from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 NETWORKS = 64
 

@@ -28,7 +28,7 @@ from zoo.data import Splits, load
 import esper
 from esper.control.rules.look import LookSettings
 from esper.errors import TaskError
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 try:
     from gromo.containers.growing_mlp import GrowingMLP

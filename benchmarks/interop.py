@@ -27,9 +27,8 @@ from esper.lab.contest import Contest, Trial, run_contest
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import evaluate_controllers, evaluation_config
 from esper.train.iteration import Iteration
-from esper.train.process_pool import prepare_process
 from esper.train.settings import TrainSettings
-from esper.train.workers import LocalWorkers
+from esper.train.workers import LocalWorkers, prepare_process
 
 OURS = "esper"
 THEIRS = ("maskable_ppo", "recurrent_ppo")

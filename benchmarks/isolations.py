@@ -21,7 +21,7 @@ from zoo.hosts import HOSTS as KINDS
 from esper.errors import EsperError
 from esper.lab.analysis import mean_interval
 from esper.lifecycle.rules import Isolation, Rules
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 HOSTS = (("digits", "mlp"), ("mnist1d", "conv1d"), ("digits", "vit"))
 NOTHING = "no growth"

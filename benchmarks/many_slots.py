@@ -43,7 +43,7 @@ from esper.population.population import Population
 from esper.rl.episodes import Episodes
 from esper.tasks.dataset_suites import DigitsSuite
 from esper.tasks.layers import Linear
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 from open_rules import OPEN_RULES
 
 SIZES = (4, 8, 16, 32, 64, 100)

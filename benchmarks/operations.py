@@ -23,8 +23,8 @@ from esper.config.loading import load_settings
 from esper.control.rules.simple import Uniform
 from esper.train.collect import sample_instances
 from esper.train.evaluation import evaluation_config
-from esper.train.process_pool import prepare_process
 from esper.train.settings import TrainSettings
+from esper.train.workers import prepare_process
 
 LEAD = 8
 """Decisions before anything is measured, so that seeds are there."""

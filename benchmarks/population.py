@@ -33,7 +33,7 @@ from esper.population.learning import Batch, TrainingStream, shuffled_order, sta
 from esper.population.population import STRATEGIES, Population, StrategyChoice
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 from open_rules import OPEN_RULES
 from population.reference import ReferencePopulation
 

@@ -46,7 +46,7 @@ from esper.growth.blueprints import get
 from esper.growth.slot import Slot
 from esper.lifecycle.rules import Rules
 from esper.population.budget import TRAINING_PASSES
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 ALL_FROM_START = "all_from_start"
 """Instead of a controller: every slot is filled for good before the first step, with its largest blueprint."""

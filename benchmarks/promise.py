@@ -38,7 +38,7 @@ from esper.tasks.data import Data
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 SUITE = get_suite("tokens")
 AT_ONCE = 64

@@ -32,7 +32,7 @@ from zoo.training import ORDER, SEEDS, build_model, example_losses, measure, num
 from esper.growth.model import GrowingModel
 from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import seed_generator
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
 """By task."""

@@ -16,8 +16,9 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import median
@@ -32,7 +33,7 @@ from esper.config.loading import load_settings
 from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate
 from esper.signals import raise_terminated
-from esper.train.collect import EventRows, ShardResult, ShardTask, collect, new_policy
+from esper.train.collect import ShardResult, ShardTask, collect, new_policy
 from esper.train.ray_workers import RayWorkers
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers, Workers
@@ -68,14 +69,12 @@ def wait_for(hosts: Sequence[Host]) -> None:
         time.sleep(0.1)
 
 
-def collected(
-    workers: Workers, settings: TrainSettings, hear: Callable[[EventRows], None]
-) -> tuple[float, list[ShardResult]]:
+def collected(workers: Workers, settings: TrainSettings) -> tuple[float, list[ShardResult]]:
     """Seconds, and the shards of the first rollout."""
     began = time.perf_counter()
     weights = workers.share(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    shards = workers.gather(collect, tasks, hear)
+    shards = workers.map(collect, tasks)
     return time.perf_counter() - began, shards
 
 
@@ -100,7 +99,7 @@ class Check:
     def __init__(self, settings: TrainSettings) -> None:
         self._settings = settings
         with LocalWorkers(1) as workers:
-            _, shards = collected(workers, settings, ignore)
+            _, shards = collected(workers, settings)
         self._expected = outcome(settings, shards)
 
     def __call__(self, what: str, shards: Sequence[ShardResult]) -> None:
@@ -112,33 +111,30 @@ class Check:
         say(f"{what}: equal to the local result, all {len(found)} tensors of the rollout and of the updated learner")
 
 
-def ignore(_: EventRows) -> None:
-    pass
-
-
-def measure(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host], rounds: int, check: Check) -> None:
-    """Rollouts with one host at a time and with all of them, in turns."""
+def measure(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host], rounds: int, check: Check) -> float:
+    """Rollouts with one host at a time and with all of them, in turns; the seconds of one with all."""
     expected, counts = sizes(settings), (1, len(hosts))
-    _, shards = collected(workers, settings, ignore)  # workers import torch now
+    _, shards = collected(workers, settings)  # workers import torch now
     check("rollout", shards)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:  # all of them last, whose traffic is told
             workers.most = count
             before = [host.traffic() for host in hosts]
-            took, _ = collected(workers, settings, ignore)
+            took, _ = collected(workers, settings)
             seconds[count].append(took)
             crossed = [host.traffic() - then for host, then in zip(hosts, before, strict=True)]
     workers.most = len(hosts)
     for count, found in seconds.items():
         say(f"{count} host(s): {median(found):.2f} s per rollout ({min(found):.2f} to {max(found):.2f})")
     say_traffic(settings, hosts, crossed, expected)
+    return median(seconds[len(hosts)])
 
 
 def say_traffic(settings: TrainSettings, hosts: Sequence[Host], crossed: Sequence[Traffic], expected: Sizes) -> None:
     shards = settings.shards / len(hosts)
     inwards = expected.weights + shards * expected.task
-    outwards = shards * (expected.result + expected.events)
+    outwards = shards * expected.result
     say(
         f"one rollout, by ray_traffic.py for {shards:g} shards a host: {inwards / KIB:,.0f} KiB to a host, "
         f"{outwards / KIB:,.0f} KiB from it"
@@ -151,24 +147,18 @@ def say_traffic(settings: TrainSettings, hosts: Sequence[Host], crossed: Sequenc
         )
 
 
-def lose_one(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host], check: Check, *, cut: bool) -> None:
-    """A rollout in the middle of which the first host is lost."""
-    messages = sizes(settings).messages * settings.shards
-    heard, lost = 0, 0.0
-
-    def hear(_: EventRows) -> None:
-        nonlocal heard, lost
-        heard += 1
-        if heard == messages // 2:
-            lost = time.perf_counter()
-            hosts[0].end(silently=cut)
-
-    _, shards = collected(workers, settings, hear)
+def lose_one(
+    workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host], check: Check, after: float, *, cut: bool
+) -> None:
+    """A rollout, and after so many seconds of it the first host is lost."""
+    loss = threading.Timer(after, hosts[0].end, kwargs={"silently": cut})
+    loss.start()
+    seconds, shards = collected(workers, settings)
     how = "lost its power" if cut else "was killed"
-    say(f"{hosts[0].name} {how} in mid-rollout, which went on for {time.perf_counter() - lost:.1f} s")
+    if seconds < after:
+        sys.exit(f"the rollout was over before {hosts[0].name} {how}: take more environments")
+    say(f"{hosts[0].name} {how} in mid-rollout, which went on for {seconds - after:.1f} s")
     check("rollout of the hosts that are left", shards)
-    if heard != messages:
-        sys.exit(f"{heard} messages were heard instead of {messages}")
 
 
 def main() -> None:
@@ -189,9 +179,9 @@ def main() -> None:
         check = Check(settings)
         with RayWorkers(asked.hosts, ADDRESS) as workers:
             wait_for(hosts)
-            measure(workers, settings, hosts, asked.rounds, check)
+            seconds = measure(workers, settings, hosts, asked.rounds, check)
             if asked.kill or asked.cut:
-                lose_one(workers, settings, hosts, check, cut=asked.cut)
+                lose_one(workers, settings, hosts, check, seconds / 2, cut=asked.cut)
 
 
 if __name__ == "__main__":

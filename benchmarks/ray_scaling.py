@@ -29,7 +29,7 @@ def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> t
     began = time.perf_counter()
     weights = workers.share(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, iteration, shard, weights) for shard in range(settings.shards)]
-    results = workers.gather(collect, tasks, lambda _: None)
+    results = workers.map(collect, tasks)
     return time.perf_counter() - began, results
 
 

@@ -1,4 +1,4 @@
-"""What crosses the network per rollout when Ray computes it: the bytes of tasks, weights, results and events, pickled.
+"""What crosses the network per rollout when Ray computes it: the bytes of tasks, weights and results, pickled.
 
     python benchmarks/ray_traffic.py [KEY=VALUE ...]
 
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from esper.config.loading import load_settings
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardTask, collect, new_policy
-from esper.train.process_pool import prepare_process, run_task
 from esper.train.settings import TrainSettings
-from esper.train.workers import Shared
+from esper.train.workers import Shared, prepare_process
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,10 @@ class Sizes:
     weights: int
     """Per machine."""
     result: int
-    """Per shard, the rollout included."""
+    """Per shard: rollout, log and events."""
     rollout: int
     """Per shard."""
     events: int
-    """Per shard, all messages together."""
-    messages: int
     """Per shard."""
 
 
@@ -42,9 +39,9 @@ def sizes(settings: TrainSettings) -> Sizes:
     """Of the first rollout; computes one shard of it."""
     weights = new_policy(settings).state_dict()
     # Weights go to each machine once, by reference; a task holds but the reference, here an empty value.
-    task, said = ShardTask(settings, 0, 0, Shared({})), list[int]()
-    result = run_task(collect(ShardTask(settings, 0, 0, Shared(weights))), lambda told: said.append(_size(told)))
-    return Sizes(_size(task), _size(weights), _size(result), _size(result.rollout), sum(said), len(said))
+    task = ShardTask(settings, 0, 0, Shared({}))
+    result = collect(ShardTask(settings, 0, 0, Shared(weights)))
+    return Sizes(_size(task), _size(weights), _size(result), _size(result.rollout), _size(result.events))
 
 
 def _size(value: object) -> int:
@@ -65,12 +62,11 @@ def main(overrides: Sequence[str]) -> None:
         ("weights, per machine", found.weights, 1),
         ("result, per shard", found.result, shards),
         ("  of it the rollout", found.rollout, shards),
-        ("events, per shard", found.events, shards),
+        ("  of it the events", found.events, shards),
     )
     say(f"{settings.environments} environments in {shards} shards, {get_suite(settings.suite).steps} decisions each")
     for name, count, times in rows:
         say(f"{name:<22} {count / 2**10:10,.1f} KiB   x {times} = {count * times / 2**20:8.2f} MiB per rollout")
-    say(f"{'messages, per shard':<22} {found.messages:10,}")
 
 
 if __name__ == "__main__":

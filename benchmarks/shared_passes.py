@@ -23,7 +23,7 @@ from zoo.hosts import Block, TransformerBlock
 import esper
 from esper.grower.passes import Passes
 from esper.growth.model import GrowingModel
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 CLASSES = 10
 DEPTH = 8

@@ -27,7 +27,7 @@ from zoo.hosts import TransformerBlock
 
 from esper.population.learning import Batch, train
 from esper.population.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 from population import now
 
 BATCH = 32

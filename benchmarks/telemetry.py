@@ -3,7 +3,7 @@
     python benchmarks/telemetry.py [--seconds 3] [--iterations 5] [--environments 32]
 
 How many events a second a run store takes while another process follows it, and their share of the CPU time of a
-training in this process, where a worker process would add sending them through a pipe.
+training in this process, where a worker process would add sending them with its result.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate
 from esper.runs.events import Event, StepTaken
 from esper.runs.reader import RunReader
-from esper.runs.store import EventRow, RunStore, as_rows
+from esper.runs.store import RunStore, as_rows
 from esper.tasks.registry import get_suite
 from esper.train.collect import new_advisor, new_policy, run_policy, sample_instances
 from esper.train.evaluation import evaluation_config
 from esper.train.event_recorder import EventRecorder, Scope
 from esper.train.iteration import record, summarise_iteration
-from esper.train.process_pool import prepare_process, run_task
 from esper.train.settings import TrainSettings
+from esper.train.workers import prepare_process
 
 AT_ONCE = 64
 """Events that are emitted together: a step of the default population."""
@@ -163,12 +163,6 @@ def measure_training(settings: TrainSettings) -> list[Lap]:
 def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, number: int) -> Lap:
     lap, began, committed = Lap(), time.process_time(), store.thread_seconds
 
-    def hear(told: list[EventRow]) -> None:
-        start = time.thread_time()
-        store.append(told)
-        lap.telemetry += time.thread_time() - start
-        lap.events += len(told)
-
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at(0.0)] * size
     instances = sample_instances(settings, number, 0)
@@ -176,7 +170,11 @@ def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, nu
     recorder = TimedRecorder(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
-    shard = run_task(run_policy(learner.policy, new_advisor(settings, suite), episodes, noise, recorder), hear)
+    shard = run_policy(learner.policy, new_advisor(settings, suite), episodes, noise, recorder)
+    start = time.thread_time()
+    store.append(shard.events)
+    lap.telemetry += time.thread_time() - start
+    lap.events = len(shard.events)
     update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
     result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()

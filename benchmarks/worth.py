@@ -42,7 +42,7 @@ from esper.errors import EsperError
 from esper.files import write_atomically
 from esper.growth.model import GrowingModel
 from esper.numerics.random_streams import child_generator
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 BEFORE, RAMP, TRIAL, REFIT, AFTER = 8, 3, 6, 2, 12
 """Epochs until a seed is planted, of its ramp, of its trial, of refitting without it, and from its judgement on."""

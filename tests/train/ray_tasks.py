@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from collections.abc import Generator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from esper.train.collect import EventRows, ShardResult, ShardTask, collect
+import pytest
+
+from esper.rl.rollout import RolloutBuffer
+from esper.train.collect import ShardResult, ShardTask, collect
 from esper.train.workers import Shared
 from train.short_suite import short_suite
 
@@ -28,12 +31,10 @@ def die_once(mark: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def count_and_die_once(mark: str) -> Generator[int, None, int]:
-    for number in range(6):
-        if number == 3:
-            die_once(mark)
-        yield number
-    return os.getpid()
+def square_and_die_once(task: tuple[str, int]) -> int:
+    mark, number = task
+    die_once(mark)
+    return number * number
 
 
 def die_always(_: int) -> int:
@@ -41,14 +42,19 @@ def die_always(_: int) -> int:
     return 0
 
 
-def collect_short(doomed: Doomed) -> Generator[EventRows, None, ShardResult]:
+def collect_short(doomed: Doomed) -> ShardResult:
     """`collect` of the short suite, which dies once after some steps."""
-    with short_suite():
-        steps = collect(doomed.task)
-        for _ in range(4):
-            yield next(steps)
-        die_once(doomed.mark)
-        return (yield from steps)
+    calls = itertools.count()
+    add = RolloutBuffer.add
+
+    def deadly(*arguments: Any) -> None:
+        if next(calls) == 4:
+            die_once(doomed.mark)
+        add(*arguments)
+
+    with short_suite(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutBuffer, "add", deadly)
+        return collect(doomed.task)
 
 
 def shared_sum(task: tuple[int, Shared[list[int]]]) -> int:
@@ -56,8 +62,12 @@ def shared_sum(task: tuple[int, Shared[list[int]]]) -> int:
     return number + sum(shared.get())
 
 
-def talk_in(folder: str) -> Generator[int, None, None]:
-    """Tell of oneself once and then wait to be ended."""
+def pause_in(folder: str) -> None:
+    """Name the process that computes this, by an empty file, and wait to be ended."""
     Path(folder, str(os.getpid())).touch()
-    yield os.getpid()
     signal.pause()
+
+
+def pause_unless_empty(folder: str) -> None:
+    if folder:
+        pause_in(folder)

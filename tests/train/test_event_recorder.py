@@ -27,12 +27,10 @@ from esper.runs.events import (
     StepTaken,
     decode,
 )
-from esper.runs.store import EventRow
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardResult, ShardTask, collect, new_policy
 from esper.train.event_recorder import EventRecorder, Scope
-from esper.train.process_pool import run_task
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import tiny
@@ -62,11 +60,10 @@ class Told:
 
 
 def tell(settings: TrainSettings) -> Told:
-    rows: list[EventRow] = []
     weights = Shared(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    results = [run_task(collect(task), rows.extend) for task in tasks]
-    return Told([decode(row.type, row.version, row.payload) for row in rows], results)
+    results = [collect(task) for task in tasks]
+    return Told([decode(row.type, row.version, row.payload) for one in results for row in one.events], results)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,6 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.baselines import load_shipped
 from esper.train.collect import ShardTask, collect, new_policy
-from esper.train.process_pool import run_task
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import Shared
@@ -79,7 +78,7 @@ def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
 def rollouts(settings: TrainSettings) -> list[Rollout]:
     weights = Shared(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    return [run_task(collect(task), ignore).rollout for task in tasks]
+    return [collect(task).rollout for task in tasks]
 
 
 def test_rollouts_of_one_shape_are_joined() -> None:

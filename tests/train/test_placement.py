@@ -24,7 +24,6 @@ from esper.tasks.registry import get_suite
 from esper.train.collect import ShardTask, collect, new_policy, run_policy, sample_instances
 from esper.train.evaluation import EvaluationConfig, evaluate_cohort, evaluation_config, split_into_cohorts
 from esper.train.event_recorder import EventRecorder, Scope
-from esper.train.process_pool import run_task
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from rl.far_away import FAR, FarAway
@@ -128,7 +127,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
         told = EventRecorder(running, Scope(1, 0, True, range(4)))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
-        result = run_task(run_policy(policy, None, running, noise, told), lambda _: None)
+        result = run_policy(policy, None, running, noise, told)
     assert {part.device for part in tensors(result.rollout)} == {CPU}
     assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
     assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
@@ -142,7 +141,7 @@ def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
     policy = new_policy(settings)
     running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
-    result = run_task(collect(task(settings)), lambda _: None)
+    result = collect(task(settings))
     rollout = result.rollout
     state = policy.initial_state(running.size)
     again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
@@ -172,9 +171,7 @@ def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pyt
         return run(execution, parameters, buffers, inputs, grafts)
 
     monkeypatch.setattr(Execution, "run_stacked", noted)
-    whole, parts = (
-        run_task(collect(task(tiny("environments=8", *words))), ignore) for words in ([], ["networks_per_pass=3"])
-    )
+    whole, parts = (collect(task(tiny("environments=8", *words))) for words in ([], ["networks_per_pass=3"]))
     assert set(sizes) == {2, 3, 8}
     for one, other in zip(tensors(parts.rollout), tensors(whole.rollout), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -189,4 +186,4 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
     settings = tiny()
     cohort = split_into_cohorts([Never()], evaluation_config(settings), sample_instances(settings, 0, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
-        evaluate_cohort(cohort) if playing else run_task(collect(task(settings)), ignore)
+        evaluate_cohort(cohort) if playing else collect(task(settings))

@@ -19,11 +19,19 @@ from esper.errors import RunError
 from esper.train.collect import ShardTask, new_policy
 from esper.train.workers import Backend, LocalWorkers, Workers
 from train.launching import ENVIRONMENT
-from train.ray_tasks import Doomed, collect_short, count_and_die_once, die_always, shared_sum, talk_in
+from train.ray_tasks import (
+    Doomed,
+    collect_short,
+    die_always,
+    pause_in,
+    pause_unless_empty,
+    shared_sum,
+    square_and_die_once,
+)
 from train.runs import tiny
 from train.short_suite import short_suite
 from train.test_workers import gone, processes_at_work
-from train.worker_tasks import circumstances, count_and_fail, count_up, fail_on_two, returned_memory, square
+from train.worker_tasks import circumstances, fail_on_two, returned_memory, square
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow  # a Ray takes seconds to start, whatever it computes then
@@ -48,28 +56,30 @@ def test_results_come_in_the_order_of_the_tasks_from_processes_of_one_thread(two
     assert returned < 1
 
 
-def test_what_tasks_say_is_heard_in_the_order_of_each(two: Workers):
-    heard: list[int] = []
-    assert two.gather(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
-    assert sorted(heard) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert heard.index(0) < heard.index(1) < heard.index(2) < heard.index(3)
-
-
-def test_what_tasks_say_is_heard_while_they_go_on(two: Workers, tmp_path: Path):
-    """The task never ends, so whoever waited for that would wait for ever; giving up ends it."""
-
-    class EnoughError(Exception):
-        pass
-
-    def stop(process: int) -> None:
-        raise EnoughError(process)
-
-    with pytest.raises(EnoughError) as heard:
-        two.gather(talk_in, [str(tmp_path)], stop)
+def test_a_call_that_is_given_up_ends_its_tasks(two: Workers, tmp_path: Path):
+    """The second one would wait for ever."""
+    results = two.as_completed(pause_unless_empty, ["", str(tmp_path)])
+    assert next(results) == (0, None)
     (process,) = processes_at_work(tmp_path, 1)
-    assert heard.value.args == (process,)
+    results.close()
     wait_for_the_end_of(process)
     assert two.map(square, [2, 3, 4]) == [4, 9, 16]
+
+
+def test_tasks_that_wait_for_a_cpu_say_so_and_go_on_when_there_is_one(
+    two: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("esper.train.ray_workers.SECONDS_BETWEEN_LINES", 1.0)
+    ray = pytest.importorskip("ray")
+    holder = ray.remote(num_cpus=2)(pause_in).remote(str(tmp_path))
+    processes_at_work(tmp_path, 1)
+    timer = threading.Timer(3, ray.cancel, (holder,), {"force": True})
+    timer.start()
+    assert two.map(square, [3]) == [9]
+    message = caplog.messages[0]
+    assert message.startswith(
+        "0 of 1 tasks done, 1 under way, for up to 1 s, or waiting for a CPU: Ray has 2, and none"
+    )
 
 
 def wait_for_the_end_of(process: int) -> None:
@@ -84,8 +94,6 @@ def test_errors_reach_the_caller_as_they_are(two: Workers):
         two.map(fail_on_two, [1, 2, 3])
     assert (type(caught.value), str(caught.value)) == (ValueError, "two")
     assert "in fail_on_two" in caught.value.__notes__[0]
-    with pytest.raises(ValueError, match="two"):
-        two.gather(count_and_fail, [2], lambda _: None)
 
 
 def test_a_call_may_be_given_up(two: Workers):
@@ -104,12 +112,10 @@ def test_shared_values_reach_tasks(two: Workers):
         assert here.map(shared_sum, [(number, local) for number in range(3)]) == [6, 7, 8]
 
 
-def test_a_task_whose_worker_dies_is_begun_anew_and_nothing_is_heard_twice(two: Workers, tmp_path: Path):
-    heard: list[int] = []
+def test_a_task_whose_worker_dies_is_begun_anew(two: Workers, tmp_path: Path):
     mark = tmp_path / "mark"
-    two.gather(count_and_die_once, [str(mark)], heard.append)
+    assert two.map(square_and_die_once, [("", 2), (str(mark), 3)]) == [4, 9]
     assert mark.exists()
-    assert heard == list(range(6))
 
 
 def test_a_task_that_always_dies_is_a_typed_error(two: Workers):
@@ -132,14 +138,13 @@ def tensors_of(value: Any) -> list[Any]:
 
 
 def collected(workers: Workers, marks: list[str]) -> tuple[list[Any], list[Any]]:
-    """What two shards' rollouts came to, and what was told of each."""
+    """What two shards' rollouts came to, and the events of each."""
     with short_suite():
         settings = tiny("shards=2", "telemetry.watched=2")
     weights = workers.share(new_policy(settings).state_dict())
-    told: list[Any] = []
     tasks = [Doomed(mark, ShardTask(settings, 1, shard, weights)) for shard, mark in enumerate(marks)]
-    results = workers.gather(collect_short, tasks, told.extend)
-    events = sorted((row.type, row.payload) for row in told)
+    results = workers.map(collect_short, tasks)
+    events = [(row.type, row.payload) for result in results for row in result.events]
     return [tensors_of([result.rollout, result.log.accuracies, result.log.objective]) for result in results], events
 
 
@@ -183,7 +188,7 @@ def test_a_signal_gets_through_to_whoever_waits(two: Workers, tmp_path: Path, nu
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            two.gather(talk_in, [str(tmp_path)], lambda _: None)
+            two.map(pause_in, [str(tmp_path)])
     finally:
         signal.signal(number, before)
         thread.join()

@@ -1,7 +1,8 @@
-"""Workers return what the tasks asked for, in order, and leave Ctrl-C to the process they serve."""
+"""Workers return the tasks' results in order, leave Ctrl-C to the process they serve, and end with it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,9 +19,8 @@ from esper.train.workers import LocalWorkers
 from train.launching import ENVIRONMENT
 from train.worker_tasks import (
     circumstances,
-    count_and_fail,
-    count_up,
     die_once_there,
+    double,
     fail_on_two,
     ignored,
     returned_memory,
@@ -59,34 +59,11 @@ def test_processes_work_in_order_and_ignore_ctrl_c(monkeypatch: pytest.MonkeyPat
     assert returned < 1
 
 
-def test_what_tasks_say_is_heard_before_they_end():
-    heard: list[int] = []
-    with LocalWorkers(1) as workers:
-        assert workers.gather(count_up, [3, 0, 2], heard.append) == [3, 0, 2]
-        assert heard == [0, 1, 2, 0, 1]
-        with pytest.raises(ValueError, match="two"):
-            workers.gather(count_and_fail, [2, 3], heard.append)
-    assert heard == [0, 1, 2, 0, 1, 2]
-
-
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalWorkers]:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with LocalWorkers(2) as workers:
         yield workers
-
-
-@pytest.mark.slow
-def test_what_tasks_say_in_processes_is_heard_in_the_order_of_each(two: LocalWorkers):
-    heard: list[int] = []
-    assert two.gather(count_up, [4, 4, 1], heard.append) == [4, 4, 1]
-    assert sorted(heard) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert heard.index(0) < heard.index(1) < heard.index(2) < heard.index(3)
-    with pytest.raises(ValueError, match="two"):
-        two.gather(count_and_fail, [2, 3], heard.append)
-    heard.clear()
-    assert two.gather(count_up, [2], heard.append) == [2]
-    assert heard == [0, 1]
 
 
 @pytest.mark.slow
@@ -156,35 +133,83 @@ def test_a_worker_that_dies_is_a_typed_error(two: LocalWorkers):
         two.map(square, [1, 2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2**25, 1])
+def test_a_worker_killed_amid_large_tasks_and_results_is_an_error_and_no_hang(two: LocalWorkers, size: int):
+    """Whatever is on its way when it dies."""
+    two.map(double, [bytes(1)] * 2)  # they have started
+    (process, *_), *_ = two.map(circumstances, [0])
+    killer = threading.Timer(0.2, os.kill, (process, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(RunError, match="SIGKILL"):
+        two.map(double, [bytes(size)] * 100_000)
+    began = time.monotonic()
+    two.end()
+    assert time.monotonic() - began < 5
+
+
+def test_how_far_a_call_is_can_be_described():
+    with LocalWorkers(1) as workers:
+        results = workers.as_completed(square, [2, 3])
+        next(results)
+        assert workers.describe_progress() == "1 of 2 tasks done, 0 under way, for up to 0 s"
+
+
+@pytest.mark.slow
+def test_a_full_temporary_folder_is_a_typed_error(two: LocalWorkers, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(RunError, match=r"cannot write .*esper-workers-.* \(No space left on device\): free some space"):
+        two.map(square, [1, 2])
+
+
 SCRIPT = """
 import sys
 from esper.train import workers
 from train.worker_tasks import sleep_in
 workers.os.cpu_count = lambda: 2
 if __name__ == "__main__":
-    pool = workers.LocalWorkers(2)  # no `with`, and nobody ends it
-    results = pool.as_completed(sleep_in, sys.argv[1:] * 2)
-    sys.argv[2:] or next(results)
+    with workers.LocalWorkers(2) as pool:
+        pool.map(sleep_in, sys.argv[1:] * 2)
 """
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_killed_parent(tmp_path: Path):
-    script, folder = tmp_path / "script.py", tmp_path / "tasks"
+def test_workers_end_with_a_killed_parent_and_leave_no_files(tmp_path: Path):
+    script, folder, files = tmp_path / "script.py", tmp_path / "tasks", tmp_path / "files"
     script.write_text(SCRIPT)
     folder.mkdir()
-    with subprocess.Popen([sys.executable, str(script), str(folder)], env=ENVIRONMENT) as parent:
+    files.mkdir()
+    environment = ENVIRONMENT | {"TMPDIR": str(files)}
+    with subprocess.Popen([sys.executable, str(script), str(folder)], env=environment) as parent:
         found = processes_at_work(folder, 2)
+        assert any(files.glob("esper-workers-*"))
         parent.kill()
     end = time.monotonic() + 5
-    while not all(gone(process) for process in found):
+    while not all(gone(process) for process in found) or any(files.glob("esper-workers-*")):
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 @pytest.mark.slow
-def test_workers_nobody_ended_do_not_keep_their_parent(tmp_path: Path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    words = [sys.executable, str(script), str(tmp_path), "no wait"]
-    assert subprocess.run(words, env=ENVIRONMENT, check=False, timeout=60).returncode == 0
+@pytest.mark.parametrize("wait", [0.0, 1.0, 3.0])
+def test_a_signal_to_the_whole_group_ends_it_at_once(tmp_path: Path, wait: float):
+    """Also while the workers start."""
+    script, folder = tmp_path / "script.py", tmp_path / "tasks"
+    script.write_text(SCRIPT.replace("if __name__", "print('imported', flush=True)\nif __name__"))
+    folder.mkdir()
+    words = [sys.executable, str(script), str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, process_group=0) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        time.sleep(wait)
+        began = time.monotonic()
+        os.killpg(parent.pid, signal.SIGINT)
+        _, errors = parent.communicate(timeout=30)
+        took = time.monotonic() - began
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert errors.count("Traceback") == 1, errors
+    assert took < 3

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -16,21 +15,14 @@ def square(number: int) -> int:
     return number * number
 
 
+def double(data: bytes) -> bytes:
+    return data + data
+
+
 def fail_on_two(number: int) -> int:
     if number == 2:
         raise ValueError("two")
     return number
-
-
-def count_up(number: int) -> Generator[int, None, int]:
-    """Tells all numbers up to this one."""
-    yield from range(number)
-    return number
-
-
-def count_and_fail(number: int) -> Generator[int, None, int]:
-    yield number
-    return fail_on_two(number)
 
 
 def circumstances(_: int) -> tuple[int, bool, int]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from esper.commands.options import require_seed
 from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
-from esper.dash.output import console_beside, print_json, say
+from esper.dash.output import RegularLines, console_beside, print_json, say
 from esper.errors import ConfigError
 from esper.lab.bench_suite import Choice, SuiteReport, bench_suite
 from esper.lab.bench_train import bench_train
@@ -49,7 +49,7 @@ def measure_suite(
     console = console_beside(json)
     began = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
-    with LocalWorkers(WORKERS) as workers:
+    with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
         report = bench_suite(suite, rules, search, score, seed, workers, lambda line: say(console, line))
     _print_gap(console, report, time.perf_counter() - began)
     if json:
@@ -106,7 +106,7 @@ def measure_search(
         console,
         f"{controller} plays {instances} instances of suite {own.name}; beside {POOL} static networks on each",
     )
-    with LocalWorkers(WORKERS) as workers:
+    with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
         found = search_beside(controller, own, split, instances, seed, workers)
     console.print(_search_table(found))
     say(console, _describe_break_even(found))

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar, require_seed
-from esper.dash.output import console_beside, print_json, say
+from esper.dash.output import RegularLines, console_beside, print_json, say
 from esper.errors import ConfigError
 from esper.lab.comparison import compare_splits
 from esper.lab.evaluate import (
@@ -92,7 +92,10 @@ def _play(
     say(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
     if own.objective == "loss":
         say(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
-    with computing.open(math.ceil(instances / COHORT)) as workers:
+    with (
+        computing.open(math.ceil(instances / COHORT)) as workers,
+        RegularLines(console, workers.describe_progress),
+    ):
         found = evaluate_by_name(controller, own, split, instances, seed, workers)
     console.print(standings_table(found, f"{found.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
     say(console, did_it_help(found, split).sentence)

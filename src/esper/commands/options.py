@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from esper.config.loading import dump_settings
 from esper.config.settings import Settings
-from esper.dash.output import say
+from esper.dash.formats import duration
+from esper.dash.output import RegularLines, say
 from esper.errors import ConfigError
 from esper.runs.run_directory import RunDirectory
 from esper.signals import Terminated
@@ -33,10 +34,19 @@ def require_seed(seed: int) -> None:
         raise ConfigError(f"--seed {seed}: it must be 0 to {LARGEST_SEED}")
 
 
-def progress_bar(console: Console) -> Progress:
-    """What is under way, how much of it is done, and the time that it took and takes."""
+@contextmanager
+def progress_bar(console: Console) -> Generator[Progress]:
+    """What is under way, how much of it is done, and the time that it took and takes: a bar, or a line now and then."""
+
+    def describe_progress() -> str:
+        (task,) = bar.tasks
+        done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"
+        return f"{task.description}{done}, {duration(task.elapsed or 0.0)} elapsed"
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    with bar, RegularLines(console, describe_progress):
+        yield bar
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dash.formats import duration, percent, score
-from esper.dash.output import say
+from esper.dash.output import RegularLines, say
 from esper.dash.progress import SMOOTHING, TrainingProgress, moving_average
 from esper.dash.run_view import rank_scores
 from esper.dash.terminal import LABEL_STYLE, POLICY, POLICY_STYLE, score_table, sparkline
@@ -34,21 +34,23 @@ Row = tuple[str, RenderableType]
 
 
 class LineView:
-    """Prints a line now and then; use it as a context manager."""
+    """Prints a line now and then, at least every 30 seconds; use it as a context manager."""
 
     def __init__(self, console: Console, progress: TrainingProgress) -> None:
         self._console = console
         self._progress = progress
         self._every = max(progress.total // LINES_PER_RUN, 1)
+        self._lines = RegularLines(console, self._describe_progress)
 
     def __enter__(self) -> Self:
         say(self._console, "finding the baselines' level")
+        self._lines.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._lines.__exit__(kind, error, trace)
 
     def baselines(self, levels: Mapping[str, float]) -> None:
         """The baselines' levels are known."""
@@ -62,9 +64,17 @@ class LineView:
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
             say(self._console, _line(self._progress, iteration))
+            self._lines.postpone()
         for anomaly in iteration.anomalies:
             if anomaly not in known:
                 say(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
+
+    def _describe_progress(self) -> str:
+        progress = self._progress
+        if not progress.levels:
+            return f"finding the baselines' level, {duration(progress.elapsed)} elapsed"
+        number = min(progress.done + 1, progress.total)
+        return f"iteration {number}/{progress.total} under way, {duration(progress.elapsed)} elapsed"
 
 
 class PanelView:

@@ -24,10 +24,9 @@ from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate
 from esper.runs.store import as_rows
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy
-from esper.train.process_pool import prepare_process, run_task
+from esper.train.collect import ShardTask, collect, new_policy
 from esper.train.settings import TrainSettings
-from esper.train.workers import Shared
+from esper.train.workers import Shared, prepare_process
 
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "hosts and seeds": (start_training,),
@@ -80,7 +79,7 @@ def _iterate(settings: TrainSettings, learner: PPO, number: int) -> int:
     """An iteration without store, probes and checkpoints; its decisions."""
     weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
-    shards: list[ShardResult] = [run_task(collect(task), lambda told: None) for task in tasks]  # noqa: ARG005
+    shards = [collect(task) for task in tasks]
     learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
     return sum(int(running.sum()) for shard in shards for running in shard.log.running)
 

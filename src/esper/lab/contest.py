@@ -26,10 +26,9 @@ from esper.tasks.registry import get_suite
 from esper.train.collect import require_start
 from esper.train.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
 from esper.train.iteration import Iteration, summarise
-from esper.train.process_pool import run_task
 from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer
+from esper.train.trainer import Trainer, report_iterations
 from esper.train.workers import LOCAL, Backend, Workers
 
 ARMS = "arms"
@@ -118,7 +117,7 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
                 progress(done, len(trials), trial, iteration)
 
             work = train_and_play(contest.path(trial), contest.settings(trial), instances, workers, WHAT)
-            found[trial] = run_task(work, show)
+            found[trial] = report_iterations(work, show)
     return [Arm(name, [found[Trial(name, seed)] for seed in range(contest.seeds)]) for name in contest.arms]
 
 

@@ -38,7 +38,7 @@ from esper.runs.file_system import file_system_of, wal_safe
 from esper.tasks.data import Data
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Source, Suite
-from esper.train.process_pool import prepare_process
+from esper.train.workers import prepare_process
 
 MEMINFO = Path("/proc/meminfo")
 _SEED = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -31,6 +31,7 @@ from esper.train.collect import require_start
 from esper.train.iteration import Iteration
 from esper.train.results import ArmResults
 from esper.train.settings import TrainSettings
+from esper.train.trainer import report_iterations
 from esper.train.workers import DeviceTask, LocalWorkers, Workers
 
 BASE = "base"
@@ -269,7 +270,8 @@ def run_sweep(
         _TrialTask(number, sweep.path(trial), trial.settings, instances) for number, trial in enumerate(sweep.trials)
     ]
     ranking: list[RankedTrial] = []
-    for number, results in workers.stream(_compute_trial, tasks, hear):
+    for number, results in workers.as_completed(_compute_trial, tasks):
+        hear(TrialProgress(number, sweep.trials[number].settings.iterations, None))
         ranked = _rank_trial(sweep.trials[number], results)
         conclude(number, ranked)
         ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
@@ -284,28 +286,10 @@ def run_sweep(
     return ranking
 
 
-def _compute_trial(task: _TrialTask) -> Generator[TrialProgress, None, ArmResults]:
-    """Tells of every iteration, in order, those done before included: begun anew, a task has to say the same again."""
-    results: ArmResults | None = None
-
-    def train() -> Generator[Iteration]:
-        nonlocal results
-        with LocalWorkers(1) as workers:
-            results = yield from train_and_play(task.path, task.settings, task.instances, workers, WHAT)
-
-    done = 0
-    for iteration in train():
-        yield from _list_done(task, done, iteration.number - 1)
-        done = iteration.number
-        yield TrialProgress(task.number, done, iteration)
-    yield from _list_done(task, done, task.settings.iterations)
-    assert results is not None
-    return results
-
-
-def _list_done(task: _TrialTask, told: int, done: int) -> list[TrialProgress]:
-    """Iterations of which nobody has told."""
-    return [TrialProgress(task.number, number, None) for number in range(told + 1, done + 1)]
+def _compute_trial(task: _TrialTask) -> ArmResults:
+    with LocalWorkers(1) as workers:
+        work = train_and_play(task.path, task.settings, task.instances, workers, WHAT)
+        return report_iterations(work, lambda _: None)
 
 
 def _rank_trial(trial: SweepTrial, results: ArmResults) -> RankedTrial:

@@ -30,10 +30,11 @@ This page is made from the code by `python -m esper.runs.catalogue > docs/events
 _EVENTS = """\
 ## Events
 
-The table `events` has a row per event: its `id`, by which events are in order; the `time` at which it was made, in
-seconds since 1970; its `type` and `version`; the `iteration` it belongs to; and its `payload`, the fields below as
-JSON. A field that has its default is left out of the payload. Numbers that are not finite are the strings `NaN`,
-`Infinity` and `-Infinity`. A resumed run forgets the events after its checkpoint and makes them anew.
+The table `events` has a row per event: its `id`, by which the events of each network are in order; the `time` at which
+it was made, in seconds since 1970; its `type` and `version`; the `iteration` it belongs to; and its `payload`, the
+fields below as JSON. A field that has its default is left out of the payload. Numbers that are not finite are the
+strings `NaN`, `Infinity` and `-Infinity`. In training, the events of a shard of a rollout come when the shard has
+ended. A resumed run forgets the events after its checkpoint and makes them anew.
 
 Every event has the field `iteration`, of type `int`. Events marked *of a network* also have `episode`, `environment`
 and `step`, all `int`: in training, an episode has the number of its iteration; a model that grows alone has the single

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,6 @@ from esper.control.rules.look import LookRule
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, wait
-from esper.numerics.arrays import Floats
 from esper.numerics.devices import usable_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
@@ -34,7 +33,6 @@ from esper.tasks.suite import Suite
 from esper.train.episode_log import EpisodeLog
 from esper.train.evaluation import evaluation_config
 from esper.train.event_recorder import EventRecorder, Scope
-from esper.train.process_pool import run_task
 from esper.train.settings import TrainSettings
 from esper.train.workers import DeviceTask, Shared, enough_memory
 
@@ -61,6 +59,8 @@ class ShardResult:
 
     rollout: Rollout
     log: EpisodeLog
+    events: Sequence[EventRow]
+    """In order, with the times at which they happened."""
     twin_steps: int = 0
     """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
 
@@ -120,63 +120,48 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
     return [instance for instance in drawn for _ in range(group)]
 
 
-def _noise(settings: TrainSettings, iteration: int, environment: int, steps: int) -> Floats:
-    """The uniform numbers ``[T, 8]`` that decide one environment's actions."""
-    rng = numpy_generator(settings.seed, iteration, environment, Stream.ACTIONS)
-    return rng.random((steps, len(Head)))
-
-
-EventRows = list[EventRow]
-"""What happened in the last moments."""
-
-
-def collect(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
-    """Run the shard's episodes to their end, and those of their twins, where there are any; tells of every step.
+@enough_memory()
+def collect(task: ShardTask) -> ShardResult:
+    """Run the shard's episodes to their end, and those of their twins, where there are any.
 
     Raises:
         RunError: the device's memory ran out.
     """
-    with enough_memory():
-        return (yield from _collect_shard(task))
-
-
-def _collect_shard(task: ShardTask) -> Generator[EventRows, None, ShardResult]:
     settings, suite = task.settings, get_suite(task.settings.suite_of(task.iteration, task.shard))
-    steps = suite.steps
+    size, group = settings.environments // settings.shards, settings.ppo.group
+    first = task.shard * size
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
     policy.to(usable_device(task.device))
-    size, group = settings.environments // settings.shards, settings.ppo.group
-    environments = range(task.shard * size, (task.shard + 1) * size)
-    noise = np.stack([_noise(settings, task.iteration, number, steps) for number in environments], axis=1)
-    episodes = _episodes(task, 1, settings.promise)
-    recorder = EventRecorder(episodes, _scope(task, environments.start))
-    playing = run_policy(policy, new_advisor(settings, suite), episodes, torch.from_numpy(noise).float(), recorder)
+
+    # Uniform numbers [T, E, 8] that decide the actions: an environment has the same ones in whatever shard it is.
+    generators = [
+        numpy_generator(settings.seed, task.iteration, number, Stream.ACTIONS) for number in range(first, first + size)
+    ]
+    noise = np.stack([generator.random((suite.steps, len(Head))) for generator in generators], axis=1)
+
     # The run's slots and blueprints are those of its own suite: nobody could read what happens on others.
-    result = (yield from playing) if suite.name == settings.suite else run_task(playing, _ignore)
+    episodes = _start_episodes(task, 1, settings.promise)
+    recorder = None
+    if suite.name == settings.suite:
+        number, telemetry = task.iteration + 1, settings.telemetry
+        steps = telemetry.records_steps(number)
+        watched = telemetry.watched_of(settings.environments) if steps else ()
+        recorder = EventRecorder(episodes, Scope(number, first, steps, watched))
+    advisor = new_advisor(settings, suite)
+    result = run_policy(policy, advisor, episodes, torch.from_numpy(noise).float(), recorder)
     if not settings.ppo.twin:
         return result
-    # A population of their own: the others' numbers are the same with twins and without, to the last bit.
-    twins = _episodes(task, group, None)
-    waited = [twins.step(wait(twins.size)) for _ in range(steps)]
+
+    # Twins are a population of their own: the others' numbers are the same with twins and without, to the last bit.
+    twins = _start_episodes(task, group, None)
+    waited = [twins.step(wait(twins.size)) for _ in range(suite.steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
     rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
-    return ShardResult(rollout, result.log, sum(int(step.running.sum()) for step in waited))
+    return replace(result, rollout=rollout, twin_steps=sum(int(step.running.sum()) for step in waited))
 
 
-def _scope(task: ShardTask, first: int) -> Scope:
-    """What is told of the shard whose first environment has that number."""
-    telemetry, number = task.settings.telemetry, task.iteration + 1
-    steps = telemetry.tells_steps(number)
-    watched = telemetry.watched_of(task.settings.environments) if steps else ()
-    return Scope(number, first, steps, watched)
-
-
-def _ignore(_: EventRows) -> None:
-    pass
-
-
-def _episodes(task: ShardTask, every: int, promise: PromiseSettings | None) -> Episodes:
+def _start_episodes(task: ShardTask, every: int, promise: PromiseSettings | None) -> Episodes:
     """New episodes of each ``every``-th environment, with promises measured in that way, or not at all."""
     settings = task.settings
     instances = sample_instances(settings, task.iteration, task.shard)
@@ -188,26 +173,28 @@ def _episodes(task: ShardTask, every: int, promise: PromiseSettings | None) -> E
 
 
 def run_policy(
-    policy: Policy, advisor: LookRule | None, episodes: Episodes, noise: Tensor, recorder: EventRecorder
-) -> Generator[EventRows, None, ShardResult]:
-    """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end; tells of every step."""
+    policy: Policy, advisor: LookRule | None, episodes: Episodes, noise: Tensor, recorder: EventRecorder | None
+) -> ShardResult:
+    """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end."""
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
     log = EpisodeLog(episodes.suite, episodes.instances)
-    yield as_rows(recorder.record_start())
+    events = [] if recorder is None else as_rows(recorder.record_start())
     for uniforms in noise.to(device):
         observation, legal = episodes.observe(), episodes.legal_actions()
         observation = observation if advisor is None else advise(advisor, observation, legal)
         masks = mask_tensors(legal, CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
-        told = as_rows(recorder.record_observation(observation, step))
+        if recorder is not None:
+            events += as_rows(recorder.record_observation(observation, step))
         result = episodes.step(actions)
-        yield told + as_rows(recorder.record_step(actions, result, step))
+        if recorder is not None:
+            events += as_rows(recorder.record_step(actions, result, step))
         running = torch.from_numpy(result.running)
         buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
         log.add(actions, result)
         state = step.state
     log.finish(episodes)
     everyone = torch.ones(episodes.size, dtype=torch.bool)
-    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), log)
+    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), log, events)

@@ -6,30 +6,29 @@ import logging
 import os
 import signal
 import socket
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from esper.errors import ConfigError, RunError
-from esper.train.process_pool import Failed, Finished, Said, Word, prepare_process, stream_words
-from esper.train.workers import DeviceTask, Shared, Workers
+from esper.train.workers import DeviceTask, Shared, Workers, compute_task, prepare_process
 
 Task = TypeVar("Task")
-Result = TypeVar("Result")
-Message = TypeVar("Message")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 RETRIES = 3
 """How often a task is begun anew whose worker died."""
+SECONDS_BETWEEN_LINES = 30.0
+"""After which it is said that no CPU or GPU is free."""
 _NEW = "local"
 """Ray's word for a cluster of its own on this machine, even where another one is running."""
 _RUNNING = "auto"
 """Ray's word for the cluster that this machine belongs to."""
 _REACH_SECONDS = 10
+_log = logging.getLogger(__name__)
 
 
 class Stored(Shared[T_co]):
@@ -41,10 +40,9 @@ class Stored(Shared[T_co]):
 
 
 class RayWorkers(Workers):
-    """Computes tasks as Ray tasks, each on one CPU and in one thread, and with a GPU of its own if it asks for CUDA.
+    """Computes tasks as Ray tasks, each on one CPU and in one thread, and with a GPU of its own if it needs CUDA.
 
-    A task whose worker dies is begun anew, elsewhere if need be. As many of its words as were heard already are not
-    heard again, so it has to say the same again. This process computes in one thread from then on.
+    A task whose worker dies is begun anew, elsewhere if need be. This process computes in one thread from then on.
     """
 
     def __init__(self, most: int, address: str | None = None) -> None:
@@ -55,39 +53,10 @@ class RayWorkers(Workers):
             RunError: Ray cannot be started.
         """
         prepare_process()
-        self.most = most
-        """Tasks computed at a time; fewer later leave the other CPUs idle."""
+        super().__init__(most)
         _connect(most, address)
-        # Only tasks hold CPUs, so all CPUs compute.
-        self._task: Any = ray.remote(num_cpus=1, num_returns="streaming", max_retries=RETRIES)(_stream)
-
-    def stream(
-        self,
-        function: Callable[[Task], Generator[Message, None, Result]],
-        tasks: Sequence[Task],
-        hear: Callable[[Message], None],
-    ) -> Iterator[tuple[int, Result]]:
-        """As in the base; a call that is given up leaves no task behind."""
-        waiting, going = deque(enumerate(tasks)), dict[Any, int]()
-        try:
-            while waiting or going:
-                while waiting and len(going) < self.most:
-                    index, task = waiting.popleft()
-                    going[self._task.options(num_gpus=_gpus(task)).remote(function, task)] = index
-                # One of those that have something to say, of which there is one in the end.
-                ready = cast("list[Any]", ray.wait(list(going), num_returns=1, fetch_local=False)[0])
-                stream = ready[0]
-                match _next(stream):
-                    case Said(what):
-                        hear(what)
-                    case Finished(result):
-                        yield going.pop(stream), result
-                    case Failed(error):
-                        raise error
-        finally:
-            if ray.is_initialized():  # else all have ended
-                for stream in going:
-                    ray.cancel(stream, force=True)
+        # Only tasks hold CPUs: an actor would keep its own from them, and the last of few would leave them none.
+        self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
 
     def share(self, value: T) -> Stored[T]:
         """Put it into Ray's object store."""
@@ -96,6 +65,51 @@ class RayWorkers(Workers):
     def end(self) -> None:
         """End Ray here, and all tasks with it."""
         ray.shutdown()
+
+    def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
+        needed = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
+        if needed and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
+            raise ConfigError(
+                "a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs"
+            )
+        return self._task.options(num_gpus=needed).remote(function, task)
+
+    def _wait(self, handles: list[Any]) -> list[Any]:
+        while True:
+            done = cast("list[Any]", ray.wait(handles, timeout=SECONDS_BETWEEN_LINES, fetch_local=False)[0])
+            if done:
+                return done
+            total = cast("dict[str, float]", ray.cluster_resources())
+            free = cast("dict[str, float]", ray.available_resources())
+            counts = {name: (free.get(name, 0.0), total.get(name, 0.0)) for name in ("CPU", "GPU")}
+            if any(available < 1 and (name == "CPU" or there) for name, (available, there) in counts.items()):
+                words = " and ".join(
+                    f"{available:g} of {there:g} {name}s" for name, (available, there) in counts.items()
+                )
+                _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), words)
+
+    def _fetch(self, handle: Any) -> Any:
+        try:
+            result, error = ray.get(handle)
+        except RayTaskError as error:
+            raise RunError(
+                f"a Ray worker could not take up a task ({error.cause!r}): install the same Esper and torch on all "
+                "machines"
+            ) from error
+        except RayError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(
+                f"a Ray task died {1 + RETRIES} times, perhaps for want of memory: free some and run it again "
+                f"(training goes on with --resume), or lower `environments`; Ray says: {reason}"
+            ) from error
+        if error is not None:
+            raise error
+        return result
+
+    def _cancel(self, handles: list[Any]) -> None:
+        if ray.is_initialized():  # else all have ended
+            for task in handles:
+                ray.cancel(task, force=True)
 
 
 def _connect(most: int, address: str | None) -> None:
@@ -137,31 +151,7 @@ def _reach(address: str) -> None:
         raise ConfigError(f"no Ray cluster answers at {address} ({error}): give its head's host:port") from error
 
 
-def _gpus(task: object) -> int:
-    """How many a task needs; ConfigError if it needs one and the cluster has none, which Ray would wait for."""
-    needed = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
-    if needed and not ray.cluster_resources().get("GPU"):
-        raise ConfigError("a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
-    return needed
-
-
-def _next(stream: Any) -> Word:
-    """What a task says next."""
-    try:
-        return cast("Word", ray.get(next(stream)))
-    except RayTaskError as error:
-        raise RunError(
-            f"a Ray worker could not take up a task ({error.cause!r}): install the same Esper and torch on all machines"
-        ) from error
-    except RayError as error:
-        reason = " ".join(str(error).split())
-        raise RunError(
-            f"a Ray task died {1 + RETRIES} times, perhaps for want of memory: free some and run it again (training "
-            f"goes on with --resume), or lower `environments`; Ray says: {reason}"
-        ) from error
-
-
-def _stream(function: Callable[[Any], Generator[Any, None, Any]], task: Any) -> Generator[Word]:
-    """All that a task says; a worker's life."""
+def _compute(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
+    """A Ray task."""
     prepare_process()
-    yield from stream_words(function, task)
+    return compute_task(function, task)

@@ -33,7 +33,7 @@ class TelemetrySettings(Settings):
     """Networks of which is kept what the policy saw and how likely it found each choice: some kilobytes per decision.
     They are spread evenly, and so over problems."""
 
-    def tells_steps(self, iteration: int) -> bool:
+    def records_steps(self, iteration: int) -> bool:
         """Whether the decisions of that iteration, from 1, are kept."""
         return self.steps_every > 0 and (iteration - 1) % self.steps_every == 0
 

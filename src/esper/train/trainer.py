@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from typing import Self
+from contextlib import suppress
+from typing import Self, TypeVar
 
 from esper import __version__
 from esper.control.policy import Policy
@@ -23,13 +23,7 @@ from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
 from esper.train.baselines import baselines
-from esper.train.collect import (
-    ShardTask,
-    collect,
-    greedy_controller,
-    load_start,
-    new_policy,
-)
+from esper.train.collect import ShardResult, ShardTask, collect, greedy_controller, load_start, new_policy
 from esper.train.evaluation import evaluate_controllers, evaluation_config, mean_score
 from esper.train.event_recorder import describe_run
 from esper.train.iteration import (
@@ -40,9 +34,10 @@ from esper.train.iteration import (
     record,
     summarise_iteration,
 )
-from esper.train.process_pool import run_task
 from esper.train.settings import TrainSettings
 from esper.train.workers import Workers, require_devices
+
+Result = TypeVar("Result")
 
 
 class Trainer:
@@ -113,77 +108,75 @@ class Trainer:
         Ctrl-C and SIGTERM abandon a rollout or a probe under way, which can be computed again, but wait for an update
         or for files to be written; they are raised when the last whole iteration has its checkpoint.
         """
-        run_task(self.iterations(), report)
+        report_iterations(self.iterations(), report)
 
     def iterations(self) -> Generator[Iteration]:
         """Do the remaining iterations, one at a time, as `train` does."""
-        began, total = time.perf_counter(), self.settings.iterations
+        settings, began = self.settings, time.perf_counter()
         with Interrupts() as interrupts:
             try:
-                while self.done < total:
-                    with self._whole_or_undone():
-                        iteration = self._iterate(interrupts)
+                while self.done < settings.iterations:
+                    iteration_began = time.perf_counter()
+                    before = self.done, self._updates, self.learner.state_tensors()
+                    try:
+                        # Rollouts: whole episodes of the acting policy. What happened in a shard is stored as it ends.
+                        weights = {name: value.cpu() for name, value in self.policy.state_dict().items()}
+                        shared = self._workers.share(weights)
+                        tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
+                        by_number: dict[int, ShardResult] = {}
+                        with interrupts.at_once():
+                            for number, shard in self._workers.as_completed(collect, tasks):
+                                self.store.append(shard.events)
+                                by_number[number] = shard
+                        shards = [by_number[number] for number in range(settings.shards)]
+
+                        # The update, from the rollouts of each suite.
+                        rollouts = concatenate_alike([shard.rollout for shard in shards])
+                        rollout, *others = (one.to(self._device) for one in rollouts)
+                        update = self.learner.update(rollout, self.done / settings.iterations, *others)
+                        self._updates = extend_history(self._updates, update)
+                        self.done += 1
+
+                        # Now and then the greedy policy plays the probes: a copy on the CPU, where controllers decide.
+                        probe_score: float | None = None
+                        if self.done % settings.probe_every == 0 or self.done == settings.iterations:
+                            controller = greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
+                            config = evaluation_config(settings)
+                            with interrupts.at_once():
+                                played = evaluate_controllers(self._workers, [controller], config, self._probes)
+                            probe_score = mean_score(played[0])
+
+                        seconds = time.perf_counter() - iteration_began
+                        iteration = summarise_iteration(
+                            settings, self.done, shards, self._updates, probe_score, seconds
+                        )
+                        record(self.store, iteration, self.store.metadata().get(LEVELS, {}))
+                    except (KeyboardInterrupt, Terminated):
+                        # An iteration that is abandoned after its update leaves no trace of it.
+                        self.done, self._updates, learned = before
+                        self.learner.load_state_tensors(learned)
+                        raise
                     yield iteration
-                    if self.done == total or self.done % self.settings.checkpoint_every == 0:
+
+                    # What was asked of the process meanwhile waits until the iteration is safe.
+                    if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._checkpoint()
-                    if self.done < total:
+                    if self.done < settings.iterations:
                         interrupts.check()
             except (KeyboardInterrupt, Terminated) as stop:
-                self._record_interruption("SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C")
+                if self._saved != self.done:
+                    self._checkpoint()
+                reason = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
+                self.store.emit(RunInterrupted(iteration=self.done, reason=reason))
+                self.store.flush()
                 raise
             except EsperError as error:
-                self._record_failure(error)
+                self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
+                with suppress(RunError):  # the store may be what failed
+                    self.store.flush()
                 raise
         self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
         self.store.flush()
-
-    def _record_interruption(self, reason: str) -> None:
-        if self._saved != self.done:
-            self._checkpoint()
-        self.store.emit(RunInterrupted(iteration=self.done, reason=reason))
-        self.store.flush()
-
-    def _record_failure(self, error: EsperError) -> None:
-        self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
-        with suppress(RunError):  # the store may be what failed
-            self.store.flush()
-
-    @contextmanager
-    def _whole_or_undone(self) -> Generator[None]:
-        """An iteration that is abandoned after its update leaves no trace of it."""
-        done, updates, learned = self.done, self._updates, self.learner.state_tensors()
-        try:
-            yield
-        except (KeyboardInterrupt, Terminated):
-            self.learner.load_state_tensors(learned)
-            self.done, self._updates = done, updates
-            raise
-
-    def _iterate(self, interrupts: Interrupts) -> Iteration:
-        began = time.perf_counter()
-        settings = self.settings
-        weights = self._workers.share({name: value.cpu() for name, value in self.policy.state_dict().items()})
-        tasks = [ShardTask(settings, self.done, shard, weights) for shard in range(settings.shards)]
-        with interrupts.at_once():
-            shards = self._workers.gather(collect, tasks, self.store.append)
-        rollout, *others = (one.to(self._device) for one in concatenate_alike([shard.rollout for shard in shards]))
-        update = self.learner.update(rollout, self.done / settings.iterations, *others)
-        self._updates = extend_history(self._updates, update)
-        self.done += 1
-        due = self.done % settings.probe_every == 0 or self.done == settings.iterations
-        probe = self._probe(interrupts) if due else None
-        result = summarise_iteration(settings, self.done, shards, self._updates, probe, time.perf_counter() - began)
-        record(self.store, result, self.store.metadata().get(LEVELS, {}))
-        return result
-
-    def _probe(self, interrupts: Interrupts) -> float:
-        # A copy for the CPU, where controllers decide.
-        settings, policy = self.settings, copy.deepcopy(self.policy).cpu()
-        controller = greedy_controller(policy, settings)
-        with interrupts.at_once():
-            return mean_score(
-                evaluate_controllers(self._workers, [controller], evaluation_config(settings), self._probes)[0]
-            )
 
     def _checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), history_to_state(self._updates))
@@ -194,3 +187,21 @@ class Trainer:
     def _record_checkpoint(self, checkpoint: Checkpoint) -> None:
         file = str(checkpoint.path.relative_to(self.run.path))
         self.store.emit(CheckpointWritten(iteration=checkpoint.iteration, file=file, sha256=checkpoint.sha256))
+
+
+def report_iterations(training: Generator[Iteration, None, Result], report: Callable[[Iteration], None]) -> Result:
+    """Train to the end and return what training returns; ``report`` is called after each iteration.
+
+    What ``report`` raises is raised in the training, too, which may have something to save.
+    """
+    try:
+        iteration = next(training)
+        while True:
+            try:
+                report(iteration)
+            except BaseException as error:  # noqa: BLE001 (Ctrl-C too)
+                iteration = training.throw(error)
+            else:
+                iteration = next(training)
+    except StopIteration as end:
+        return end.value
