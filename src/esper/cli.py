@@ -62,7 +62,6 @@ COMMANDS = (
     Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
     Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
-    Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
 MOVED = ("bench attach", "bench exploits", "bench population", "bench telemetry")
 """What were commands once and are scripts now, which only developers of Esper need."""

@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
         (["compare"], "nothing to compare"),
         (["compare", "a.yaml", "a.yaml"], "a.yaml is given 2 times"),
         (["grow", "--controller", "nowhere"], "all_at_start, all_at_plateau, random, none, all_from_start"),
-        (["report", "sweep"], "sweep is a sweep, whose ranking is in sweep/sweep.json"),
+        (["report", "sweep"], "sweep is a sweep, whose study is in sweep/study.db"),
     ],
 )
 def test_it_is_refused_at_once(
@@ -31,7 +31,7 @@ def test_it_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("iterations: 1\n")
     Path("sweep").mkdir()
-    Path("sweep/sweep.json").write_text("[]")
+    Path("sweep/study.db").touch()
     assert main(words) == 2
     told = capsys.readouterr()
     assert sentence in told.err

@@ -13,12 +13,13 @@ from esper.lab.report.comparisons import report_configurations, report_over_seed
 from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Report
 from esper.lab.report.training import report_training
-from esper.lab.sweep import RANKING
 from esper.practice.run import GrowDirectory
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import MADE, RunDirectory
 
 PAGE = "report.html"
+STUDY = "study.db"
+"""The SQLite file of a sweep's study, in the sweep's folder."""
 _MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
 
 
@@ -40,8 +41,6 @@ def report_on(paths: Sequence[Path]) -> Report:
         return report_grown(GrowDirectory(path)) if grown else report_training(run)
     if path.is_dir() and is_contest(path):
         return report_configurations(path, read_contest(path))
-    if (path / RANKING).is_file():
-        raise RunError(
-            f"{path} is a sweep, whose ranking is in {path / RANKING}: give the directory of one of its trials"
-        )
+    if (path / STUDY).is_file():
+        raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
