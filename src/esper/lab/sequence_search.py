@@ -54,7 +54,7 @@ def search_sequence(
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
     rounds, first = plan_rounds(environment_steps // suite.steps)
     drawn = [schedule_of(suite, draw_plantings(suite, rng)) for _ in range(first - 1)]
-    candidates = [schedule_of(suite, []), *drawn]
+    candidates: list[Schedule] = [schedule_of(suite, []), *drawn]
     left = environment_steps
     for remaining in range(rounds, 0, -1):
         count = left // suite.steps // remaining // len(candidates)
@@ -64,7 +64,8 @@ def search_sequence(
         on_round(taken)
         left -= taken
         survivors = 1 if remaining == 1 else max(-(-len(candidates) // SURVIVORS), FINALISTS)
-        candidates = [candidates[index] for index in scores.argsort()[::-1][:survivors].tolist()]
+        order: list[int] = scores.argsort()[::-1][:survivors].tolist()
+        candidates = [candidates[index] for index in order]
     return FoundSequence(candidates[0], environment_steps - left)
 
 
