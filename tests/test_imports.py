@@ -14,6 +14,7 @@ EXTRAS = (
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "optuna",
     "ray",
     "sb3_contrib",
     "stable_baselines3",
@@ -29,6 +30,7 @@ EXTRAS = (
 )
 
 NEEDS_AN_EXTRA = (
+    "esper.lab.sweep",
     "esper.train.ray_workers",
     "esper.integrations.lightning",
     "esper.integrations.sb3",

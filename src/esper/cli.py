@@ -59,7 +59,6 @@ COMMANDS = (
     Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
     Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
-    Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
 _SCRIPT = "is a script in Esper's repository now: python"
 MOVED = {

@@ -42,7 +42,7 @@ WORDS: dict[str, list[list[str]]] = {
     "evaluate": [["evaluate", "{run}"]],
 }
 """Calls by command."""
-OTHERS = {"train", "export", "compare", "sweep", "tune", "doctor", "dash"}
+OTHERS = {"train", "export", "compare", "sweep", "doctor", "dash"}
 """They open no run store, or as `RunDirectory.open_store` and `report` do; `dash` has a test of its own."""
 
 

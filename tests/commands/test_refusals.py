@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
         (["bench", "suite", "--search", "0"], "--search 0 and --score 16"),
         (["compare"], "nothing to compare"),
         (["compare", "a.yaml", "a.yaml"], "a.yaml is given 2 times"),
-        (["report", "sweep"], "sweep is a sweep, whose ranking is in sweep/sweep.json"),
+        (["report", "sweep"], "sweep is a sweep, whose study is in sweep/study.db"),
     ],
 )
 def test_it_is_refused_at_once(
@@ -29,7 +29,7 @@ def test_it_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("iterations: 1\n")
     Path("sweep").mkdir()
-    Path("sweep/sweep.json").write_text("[]")
+    Path("sweep/study.db").touch()
     assert main(words) == 2
     told = capsys.readouterr()
     assert sentence in told.err

@@ -39,7 +39,7 @@ WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
     *("PolicyOrigin", "ObservedConduct"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
-    *("Range", "_File"),  # what a sweep draws from
+    *("Range", "_SweepFile"),  # what a sweep draws from
 }
 """Classes that no entry point takes."""
 _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"
@@ -96,16 +96,17 @@ def _by_file(root: type[Settings]) -> Route:
 
 def _by_sweep(leaf: Leaf, folder: Path) -> Settings:
     path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump({"grid": {leaf.key: [leaf.value]}}))
-    return load_space(path, leaf.given).trials(None, 0)[0].settings
+    path.write_text(yaml.safe_dump({"space": {leaf.key: [leaf.value]}}))
+    space = load_space(path, leaf.given)
+    return space.build_settings(space.decode_values(next(space.iterate_combinations())))
 
 
 def _by_base(leaf: Leaf, folder: Path) -> Settings:
     path = folder / "space.yaml"
     other = "seed" if leaf.key != "seed" else "iterations"
     usual = getattr(TrainSettings(), other)
-    path.write_text(yaml.safe_dump({"base": nested(leaf.key, leaf.value), "grid": {other: [usual]}}))
-    return load_space(path, leaf.given).trials(None, 0)[0].settings
+    path.write_text(yaml.safe_dump({"base": nested(leaf.key, leaf.value), "space": {other: [usual]}}))
+    return load_space(path, leaf.given).build_settings({})
 
 
 def _by_keyword(leaf: Leaf, _: Path) -> Settings:
@@ -120,7 +121,7 @@ ROUTES: dict[str, tuple[type[Settings], Route]] = {
     "esper train --set KEY=VALUE": (TrainSettings, _by_key(TrainSettings)),
     "esper train --set GROUP={...}": (TrainSettings, _by_mapping(TrainSettings)),
     "esper train --config": (TrainSettings, _by_file(TrainSettings)),
-    "esper sweep grid": (TrainSettings, _by_sweep),
+    "esper sweep space": (TrainSettings, _by_sweep),
     "esper sweep base": (TrainSettings, _by_base),
     "gymnasium.make": (GrowthSettings, _by_keyword),
     "tuned heuristic": (HeuristicSettings, _by_file(HeuristicSettings)),

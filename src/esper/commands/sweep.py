@@ -5,77 +5,99 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.table import Table
+from rich.text import Text
 
 from esper.commands.options import hint_if_stopped, require_seed
 from esper.config.loading import Overrides
-from esper.config.settings import compare_settings, shared_differences
+from esper.config.settings import compare_settings
+from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, print_json, say, say_differences
+from esper.dash.terminal import plain_table
 from esper.errors import ConfigError
-from esper.lab.report.training import write_report
-from esper.lab.sweep import BASE, CAUTION, Sweep, load_space, run_sweep
-from esper.lab.sweep_view import SweepView, ranking_table
-from esper.runs.run_directory import RunDirectory
+from esper.extras import require
 from esper.train.settings import TrainSettings
-from esper.train.workers import Backend
+from esper.train.workers import LOCAL, Computing
+
+if TYPE_CHECKING:
+    from esper.lab.sweep import RankedTrial
 
 INSTANCES = 256
+TRIALS = 20
+MOST_TRIALS = 10_000
 SWEEPS = Path("runs") / "sweeps"
+CAUTION = (
+    "One training seed per trial proves nothing: the first of many is partly the luckiest. "
+    "`esper compare` trains the best ones with several seeds and says which is better, if any."
+)
 
 
 def command(
     space: Annotated[Path, tyro.conf.Positional],
     run_dir: Path | None = None,
-    trials: int | None = None,
+    trials: int = TRIALS,
     seed: int = 0,
     instances: int = INSTANCES,
+    pruner: Literal["median", "hyperband", "none"] = "median",
     overrides: Overrides = (),
-    backend: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
-    """Train controllers by many settings, each in a run directory of its own, and rank them.
+    """Train controllers by many settings, one after the other, as an Optuna study (extra ``sweep``), and rank them.
 
-    The space is a YAML file: `base` holds settings as for `esper train`, `grid` lists of values by dotted key, `random`
-    lists or ranges {low, high, log, int} by dotted key. What --set says goes before `base`.
+    The space is a YAML file: `base` holds settings as for `esper train`, `space` by dotted key a list of values or a
+    range {low, high, log, step}. Each trial is a run directory. --set overrides `base`.
 
     Args:
-        space: YAML file with base, grid and random.
-        run_dir: Directory for all runs; by default one under runs/sweeps/ named after the space. Called again with the
-            same one, a sweep goes on where it stopped.
-        trials: Draws of the random settings, 8 by default; each is tried at every point of the grid.
-        seed: Draws the random settings. Trials are trained with the seed of their own settings.
+        space: YAML file with base and space.
+        run_dir: Directory of the study and all runs; by default one under runs/sweeps/ named after the space. Called
+            again with the same one, a sweep goes on where it stopped.
+        trials: Trials in all. If the lists have no more combinations than that, each is tried once.
+        seed: Seed of the search. Trials are trained with the seed of their own settings.
         instances: Held-out instances that every policy plays.
-        backend: Processes of this machine, or Ray on this machine (extra ``ray``).
-        workers: Trials computed at a time; by default one per core.
+        pruner: How trials that train badly, by J after each iteration, are given up.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if instances < 1:
         raise ConfigError(f"{instances} instances give no score: ask for at least 1")
+    if not 1 <= trials <= MOST_TRIALS:
+        raise ConfigError(f"--trials {trials}: ask for 1 to {MOST_TRIALS}")
     require_seed(seed)
+    require("sweep", "`esper sweep`", "optuna")
+    from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
+
     console = console_beside(json)
-    computing = Backend(backend, workers)
-    known = load_space(space, overrides)
-    folder = run_dir or SWEEPS / space.stem
-    sweep = Sweep(folder, known.trials(trials, seed), instances)
-    say(console, f"{len(sweep.trials)} trials at {known.points} points of the grid")
-    found = [compare_settings(trial.settings, TrainSettings()) for trial in sweep.trials]
-    shared = [one for one in shared_differences(found) if known.part(one.key) == BASE]  # of a single trial, all are
+    searched = load_space(space, overrides)
+    sweep = Sweep(run_dir or SWEEPS / space.stem, searched, trials, seed, instances, pruner)
+    shared = compare_settings(searched.settings[0], TrainSettings())
+    shared = [one for one in shared if not any(is_within(one.key, key) for key in searched.distributions)]
     say_differences(console, "what all trials have in common", shared)
+    say(console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)")
     with (
-        hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"),
-        computing.open(len(sweep.trials)) as crew,
-        SweepView(console, sweep.trials) as view,
+        hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
+        computing.open(max(one.shards for one in searched.settings)) as workers,
     ):
-        ranking = run_sweep(sweep, crew, view.hear, view.conclude)
-    for trial in sweep.trials:
-        write_report(RunDirectory(sweep.path(trial)))
-    console.print(ranking_table(ranking))
+        ranking = run_sweep(sweep, workers, lambda line: say(console, line))
+    console.print(draw_ranking(ranking))
     say(console, CAUTION)
-    say(console, f"ranking: {sweep.ranking}")
-    say(console, f"runs: {folder}")
+    say(console, f"runs: {sweep.folder}")
     if json:
-        ranked = [asdict(one) for one in ranking]
-        print_json({"run": str(folder), "trials": len(sweep.trials), "best": ranking[0].trial, "ranking": ranked})
+        print_json({"run": str(sweep.folder), "study": sweep.url, "ranking": [asdict(one) for one in ranking]})
+
+
+def draw_ranking(ranking: list[RankedTrial]) -> Table:
+    """A row per trial, best first, with means over the held-out instances; trials without a score come last."""
+    table = plain_table("trial", "score", "accuracy", "added", "settings")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for one in ranking:
+        figures = (one.state, "", "")
+        if one.score is not None and one.accuracy is not None and one.added is not None:
+            figures = (score(one.score), percent(one.accuracy), percent(one.added))
+        table.add_row(one.trial, *figures, Text(one.words))
+    return table

@@ -6,7 +6,7 @@ in what settings differ from others; and what is wrong with settings is a senten
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast, get_args
 
@@ -65,12 +65,6 @@ class SettingDifference(NamedTuple):
 def compare_settings(settings: Settings, usual: Settings) -> list[SettingDifference]:
     """Where ``settings`` are not as ``usual``, in the order of their keys."""
     return list(_between("", settings.model_dump(mode="json"), usual.model_dump(mode="json")))
-
-
-def shared_differences(found: Sequence[Sequence[SettingDifference]]) -> list[SettingDifference]:
-    """The differences that all have, in the order of the first."""
-    first, *others = found
-    return [one for one in first if all(one in own for own in others)]
 
 
 def _between(key: str, value: Any, usual: Any) -> Iterator[SettingDifference]:

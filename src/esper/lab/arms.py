@@ -18,6 +18,7 @@ from esper.control.learned import POLICY
 from esper.control.rules.simple import SHUFFLED, shuffle_actions
 from esper.lab.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
 from esper.lab.evaluate import count_trainings, load_policy
+from esper.lab.sequence_search import search_sequence
 from esper.lab.static_networks import (
     MeasuredArm,
     Prices,
@@ -26,7 +27,6 @@ from esper.lab.static_networks import (
     measure_arm,
     train_static,
 )
-from esper.lab.tuning import search_sequence
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.budget import TRAINING_PASSES
 from esper.population.population import Fossils

@@ -1,303 +1,383 @@
-"""Which settings train well? A sweep's space, its trials with a run directory each, and their ranking.
+"""A sweep: trials of one space, trained one after the other, kept in an Optuna study in SQLite, and ranked.
 
-A space has settings shared by all trials, a grid of some, and draws of others. A sweep that was stopped goes on; trials
-that are done are only read.
+The study is study.db in the sweep's folder; beside it each trial has a run directory of its own. A sweep that was
+stopped or killed goes on from both.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple, Self, cast
-from zlib import crc32
+from typing import Any, Literal, cast
 
-import numpy as np
-from pydantic import Field, model_validator
+import optuna
+import yaml
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from esper.config.loading import load_settings, merge, override_of, put, validate_settings
 from esper.config.settings import Settings
-from esper.errors import ConfigError
-from esper.files import write_atomically
+from esper.dash.formats import score
+from esper.errors import ConfigError, RunError
 from esper.lab.contest import train_and_play
+from esper.lab.report.subject import STUDY
+from esper.lab.report.training import write_report
 from esper.numerics.random_streams import Stream, numpy_generator
+from esper.runs.lock import hold
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.collect import require_start
-from esper.train.iteration import Iteration
-from esper.train.results import ArmResults
+from esper.train.results import Result
 from esper.train.settings import TrainSettings
-from esper.train.trainer import report_iterations
-from esper.train.workers import DeviceTask, LocalWorkers, Workers
+from esper.train.workers import Workers
 
-BASE = "base"
-DRAWS = 8
-"""Draws of the random settings, unless another number is asked for."""
+WHAT = "esper sweep"
+"""The name under which a sweep locks its folder and its trials' run directories."""
+SECONDS_BETWEEN_LINES = 20
+PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
+    "median": lambda iterations: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 4),
+    "hyperband": lambda iterations: optuna.pruners.HyperbandPruner(max(iterations // 9, 1), iterations),
+    "none": lambda iterations: optuna.pruners.NopPruner(),  # noqa: ARG005
+}
+"""By the number of iterations that are trained."""
 
 
 class Range(Settings):
-    """Numbers to draw from, each as likely as any other."""
+    """Numbers between two bounds, which are both included."""
 
     low: float = Field(allow_inf_nan=False)
     high: float = Field(allow_inf_nan=False)
-    """The largest; the smallest and the largest may be drawn, too."""
     log: bool = False
-    """Whether all orders of magnitude are equally likely, instead of all numbers."""
-    int: bool = False
-    """Whether only integers are drawn."""
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if self.low >= self.high:
-            raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
-        if self.log and self.low <= 0:
-            raise ValueError(f"a logarithmic range must begin above 0, not at {self.low:g}")
-        if self.int and not (self.low.is_integer() and self.high.is_integer()):
-            raise ValueError(f"{self.low:g} to {self.high:g} are no integers")
-        return self
-
-    def draw(self, rng: np.random.Generator) -> float:
-        """One of the numbers."""
-        half = 0.5 if self.int else 0.0  # so that both ends are as likely as other integers
-        low, high = self.low - half, self.high + half
-        value = math.exp(rng.uniform(math.log(low), math.log(high))) if self.log else rng.uniform(low, high)
-        value = min(max(value, self.low), self.high)  # rounding may leave the range
-        return round(value) if self.int else value
+    """Whether all orders of magnitude are equally likely at first, instead of all numbers."""
+    step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Distance between neighbouring values; without it, 1 for settings that are integers, and none for others."""
 
 
-class _File(Settings):
-    """What the YAML file holds."""
+class _SweepFile(Settings):
+    """The contents of a space's YAML file."""
 
     base: dict[str, Any] = {}
-    grid: dict[str, Any] = {}
-    random: dict[str, Any] = {}
+    space: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class SweepTrial:
-    """A choice of settings, by dotted key, and all settings that follow from it."""
+class SweepSpace:
+    """Settings that all trials share, and the distribution of each searched dotted key."""
 
-    name: str
-    choices: Mapping[str, Any]
-    settings: TrainSettings
-
-
-@dataclass(frozen=True)
-class Space:
-    """What trials have in common, and what they choose from, by dotted key."""
-
-    source: Path
+    path: Path
+    text: str
+    """Shared settings and searched values as YAML, which tells spaces apart."""
     base: Mapping[str, Any]
-    grid: Mapping[str, list[Any]]
-    random: Mapping[str, Range | list[Any]]
-    overrides: Sequence[str] = ()
-    """``dotted.key=value``, which ``base`` holds already."""
+    overrides: Sequence[str]
+    """``dotted.key=value``, which ``base`` contains already."""
+    lists: dict[str, dict[Any, Any]] = field(default_factory=dict[str, dict[Any, Any]])
+    """Values by what stands for them in the study: themselves, or YAML where they are lists or mappings."""
+    distributions: dict[str, BaseDistribution] = field(default_factory=dict[str, BaseDistribution])
+    settings: list[TrainSettings] = field(default_factory=list[TrainSettings])
+    """The shared ones, each with one searched value."""
 
     @property
-    def points(self) -> int:
-        """Points of the grid."""
-        return math.prod(len(values) for values in self.grid.values())
+    def combinations(self) -> float:
+        """Number of combinations; infinite if there is a range."""
+        return math.prod(map(len, self.lists.values())) if len(self.lists) == len(self.distributions) else math.inf
 
-    def trials(self, draws: int | None, seed: int) -> list[SweepTrial]:
-        """Every draw at every point of the grid; more draws later leave the first ones as they are.
+    def iterate_combinations(self) -> Iterator[dict[str, Any]]:
+        """Parameters of each combination of a space of lists, one at a time."""
+        for number in range(int(self.combinations)):
+            params, rest = dict[str, Any](), number
+            for key, values in self.lists.items():
+                rest, place = divmod(rest, len(values))
+                params[key] = list(values)[place]
+            yield params
+
+    def decode_values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of settings by dotted key, from a study's parameters."""
+        return {key: self.lists[key][param] if key in self.lists else param for key, param in params.items()}
+
+    def build_settings(self, values: Mapping[str, Any], name: str = "") -> TrainSettings:
+        """The shared settings with these values of searched keys.
 
         Raises:
-            ConfigError: there is nothing to draw, or a choice makes settings that cannot be.
+            ConfigError: they are not allowed, or not together; the sentence says where they are from.
         """
-        if draws is not None and not self.random:
-            raise ConfigError(f"{self.source} has no `random` to draw from: leave --trials out")
-        count = (DRAWS if draws is None else draws) if self.random else 1
-        if count < 1:
-            raise ConfigError(f"--trials {count}: ask for at least 1")
-        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
-        drawn = [{key: _draw(key, self.random[key], seed, draw) for key in self.random} for draw in range(count)]
-        chosen = [{**point, **draw} for draw in drawn for point in points]
-        return [self._trial(f"trial-{number:03}", choices) for number, choices in enumerate(chosen)]
+        merged = dict(self.base)
+        for key, value in values.items():
+            put(TrainSettings, merged, key, value, f"{self.path}: space: `{key}`")
 
-    def _trial(self, name: str, choices: Mapping[str, Any]) -> SweepTrial:
-        values = dict(self.base)
-        for key, value in choices.items():
-            put(TrainSettings, values, key, value, f"{self.source}: {self.part(key)}: `{key}`")
+        def describe_source(key: str) -> str:
+            if any(is_within(key, one) for one in values):
+                return f"{self.path}: space: "
+            if not key or any(is_within(one, key) for one in values):
+                return f"{self.path}: {name or 'space'} ({describe_values(values)}): "
+            override = override_of(key, self.overrides)
+            return f"{self.path}: base: " if override is None else f"--set {override}: "
 
-        def source(key: str) -> str:
-            if key:
-                part, override = self.part(key), override_of(key, self.overrides)
-                overridden = part == BASE and override is not None
-                return f"--set {override}: " if overridden else f"{self.source}: {part}: "
-            words = ", ".join(f"{chosen} {value}" for chosen, value in choices.items())
-            return f"{self.source}: {name} ({words}): "
-
-        return SweepTrial(name, choices, validate_settings(TrainSettings, values, source))
-
-    def part(self, key: str) -> str:
-        """The part of the file that a dotted key, or what is below it, comes from."""
-        for part, chosen in (("grid", self.grid), ("random", self.random)):
-            if any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in chosen):
-                return part
-        return BASE
+        return validate_settings(TrainSettings, merged, describe_source)
 
 
-def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
-    """Read a space from a YAML file, and put ``dotted.key=value`` overrides in its base.
+def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
+    """Read a space from a YAML file, with ``dotted.key=value`` overrides of its base.
+
+    Every value is checked by itself, beside the shared settings; combinations are never enumerated.
 
     Raises:
-        ConfigError: unreadable file, YAML mistake, unknown key, nothing to choose from, or an override of a choice.
+        ConfigError: unreadable file, YAML mistake, unknown key, a value that is not allowed, nothing to search, or an
+            override of a searched key.
     """
-    file = load_settings(_File, path)
-    both = sorted(file.grid.keys() & file.random.keys())
-    if both:
-        raise ConfigError(f"{path}: `{both[0]}` is in `grid` and in `random`: leave it in one of them")
-    if not file.grid and not file.random:
-        raise ConfigError(f"{path} has nothing to try: give `grid`, `random` or both")
-    grid = {key: _values(value, f"{path}: grid: `{key}`", "a list of values") for key, value in file.grid.items()}
-    random = {key: _choice(value, f"{path}: random: `{key}`") for key, value in file.random.items()}
+    file = load_settings(_SweepFile, path)
+    if not file.space:
+        raise ConfigError(f"{path} has nothing to search: list values or ranges of settings under `space`")
     base = dict(file.base)
     for override in overrides:
         merge(TrainSettings, base, override)
-    space = Space(path, base, grid, random, overrides)
-    for override in overrides:
         key = override.partition("=")[0].strip()
-        if space.part(key) != BASE:
-            raise ConfigError(f"--set {override}: `{key}` is in `{space.part(key)}` of {path}: leave it in one of them")
+        if any(is_within(key, one) for one in file.space):
+            raise ConfigError(f"--set {override}: `{key}` is in `space` of {path}: leave it in one of them")
+
+    space = SweepSpace(path, yaml.safe_dump({"base": base, "space": file.space}), base, overrides)
+    for key, values in file.space.items():
+        source = f"{path}: space: `{key}`"
+        if isinstance(values, list) and values:
+            plain = (str, int, float, bool, type(None))
+            listed = {one if isinstance(one, plain) else _to_yaml(one): one for one in cast("list[Any]", values)}
+            space.settings.extend(space.build_settings({key: value}) for value in listed.values())
+            space.lists[key], space.distributions[key] = listed, CategoricalDistribution(list(listed))
+        elif isinstance(values, dict):
+            limits = validate_settings(Range, cast("dict[str, Any]", values), lambda _, source=source: f"{source}: ")
+            bounds = [space.build_settings({key: bound}) for bound in (limits.low, limits.high)]
+            space.settings.extend(bounds)
+            lowest: Any = bounds[0]
+            for part in key.split("."):
+                lowest = getattr(cast("Any", lowest)[0] if isinstance(lowest, tuple) else lowest, part)
+            if isinstance(lowest, bool) or not isinstance(lowest, int | float):
+                raise ConfigError(f"{source} is not a number: give a list of values")
+            try:
+                if isinstance(lowest, float):
+                    space.distributions[key] = FloatDistribution(limits.low, limits.high, limits.log, limits.step)
+                elif (limits.step or 1.0).is_integer():
+                    step = int(limits.step or 1)
+                    space.distributions[key] = IntDistribution(int(limits.low), int(limits.high), limits.log, step)
+                else:
+                    raise ValueError(f"step is {limits.step}, but the setting is an integer")
+            except ValueError as error:
+                raise ConfigError(f"{source}: {error}") from error
+        else:
+            raise ConfigError(f"{source} must be a list of values, or low and high, not {values!r}")
+    suites = sorted({one.suite for one in space.settings})
+    if len(suites) > 1:
+        raise ConfigError(f"the trials train on different suites ({', '.join(suites)}): they cannot be ranked")
     return space
 
 
-def _choice(value: Any, source: str) -> Range | list[Any]:
-    if isinstance(value, dict):
-        return validate_settings(Range, cast("dict[str, Any]", value), lambda _: f"{source}: ")
-    return _values(value, source, "a list of values, or low and high")
+def is_within(key: str, other: str) -> bool:
+    """Whether a dotted key is another one, or below it."""
+    return key == other or key.startswith((f"{other}.", f"{other}["))
 
 
-def _values(value: Any, source: str, wanted: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{source} must be {wanted}, not {value!r}")
-    return cast("list[Any]", value)
-
-
-def _draw(key: str, choice: Range | list[Any], seed: int, draw: int) -> Any:
-    """The draw of that number; it depends on nothing else that is drawn."""
-    rng = numpy_generator(seed, crc32(key.encode()), draw)
-    return choice[rng.integers(len(choice))] if isinstance(choice, list) else choice.draw(rng)
-
-
-RANKING = "sweep.json"
-WHAT = "esper sweep"
-"""Who holds a trial's directory."""
-CAUTION = (
-    "One training seed per trial proves nothing: the first of many is partly the luckiest. "
-    "`esper compare` trains the best ones with several seeds and says which is better, if any."
-)
-
-
-class TrialProgress(NamedTuple):
-    """The trial of that number has done so many iterations."""
-
-    number: int
-    done: int
-    iteration: Iteration | None
-    """The newest one; None: whoever worked at the trial before has done it."""
+def describe_values(values: Mapping[str, Any]) -> str:
+    """``ppo.epochs=4 seed=1``; numbers with four digits."""
+    return " ".join(f"{key}={value:.4g}" if type(value) is float else f"{key}={value}" for key, value in values.items())
 
 
 @dataclass(frozen=True)
 class RankedTrial:
-    """What a trial came to: means over the held-out instances."""
+    """What a trial came to, as means over the held-out instances, or why it has no score."""
 
     trial: str
     choices: Mapping[str, Any]
-    score: float
-    accuracy: float
+    state: Literal["finished", "pruned", "refused"]
+    score: float | None
+    accuracy: float | None
     """On test data."""
-    added: float
+    added: float | None
     """Parameters over the host's."""
+    refusal: str | None
+    """What is wrong with the combination of settings."""
+
+    @property
+    def words(self) -> str:
+        """The choices in a line."""
+        return describe_values(self.choices)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Trials on one suite, and the number of held-out instances that every policy plays."""
+    """Trials of a space, and how they are sampled, pruned and scored."""
 
     folder: Path
-    trials: Sequence[SweepTrial]
+    space: SweepSpace
+    trials: int
+    """Trials that are to end, those that are pruned or refused included."""
+    seed: int
+    """Of the sampler."""
     instances: int
-
-    def __post_init__(self) -> None:
-        suites = sorted({trial.settings.suite for trial in self.trials})
-        if len(suites) > 1:
-            raise ConfigError(f"the trials train on different suites ({', '.join(suites)}): they cannot be ranked")
+    """Held-out instances that every policy plays."""
+    pruner: str
+    """Of `PRUNERS`."""
 
     @property
-    def ranking(self) -> Path:
-        """The file of what is finished, best first."""
-        return self.folder / RANKING
-
-    def path(self, trial: SweepTrial) -> Path:
-        """The trial's run directory."""
-        return self.folder / trial.name
+    def url(self) -> str:
+        """The study's address, as Optuna's tools take it."""
+        return f"sqlite:///{self.folder / STUDY}"
 
 
-@dataclass(frozen=True)
-class _TrialTask(DeviceTask):
-    number: int
-    path: Path
-    settings: TrainSettings
-    instances: Sequence[Instance]
-
-    @property
-    def device(self) -> str:
-        return self.settings.devices[0]
-
-
-def run_sweep(
-    sweep: Sweep,
-    workers: Workers,
-    hear: Callable[[TrialProgress], None],
-    conclude: Callable[[int, RankedTrial], None],
-) -> list[RankedTrial]:
-    """All trials, best first; each computes in one process, whatever its shards.
+def run_sweep(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]) -> list[RankedTrial]:
+    """Run trials until as many have ended as there are to be, and rank them, best first.
 
     Raises:
-        ConfigError: the folder holds trials of other settings.
-        RunError: it cannot be written, or a worker process died.
+        ConfigError: the folder holds another sweep, or something else.
+        RunError: the folder is in use, damaged or cannot be written, or a worker process died.
     """
-    for trial in sweep.trials:
-        require_start(trial.settings)
-    suite = get_suite(sweep.trials[0].settings.suite)
-    instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
-    tasks = [
-        _TrialTask(number, sweep.path(trial), trial.settings, instances) for number, trial in enumerate(sweep.trials)
-    ]
-    ranking: list[RankedTrial] = []
-    for number, results in workers.as_completed(_compute_trial, tasks):
-        hear(TrialProgress(number, sweep.trials[number].settings.iterations, None))
-        ranked = _rank_trial(sweep.trials[number], results)
-        conclude(number, ranked)
-        ranking = sorted([*ranking, ranked], key=lambda one: (-one.score, one.trial))
-        record = {
-            "trials": len(sweep.trials),
-            "finished": len(ranking),
-            "instances": sweep.instances,
-            "caution": CAUTION,
-            "ranking": [asdict(one) for one in ranking],
-        }
-        write_atomically(sweep.ranking, json.dumps(record, indent=1))
-    return ranking
+    try:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {sweep.folder} ({error.strerror}): choose another --run-dir") from error
+    with hold(sweep.folder / "sweep.lock", WHAT):
+        try:
+            return _run_trials(sweep, workers, report_line)
+        except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            advice = "free some space if there is none left, or choose another --run-dir"
+            raise RunError(f"cannot use {sweep.folder / STUDY} ({reason}): {advice}") from error
 
 
-def _compute_trial(task: _TrialTask) -> ArmResults:
-    with LocalWorkers(1) as workers:
-        work = train_and_play(task.path, task.settings, task.instances, workers, WHAT)
-        return report_iterations(work, lambda _: None)
-
-
-def _rank_trial(trial: SweepTrial, results: ArmResults) -> RankedTrial:
-    outcomes = results.outcomes
-    return RankedTrial(
-        trial.name,
-        trial.choices,
-        mean(one.score for one in outcomes),
-        mean(one.test_accuracy for one in outcomes),
-        mean(one.growth for one in outcomes),
+def _run_trials(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]) -> list[RankedTrial]:
+    space, example = sweep.space, sweep.space.settings[0]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=optuna.storages.RDBStorage(sweep.url),
+        study_name="sweep",
+        direction="maximize",
+        pruner=PRUNERS[sweep.pruner](example.iterations),
+        load_if_exists=True,
     )
+
+    # Scores can be ranked only within one space and on the same instances.
+    text = f"instances: {sweep.instances}\n{space.text}"
+    if study.user_attrs.get("sweep", text) != text:
+        raise ConfigError(
+            f"{sweep.folder} holds a sweep of another space or of other instances: choose another --run-dir"
+        )
+    if not study.get_trials() and any(sweep.folder.glob("*/config.yaml")):
+        raise ConfigError(f"{sweep.folder} holds runs of something else: choose another --run-dir")
+    study.set_user_attr("sweep", text)
+    suite = get_suite(example.suite)
+    instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
+
+    # This process has the lock, so a trial that is marked as running was stopped or killed. It is queued again, and its
+    # training goes on, as equal parameters share a run directory.
+    for stopped in study.get_trials(states=(TrialState.RUNNING,)):
+        if stopped.params.keys() == space.distributions.keys():
+            study.enqueue_trial(stopped.params)
+        study.tell(stopped.number, state=TrialState.FAIL)
+
+    while True:
+        trials = study.get_trials()
+        runs: dict[str, str] = {
+            _params_key(one.params): one.user_attrs["run"] for one in trials if "run" in one.user_attrs
+        }
+        scored = (TrialState.COMPLETE, TrialState.PRUNED)
+        ended = [one for one in trials if one.state in scored or "refusal" in one.user_attrs]
+        waiting = any(one.state is TrialState.WAITING for one in trials)
+        # Few combinations are all tried, each once; of more, the sampler chooses. It is seeded anew for every trial, so
+        # that a sweep that was stopped chooses as one that was not.
+        if space.combinations <= sweep.trials:
+            untried = next((one for one in space.iterate_combinations() if _params_key(one) not in runs), None)
+            if untried is None and not waiting:
+                break
+            if untried is not None and not waiting:
+                study.enqueue_trial(untried)
+        elif len(ended) >= sweep.trials:
+            break
+        seed = int(numpy_generator(sweep.seed, len(ended), Stream.SWEPT_SETTINGS).integers(1 << 31))
+        study.sampler = optuna.samplers.TPESampler(seed=seed)
+        trial = study.ask(space.distributions)
+        name = runs.get(_params_key(trial.params), f"trial-{len(set(runs.values())):03}")
+        trial.set_user_attr("run", name)
+        _run_trial(sweep, study, trial, name, instances, workers, report_line)
+
+    # Equal parameters are one trial.
+    ranking: dict[str, RankedTrial] = {}
+    for one in sorted(ended, key=lambda one: one.state is TrialState.COMPLETE):
+        attrs, finished = one.user_attrs, one.state is TrialState.COMPLETE
+        state = "finished" if finished else "pruned" if one.state is TrialState.PRUNED else "refused"
+        figures = (one.value if finished else None, attrs.get("accuracy"), attrs.get("added"), attrs.get("refusal"))
+        ranking[attrs["run"]] = RankedTrial(attrs["run"], space.decode_values(one.params), state, *figures)
+    return sorted(ranking.values(), key=lambda one: (one.score is None, -(one.score or 0.0), one.trial))
+
+
+def _run_trial(
+    sweep: Sweep,
+    study: optuna.Study,
+    trial: optuna.Trial,
+    name: str,
+    instances: Sequence[Instance],
+    workers: Workers,
+    report_line: Callable[[str], None],
+) -> None:
+    """Train by the trial's settings and score the policy, unless the settings are refused or the trial is pruned."""
+    values = sweep.space.decode_values(trial.params)
+    words, run = describe_values(values), RunDirectory(sweep.folder / name)
+    outcomes: list[Result] | None = None
+    try:
+        settings = sweep.space.build_settings(values, name)
+        require_start(settings)
+
+        # A run that goes on yields its new iterations alone; the study gets the earlier ones from the run's store.
+        past: list[tuple[int, float]] = []
+        if run.has_store:
+            with RunReader.open(run.store) as reader:
+                past = reader.series("objective")
+        for number, objective in past:
+            trial.report(objective, number)
+        report_line(f"{name}: {f'going on after iteration {len(past)}, ' if past else ''}{words}")
+        pruned = 0 < len(past) < settings.iterations and trial.should_prune()
+        line_time = time.monotonic()
+        with closing(train_and_play(run.path, settings, instances, workers, WHAT)) as training:
+            while outcomes is None and not pruned:
+                try:
+                    iteration = next(training)
+                except StopIteration as end:
+                    outcomes = end.value.outcomes
+                    continue
+                number, total = iteration.number, iteration.total
+                if number > len(past):
+                    trial.report(iteration.objective, number)
+                    pruned = number < total and trial.should_prune()
+                if time.monotonic() - line_time > SECONDS_BETWEEN_LINES or number == total:
+                    line_time = time.monotonic()
+                    report_line(f"{name}: iteration {number}/{total}, J {score(iteration.objective)}")
+    except ConfigError as error:
+        trial.set_user_attr("refusal", str(error))
+        study.tell(trial, state=TrialState.FAIL)
+        report_line(f"{name}: refused: {error}")
+        return
+    if outcomes is None:
+        study.tell(trial, state=TrialState.PRUNED)
+        report_line(f"{name}: pruned ({words})")
+        return
+
+    write_report(run)
+    trial.set_user_attr("accuracy", mean(one.test_accuracy for one in outcomes))
+    trial.set_user_attr("added", mean(one.growth for one in outcomes))
+    value = mean(one.score for one in outcomes)
+    study.tell(trial, value)
+    report_line(f"{name}: score {score(value)} ({words})")
+
+
+def _to_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()
+
+
+def _params_key(params: Mapping[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)

@@ -46,6 +46,8 @@ class Stream(IntEnum):
     """Which suite a shard plays: (seed, iteration, shard, stream)."""
     STATIC_SEARCH = 26
     """Networks that a search of fixed networks tries."""
+    SWEPT_SETTINGS = 27
+    """What the sampler of `esper sweep` draws for a trial: (seed, number of trials before it, stream)."""
     DATA_ORDER = 0x0DDE5
     """The order in which a network sees its instance's examples: (seed of the instance, stream)."""
 

@@ -12,10 +12,11 @@ from esper.lab.evaluate import read_over_seeds
 from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Report
 from esper.lab.report.training import report_configurations, report_over_seeds, report_training
-from esper.lab.sweep import RANKING
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import MADE, RunDirectory
 
+STUDY = "study.db"
+"""The SQLite file of a sweep's study, in the sweep's folder."""
 _MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
 
 
@@ -37,8 +38,6 @@ def report_on(paths: Sequence[Path]) -> Report:
         return report_grown(run) if grown else report_training(run)
     if path.is_dir() and is_contest(path):
         return report_configurations(path, read_contest(path))
-    if (path / RANKING).is_file():
-        raise RunError(
-            f"{path} is a sweep, whose ranking is in {path / RANKING}: give the directory of one of its trials"
-        )
+    if (path / STUDY).is_file():
+        raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.tune_rules import TuningResult, tune
 from esper.control.rules.heuristic import HeuristicSettings
 from esper.control.rules.schedule import Periodic, PeriodicSettings
-from esper.lab import tuning
-from esper.lab.tuning import FIRST_ROUND, TuningResult, tune
+from esper.lab import sequence_search
+from esper.lab.sequence_search import FIRST_ROUND
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
-from esper.tasks.registry import get_suite, suite_names
-from esper.train.baselines import baseline_settings, baselines
+from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, EvaluationResult
 from esper.train.results import Result
 from esper.train.workers import LocalWorkers
@@ -75,7 +75,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
         seen.extend(quality(each._settings) for each in controllers)
         return play(workers, controllers, *more)
 
-    monkeypatch.setattr(tuning, "evaluate_controllers", watched)
+    monkeypatch.setattr(sequence_search, "evaluate_controllers", watched)
     tuned = search("periodic", 100)
     assert isinstance(tuned.settings, PeriodicSettings)
     assert len(set(seen)) > 10
@@ -85,28 +85,10 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
 
 def test_more_search_finds_better_settings_through_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what settings are worth, not by the score that they were chosen for, which rises with any search."""
-    monkeypatch.setattr(tuning, "evaluate_controllers", planted(1.0))
+    monkeypatch.setattr(sequence_search, "evaluate_controllers", planted(1.0))
     worth = [
         np.mean([quality(search("periodic", candidates, seed).settings) for seed in range(20)])
         for candidates in (1, 10, 100)
     ]
     assert worth[0] + 0.2 < worth[1]
     assert worth[1] + 0.1 < worth[2]
-
-
-@pytest.mark.parametrize("name", suite_names())
-def test_every_suite_has_baselines_that_fit_it(name: str) -> None:
-    suite = get_suite(name)
-    settings = baseline_settings(suite)
-    places = [*settings.all_at_start, *settings.schedule, *settings.periodic.plantings, *settings.heuristic.preferences]
-    assert all(slot < len(suite.sites) and kind < len(suite.blueprints) for slot, kind in places)
-    assert [controller.name for controller in baselines(suite)] == [
-        "none",
-        "random",
-        "all_at_start",
-        "schedule",
-        "periodic",
-        "heuristic",
-        "look",
-        "esper",
-    ]
