@@ -239,11 +239,8 @@ def test_a_seed_that_trains_apart_is_not_computed() -> None:
     assert not called
 
 
-@pytest.mark.parametrize("isolation", [Isolation.SHADOW, Isolation.STRAIGHT_THROUGH])
-def test_esper_grow_trains_isolated_seeds(isolation: Isolation) -> None:
-    settings = GrowSettings(
-        host="mlp", epochs=20, controller="all_at_start", rules=APART.model_copy(update={"isolation": isolation})
-    )
+def test_esper_grow_trains_isolated_seeds() -> None:
+    settings = GrowSettings(host="mlp", epochs=20, controller="all_at_start", rules=APART)
     growth = HostTraining(settings, get_task(settings.task).load(DataAccess()))
     for number in range(4):
         growth.epoch(number + 1)
