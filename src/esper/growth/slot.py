@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.config.arguments import amount, check_arguments, instance, name_of, optional
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import OF_LAYER, Blueprint, LayerCall, Reads, for_site, get
+from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
 from esper.growth.compilations import Compilations
 from esper.growth.copies import Copies
 from esper.growth.depth import Depth, convert_block
@@ -193,24 +193,6 @@ class Slot(GrowthHook):
             UnknownBlueprintError: no such blueprint.
             SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is none.
         """
-        kind = self.require_open_to(blueprint)
-        if blend is not Blend.ADD and kind.reads in OF_LAYER:
-            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
-        if generator is None and self.sharding is not None:
-            raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        seed = Seed(kind(self.site, generator), self.site, blend)
-        seed.alpha.fill_(alpha)
-        return self.plant(seed)
-
-    def require_open_to(self, blueprint: str) -> type[Blueprint]:
-        """The class of a blueprint that may germinate here now.
-
-        Raises:
-            UnknownBlueprintError: no such blueprint.
-            SlotError: the slot is taken or disabled, or the blueprint is not on offer here.
-        """
         kind = get(blueprint)
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
@@ -224,7 +206,15 @@ class Slot(GrowthHook):
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
-        return kind
+        if blend is not Blend.ADD and kind.reads in OF_LAYER:
+            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
+        if generator is None and self.sharding is not None:
+            raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        seed = Seed(kind(self.site, generator), self.site, blend)
+        seed.alpha.fill_(alpha)
+        return self.plant(seed)
 
     def plant(self, seed: Seed) -> Seed:
         """Let a seed that was made for the site live here, and hand its parameters to the optimizer.
