@@ -4,8 +4,7 @@ from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
 from esper.grower.branch import branch
 from esper.grower.constraints import Score
-from esper.grower.schedule import warmup_stable_decay
-from esper.grower.spending import Spending
+from esper.grower.spending import Spending, warmup_stable_decay
 from esper.grower.validation import Validation
 from esper.growth.attach import attach
 from esper.growth.export import export

@@ -18,7 +18,7 @@ from esper.errors import SlotError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
-from esper.growth.outputs import find_outputs
+from esper.growth.probe import find_outputs
 from esper.growth.sharding import blank
 from growth.hosts import TransformerBlock
 

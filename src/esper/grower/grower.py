@@ -36,11 +36,10 @@ from esper.grower.listening import Listener
 from esper.grower.measuring import Evaluate, Examiner, Number, store_contributions
 from esper.grower.network import GrowingNetwork
 from esper.grower.oversight import Oversight
-from esper.grower.own_run import OwnRun
 from esper.grower.passes import Passes
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
-from esper.grower.reporter import Reporter
+from esper.grower.reporter import OwnRun, Reporter
 from esper.grower.scores import Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure

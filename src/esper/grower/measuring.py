@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
-from esper.grower.apart import ApartLearner
+from esper.grower.apart import ApartLearner, SeedlessFork
 from esper.grower.arguments import StepInputs, Terms, check_look
 from esper.grower.constraints import ConstraintSet, Score
 from esper.grower.distributed import Processes
-from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
 from esper.grower.network import GrowingNetwork

@@ -18,10 +18,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.hook_tables import find_global_hook_tables, find_hook_tables
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
-from esper.growth.taps import InputTap, OutputTap
+from esper.growth.taps import InputTap, OutputTap, find_global_hook_tables, find_hook_tables
 
 _log = logging.getLogger(__name__)
 

@@ -5,10 +5,13 @@ A module instance, not a closure: it deep-copies, pickles and compiles with the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +19,46 @@ from torch import Tensor, nn
 from esper.config.arguments import amount, check_arguments, instance, name_of, optional
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
-from esper.growth.compilations import Compilations
-from esper.growth.copies import Copies
 from esper.growth.depth import Depth, convert_block
-from esper.growth.hook_tables import GrowthHook
-from esper.growth.ownership import Ownership
+from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.sharding import blank, require_shared, require_whole, reshard, shard
-from esper.growth.shared_block import share
 from esper.growth.site import IN_ORDER, Site
-from esper.growth.taps import InputTap
+from esper.growth.taps import GrowthHook, InputTap
 from esper.lifecycle.actions import Blend
+
+Owner = TypeVar("Owner")
+
+_LOCK = threading.RLock()
+
+
+def share(change: Callable[[Owner], AbstractContextManager[Any]]) -> Callable[[Owner], AbstractContextManager[None]]:
+    """Let what the first block changes of its owner be restored by the last one, whichever ends first.
+
+    Several blocks may want the same change at once: one within another, or in other threads.
+    """
+    entered: WeakKeyDictionary[Owner, tuple[ExitStack, int]] = WeakKeyDictionary()
+
+    @contextmanager
+    @wraps(change)
+    def block(owner: Owner) -> Generator[None]:
+        with _LOCK:
+            stack, blocks = entered.get(owner) or (ExitStack(), 0)
+            if not blocks:
+                stack.enter_context(change(owner))
+            entered[owner] = stack, blocks + 1
+        try:
+            yield
+        finally:
+            with _LOCK:
+                stack, blocks = entered.pop(owner)
+                if blocks > 1:
+                    entered[owner] = stack, blocks - 1
+                else:
+                    stack.close()
+
+    return block
 
 
 class Occupant(Protocol):

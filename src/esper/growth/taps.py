@@ -1,16 +1,49 @@
-"""What is seen of a host's passes: what it is called with, for seeds that read it, and what it returns, for clocks."""
+"""Hooks of a host: what is seen of its passes, for seeds that read it and for clocks; and the tables of its hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
 from esper.growth.positions import NO_HINTS, find_hints
+
+
+class GrowthHook(nn.Module):
+    """A forward hook by which a host grows: copies of a part of the host do without."""
+
+
+Tables = list[MutableMapping[int, Any]]
+
+
+def find_hook_tables(module: nn.Module) -> Tables:
+    """The tables of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
+
+
+def find_global_hook_tables() -> Tables:
+    """The tables of hooks that are called for every module."""
+    return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
+
+
+def _tables(handles: Sequence[RemovableHandle]) -> Tables:
+    """The tables that hooks were put in, which are taken out again."""
+    tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return tables
+
+
+def _do_nothing(*_: Any) -> None:
+    """As a hook."""
 
 
 def require_untraced() -> None:
