@@ -1,4 +1,4 @@
-"""What follows each change of a model's slots: the optimizer, copies that grow as it does, compiled graphs."""
+"""What all slots of a model share: the optimizer of what grows, copies that grow as well, and counts of graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, fx, nn
+from torch import nn
 
 from esper.errors import SlotError
 
@@ -231,16 +231,11 @@ def _align(slot: Slot, other: Slot) -> None:
     present.fossilized, present.isolation, present.contribution = seed.fossilized, seed.isolation, seed.contribution
 
 
-GRAPHS = 8
-"""As many graphs of one function as torch keeps unless it is told otherwise."""
-
-
 class Compilations:
-    """Counts how often a growing model was compiled; its slots call it at every change. Copies begin with none.
+    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies of the model begin anew.
 
-    `torch.compile` makes a graph of every structure, to learn and to evaluate, and keeps a few of them until
-    `torch.compiler.reset` drops them; beyond those it runs the model uncompiled. Nothing public tells how many it
-    keeps, so this counts them as they are made; `_Drops` notices when they were dropped.
+    `torch.compile` makes a graph of every structure, to learn and to evaluate, and nothing public tells how many it has
+    made or keeps: so this counts them as they are made.
     """
 
     def __init__(self) -> None:
@@ -251,70 +246,16 @@ class Compilations:
         """How often a slot was made part of a graph."""
         self.uncompiled = 0
         """How often a slot ran without being part of one."""
-        self._graphs: set[tuple[int, bool, bool]] = set()
-        """By structure, counted from 0, training mode, and whether there were gradients; since they were dropped."""
-        self._structure = 0
-        self._drops: int | None = None
-        """How often graphs had been dropped when the structure changed last."""
-        self._warned = False
+        self.compiled = False
+        """Whether the model as a whole ever was, so that its passes are not seen."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compilations, ()
-
-    @property
-    def compiled(self) -> bool:
-        """Whether there is any."""
-        return bool(self._graphs)
 
     def count_trace(self) -> None:
         """Called once for each graph that a slot is part of, while it is made."""
         self.traced += 1
 
-    def record_graph(self, training: bool) -> None:
-        """Called once for each graph, while it is made."""
-        self._graphs.add((self._structure, training, torch.is_grad_enabled()))
-
-    def record_change(self) -> None:
-        """The structure is another one now; warns once, if torch will not compile it."""
-        if self._warned or not self._graphs:
-            return
-        drops = _drops.count()
-        if self._drops not in (None, drops):
-            self._graphs.clear()  # some may have come after that: better too few than a warning without a cause
-        self._drops = drops
-        self._structure += 1
-        if len(self._graphs) >= GRAPHS:
-            self._warned = True
-            warnings.warn(
-                f"the growing model was compiled {len(self._graphs)} times for the structures that it had, and beyond "
-                f"{GRAPHS} graphs torch runs it uncompiled unless told otherwise: drop the graphs of former structures "
-                "after each change, as by `if decision.changes: torch.compiler.reset()`",
-                stacklevel=3,
-            )
-
-
-class _Drops:
-    """Counts how often all graphs were dropped: a function of its own is compiled anew then."""
-
-    def __init__(self) -> None:
-        self._compiled: Callable[[Tensor], Tensor] | None = None
-        self._seen = 0
-
-    @torch.no_grad()
-    def count(self) -> int:
-        """So far, as far as anybody asked; more where the modes of torch are others than before."""
-        if self._compiled is None:
-            self._compiled = torch.compile(_negative, backend=self._make)
-        self._compiled(torch.zeros(()))
-        return self._seen
-
-    def _make(self, graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
-        self._seen += 1
-        return graph.forward
-
-
-def _negative(number: Tensor) -> Tensor:
-    return -number
-
-
-_drops = _Drops()
+    def record_graph(self) -> None:
+        """Called once for each graph of the whole model, while it is made."""
+        self.compiled = True

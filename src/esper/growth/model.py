@@ -217,7 +217,7 @@ class GrowingModel(nn.Module):
         """What the host returns, with what grew in it."""
         require_untraced()
         if torch.compiler.is_compiling():
-            self.compilations.record_graph(self.training)
+            self.compilations.record_graph()
         return self.host(*arguments, **keywords)
 
     def train(self, mode: bool = True) -> Self:

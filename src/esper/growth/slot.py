@@ -268,7 +268,6 @@ class Slot(GrowthHook):
         self.ownership.extend(self.name, list(seed.parameters()))
         self._settle(seed)
         self.copies.follow_change(self)
-        self.compilations.record_change()
         return seed
 
     def fit(self, seed: Seed) -> Seed:
@@ -307,7 +306,6 @@ class Slot(GrowthHook):
             self._settle(None)
             self.depth.follow(self.name, None)
             self.copies.follow_change(self)
-            self.compilations.record_change()
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.
