@@ -26,12 +26,13 @@ from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
 from esper.grower.network import GrowingNetwork
-from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.scores import LOSS, Figures, Scores
+from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import reshard
 from esper.growth.side_pass import keep_modes
+from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -72,7 +73,7 @@ def examine(model: GrowingModel) -> Generator[None]:
 
 
 def measure_seeds(
-    passes: Passes,
+    passes: SharedForwardEvaluator,
     table: SeedTable,
     evaluate: Evaluate,
     read: Callable[[object], Figures],
@@ -212,7 +213,7 @@ class Examiner:
         scores: Scores,
         constraints: ConstraintSet,
         evaluate: Evaluate,
-        passes: Passes,
+        passes: SharedForwardEvaluator,
         apart: ApartLearner,
         gradients: Gradients,
         listener: Listener | None,

@@ -160,3 +160,61 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
         parts = [getattr(value, field.name) for field in fields(value)]
     for part in parts:
         yield from find_tensors(part)
+
+
+class IncomparableError(Exception):
+    """A value of which nobody knows what it is made of."""
+
+
+def flatten(value: Any) -> list[Any]:
+    """The tensors in what a network takes or returns, and what says how they are arranged there.
+
+    Raises:
+        IncomparableError: there is something else in it.
+    """
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return [value]
+    if isinstance(value, Tensor):
+        if value.is_nested or value.layout is not torch.strided:
+            raise IncomparableError("a tensor that is nested or sparse")
+        return [value]
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        return [type(mapping), *mapping, *(leaf for part in mapping.values() for leaf in flatten(part))]
+    if isinstance(value, tuple | list):
+        items = cast("Sequence[Any]", value)
+        return [type(items), len(items), *(leaf for item in items for leaf in flatten(item))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *(leaf for field in fields(value) for leaf in flatten(getattr(value, field.name)))]
+    raise IncomparableError(f"a {type(value).__name__}")
+
+
+def copy_tensors(leaves: list[Any]) -> list[Any]:
+    """The same with tensors of its own."""
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def find_storages(leaves: list[Any]) -> set[int]:
+    """Addresses of the memory that tensors among ``leaves`` have."""
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()}
+
+
+def equals(leaves: list[Any], value: Any) -> bool:
+    """Whether ``value`` was the same when it was flattened into ``leaves``."""
+    try:
+        return are_equal(leaves, flatten(value))
+    except IncomparableError:
+        return False
+
+
+def are_equal(leaves: list[Any], others: list[Any]) -> bool:
+    """Whether two flattened values are equal, not-a-numbers included."""
+    return len(leaves) == len(others) and all(map(_is_equal, leaves, others))
+
+
+def _is_equal(leaf: Any, other: Any) -> bool:
+    if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
+        return type(leaf) is type(other) and bool(leaf == other)
+    if (leaf.shape, leaf.dtype, leaf.device) != (other.shape, other.dtype, other.device):
+        return False
+    return torch.equal(leaf, other) or bool(((leaf == other) | (leaf.isnan() & other.isnan())).all())
