@@ -574,6 +574,6 @@ class Grower:
             "governor": self.governor,
             "references": self.constraints.references,
             "spending": self.spending,
-            "watch": self._oversight.watch,
+            "watch": None if self.governor is None else self._oversight,
             "promises": self._listener,
         }
