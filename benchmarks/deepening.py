@@ -61,9 +61,7 @@ CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 FINALISTS = 2
 """Fixed trainings, of which the one with the best mean is what growth is compared with."""
 CHECKS = 50
-"""How often rules ask themselves whether to grow; `race` does at its own times."""
-RACES, LAG = (0.1, 0.2, 0.3, 0.4, 0.5), 0.01
-"""Shares of the budget at which candidates race until one grows, and the share that each then trains for."""
+"""How often rules ask themselves whether to grow."""
 HELD = 128
 """Validation sequences that rules measure on."""
 Step = Literal["fixed", "sweep", "final", "rules", "other", "table"]
@@ -97,7 +95,6 @@ class Result:
     test: float
     blocks: int
     steps: int
-    """But those in races."""
     flops: float
 
 
@@ -157,42 +154,10 @@ class GrowerTraining(Training):
         self.grower.finish()
 
 
-class RaceTraining(Training):
-    """Candidates, of which one is not to grow, race again and again until another one wins."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.ahead, slots = list(RACES), list(self.model.slots)
-        kinds = ("block_copy", "block_zero")
-        self.candidates = [{}, *(dict.fromkeys(slots, kind) for kind in kinds), {slots[-1]: "block_copy"}]
-
-    def decide(self) -> None:
-        if self.model.seeds or not self.ahead or self.spending.share < self.ahead[0]:
-            return
-        del self.ahead[0]
-        given = list[tuple[Tensor, Tensor]]()
-
-        def learn_alike(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-            if step == len(given):
-                given.append(next(self.minibatches))
-            learn(model, optimizer, given[step])
-
-        esper.race(
-            self.model,
-            self.optimizer,
-            self.candidates,
-            learn_alike,
-            self.evaluate,
-            training_flops=LAG * BUDGET,
-            counted_in=self.spending,
-        )
-
-
 RULES = {
     "": Training,
     "all_at_plateau": GrowerTraining,
     "look": GrowerTraining,
-    "race": RaceTraining,
 }
 
 

@@ -32,6 +32,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules.decisions import ActionBuilder
 from esper.grower.grower import Grower
 from esper.grower.measuring import measure_seeds
+from esper.grower.scores import check_figures
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
@@ -240,7 +241,7 @@ def model_parts(slots: int) -> Parts:
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
         "validation, all counterfactuals": lambda: measure_seeds(
-            grower.passes, grower.network.table, validate, None, every_slot
+            grower.passes, grower.network.table, validate, check_figures, None, every_slot
         ),
     }
 

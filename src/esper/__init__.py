@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         branch,
         export,
         load,
-        race,
         save,
         warmup_stable_decay,
     )
@@ -54,7 +53,6 @@ __all__ = [
     "branch",
     "export",
     "load",
-    "race",
     "save",
     "warmup_stable_decay",
 ]

@@ -4,9 +4,7 @@ from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
 from esper.grower.branch import branch
 from esper.grower.constraints import Score
-from esper.grower.race import race
-from esper.grower.schedule import warmup_stable_decay
-from esper.grower.spending import Spending
+from esper.grower.spending import Spending, warmup_stable_decay
 from esper.grower.validation import Validation
 from esper.growth.attach import attach
 from esper.growth.export import export
@@ -27,7 +25,6 @@ __all__ = [
     "branch",
     "export",
     "load",
-    "race",
     "save",
     "warmup_stable_decay",
 ]

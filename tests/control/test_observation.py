@@ -69,7 +69,7 @@ def observations(isolation: Isolation) -> list[Observation]:
 
 @pytest.fixture(scope="module")
 def random_play() -> Observation:
-    """``[T * E, ...]`` of both isolations that do no harm."""
+    """``[T * E, ...]`` of both isolations."""
     seen = [one for isolation in (Isolation.NONE, Isolation.SHADOW) for one in observations(isolation)]
     return Observation(*(torch.cat(parts) for parts in zip(*seen, strict=True)))
 

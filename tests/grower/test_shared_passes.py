@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.grower import passes as module_of_passes
-from esper.grower.passes import FEWEST_BESIDE_THE_WHOLE, Passes
+from esper.grower import shared_forward
+from esper.grower.shared_forward import FEWEST_BESIDE_THE_WHOLE, SharedForwardEvaluator
 from esper.growth.model import GrowingModel
 from growth.hosts import Host, every_host, outputs, stir
 
@@ -84,7 +84,7 @@ def test_what_lies_before_a_seed_is_computed_once_and_figures_are_the_same(host:
 
     expected = separately(model, evaluate, changes)
     assert any(not torch.equal(expected[0][0], other[0]) for other in expected[1].values())
-    passes = Passes(model)
+    passes = SharedForwardEvaluator(model)
     for proofs in (1 + len(changes), 0):
         counter.calls = 0
         usual, others = passes.measure(evaluate, changes)
@@ -298,7 +298,7 @@ def test_figures_are_those_of_separate_passes_whatever_the_measure_does(name: st
     changes = {"block.0": 0.0, "last": 1.0}
     model, other = grown(kind), grown(kind)
     expected = separately(model, evaluate, changes)
-    passes = Passes(other)
+    passes = SharedForwardEvaluator(other)
     for _ in range(2):
         found = passes.measure(evaluate, changes)
         torch.testing.assert_close(flat(found), flat(expected), rtol=0, atol=0)
@@ -322,13 +322,13 @@ def flat(found: tuple[Any, dict[str, Any]]) -> list[Tensor]:
 
 
 def test_randomness_makes_passes_separate() -> None:
-    passes = Passes(grown(Random))
+    passes = SharedForwardEvaluator(grown(Random))
     passes.measure(plainly, {"last": 0.0})
     assert "do not follow" in str(passes.separate)
 
 
 def test_what_nobody_can_compare_makes_passes_separate() -> None:
-    passes = Passes(grown(Listing))
+    passes = SharedForwardEvaluator(grown(Listing))
     passes.measure(lambda model: [list(one) for one in plainly(model)], {"last": 0.0})
     assert "returns a list_iterator" in str(passes.separate)
 
@@ -346,13 +346,15 @@ def test_other_inputs_in_later_calls_are_computed() -> None:
 
     changes = {"block.0": 0.0, "last": 1.0}
     expected = separately(model, evaluate, changes)
-    torch.testing.assert_close(flat(Passes(model).measure(evaluate, changes)), flat(expected), rtol=0, atol=0)
+    torch.testing.assert_close(
+        flat(SharedForwardEvaluator(model).measure(evaluate, changes)), flat(expected), rtol=0, atol=0
+    )
 
 
 def test_not_too_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model, changes = grown(Net), {"block.0": 0.0, "last": 1.0}
-    monkeypatch.setattr(module_of_passes, "MOST_KEPT", 300)
-    passes = Passes(model)
+    monkeypatch.setattr(shared_forward, "MOST_KEPT", 300)
+    passes = SharedForwardEvaluator(model)
     found = passes.measure(plainly, changes)
     torch.testing.assert_close(flat(found), flat(separately(model, plainly, changes)), rtol=0, atol=0)
     assert "have to be kept" in str(passes.separate)
@@ -364,14 +366,14 @@ def test_a_known_figure_spares_a_pass_unless_sharing_spares_more() -> None:
     counter = Counter(model.host.embed)
     known = plainly(model)
     counter.calls = 0
-    usual, _ = Passes(model).measure(plainly, {"last": 0.0}, known)
+    usual, _ = SharedForwardEvaluator(model).measure(plainly, {"last": 0.0}, known)
     assert usual is known
     assert counter.calls == MINIBATCHES
 
 
 def test_another_set_of_seeds_is_tried_anew() -> None:
     model, changes = grown(Net), {"last": 0.0}
-    passes, counter = Passes(model), Counter(model.host.embed)
+    passes, counter = SharedForwardEvaluator(model), Counter(model.host.embed)
     calls: list[int] = []
     for _ in range(2):
         passes.measure(plainly, changes)

@@ -13,7 +13,7 @@ from torch import nn
 
 import esper
 from esper.errors import SlotError
-from esper.grower.passes import Passes
+from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
@@ -172,7 +172,7 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
     def measure(measured: nn.Module) -> float:
         return float(measured(INPUTS + 1).sum())
 
-    usual, others = Passes(model).measure(measure, {"0": 0.0, "2": 0.0})
+    usual, others = SharedForwardEvaluator(model).measure(measure, {"0": 0.0, "2": 0.0})
     assert usual == measure(model)
     with model.slots["0"].vacate():
         assert others["0"] == measure(model)

@@ -18,7 +18,7 @@ from esper.errors import SlotError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
-from esper.growth.outputs import find_outputs
+from esper.growth.probe import find_outputs
 from esper.growth.sharding import blank
 from growth.hosts import TransformerBlock
 
@@ -99,19 +99,6 @@ def germinated(model: GrowingModel) -> GrowingModel:
     return model
 
 
-def raced(model: GrowingModel) -> GrowingModel:
-    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
-    model.link(optimizer)
-
-    def learn(model: GrowingModel, optimizer: torch.optim.Optimizer, step: int) -> None:
-        model(inputs()).square().mean().backward()
-        optimizer.step()
-
-    candidates = [{"blocks.0": "block_copy"}]
-    esper.race(model, optimizer, candidates, learn, lambda one: one(inputs()).detach().mean(), training_flops=1)
-    return model
-
-
 def mirrored(model: GrowingModel) -> GrowingModel:
     average = copy.deepcopy(model)
     model.mirror(average)
@@ -131,7 +118,7 @@ def copied_as_shards_are(model: GrowingModel) -> GrowingModel:
     return germinated(model)
 
 
-@pytest.mark.parametrize("grow", [germinated, raced, mirrored, swapped, copied_as_shards_are])
+@pytest.mark.parametrize("grow", [germinated, mirrored, swapped, copied_as_shards_are])
 def test_a_block_has_the_configuration_of_its_host_whatever_way_it_came(
     grow: Callable[[GrowingModel], GrowingModel],
 ) -> None:

@@ -174,24 +174,17 @@ def test_what_is_set_on_the_configuration_while_it_grows_stays() -> None:
     torch.testing.assert_close(host(TOKENS).logits, expected)
 
 
-def test_a_block_that_came_by_a_race_follows_its_host_and_never_sees_the_future() -> None:
+def test_a_block_in_a_branch_follows_its_host_and_never_sees_the_future() -> None:
     host = host_of("llama")
     host.set_attn_implementation("eager")
     model = growing("llama", host=host)
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
-    model.link(optimizer)
-
-    def learn(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
-        model(TOKENS, labels=TOKENS).loss.backward()
-        optimizer.step()
-
-    @torch.no_grad()
-    def evaluate(model: Any) -> Tensor:
-        return model(TOKENS, labels=TOKENS).loss
-
-    esper.race(model, optimizer, [{"model.layers.0": "block_copy"}], learn, evaluate, training_flops=1)
-    model.slots["model.layers.0"].fossilize()
-    plain: Any = model.finalize()
+    rung: Any = esper.branch(model, optimizer)
+    rung.model.slots["model.layers.0"].germinate("block_copy", alpha=1.0)
+    rung.model(TOKENS, labels=TOKENS).loss.backward()
+    rung.optimizer.step()
+    rung.model.slots["model.layers.0"].fossilize()
+    plain: Any = rung.model.finalize()
     plain.set_attn_implementation("sdpa")
     changed = TOKENS.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 23

@@ -15,8 +15,8 @@ from torch.optim import lr_scheduler
 from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
+from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
-from esper.growth.ownership import SLOT_KEY
 from growth.broken import Broken
 from growth.hosts import mlp, numbers, outputs
 

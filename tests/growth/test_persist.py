@@ -211,6 +211,7 @@ def first_seed(**changes: Any) -> Damage:
         (first_seed(blend="whirl"), r"corrupt at slots\.0\.seed\.blend"),
         (first_seed(blend="gate"), "only the model built here has 'slots.stem.occupant.gate.bias'"),
         (first_seed(fixed=["nothing"]), "has no parameter 'nothing'"),
+        (first_seed(estranged=True), r"corrupt at slots\.0\.seed\.estranged"),
         (first_slot(seed=None), "only the saved model has 'slots.stem.occupant"),
     ],
 )

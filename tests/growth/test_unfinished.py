@@ -54,7 +54,6 @@ def test_live_seeds_are_folded_in_as_they_are(layout: str, blend: Blend, alpha: 
         (0.5, Isolation.NONE, -0.001, False),
         (0.0, Isolation.NONE, 0.2, False),
         (0.5, Isolation.SHADOW, 0.2, False),
-        (0.5, Isolation.STRAIGHT_THROUGH, 0.2, False),
     ],
 )
 def test_seeds_stay_that_count_and_do_no_harm(

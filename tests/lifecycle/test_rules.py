@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 from pydantic import ValidationError
 
@@ -55,11 +53,3 @@ def test_files_write_names() -> None:
 def test_impossible_rules_are_refused(choices: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Rules.model_validate(choices)
-
-
-def test_an_isolation_that_does_harm_comes_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="straight_through is for comparisons"):
-        open_rules(isolation=Isolation.STRAIGHT_THROUGH)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_rules(isolation=Isolation.SHADOW)

@@ -46,11 +46,6 @@ class Processes:
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
         self._averaged: WeakSet[nn.Module] = WeakSet()
 
-    def close(self) -> None:
-        """Nothing more is agreed on."""
-        if self._group is not None:
-            distributed.destroy_process_group(self._group)
-
     @property
     def several(self) -> bool:
         """Whether there are more than this one."""

@@ -36,12 +36,11 @@ from esper.grower.listening import Listener
 from esper.grower.measuring import Evaluate, Examiner, Number, store_contributions
 from esper.grower.network import GrowingNetwork
 from esper.grower.oversight import Oversight
-from esper.grower.own_run import OwnRun
-from esper.grower.passes import Passes
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
-from esper.grower.reporter import Reporter
+from esper.grower.reporter import OwnRun, Reporter
 from esper.grower.scores import Scores
+from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
 from esper.grower.validation import Validation
@@ -87,7 +86,7 @@ class Grower:
         evaluate: Measures a model on validation data, the same for the same model: a loss, ``(loss, accuracy)``, or a
             mapping of names to numbers that has ``loss``; `esper.Validation` is one for the usual tasks. It is called
             once per decision and for each seed whose turn it is (without the former call, where `step` is told the
-            figures of the whole, unless that call lets the others share passes, as `esper.grower.passes` tells), and
+            figures of the whole, unless that call lets the others share passes, see `esper.grower.shared_forward`), and
             anew after a rollback; of several processes, only in the first, but in all where they share parameters.
         metric: Name of the figure that growth is about, as `esper.grower.scores` tells, plateaus included; None:
             accuracy where `evaluate` gives one, otherwise the loss, and plateaus are those of the loss.
@@ -196,7 +195,7 @@ class Grower:
         """What it was told."""
         self.spending = Spending(model, training_flops, seconds=seconds)
         """What was spent, on training and on all that is measured."""
-        self.passes = Passes(model)
+        self.passes = SharedForwardEvaluator(model)
         """How seeds are measured: in shared passes, or why not."""
         self._accompany(loss, scaler)
         wanted, kinds = require_promise(self.controller, conduct.promise), self.network.specs.kinds
@@ -575,6 +574,6 @@ class Grower:
             "governor": self.governor,
             "references": self.constraints.references,
             "spending": self.spending,
-            "watch": self._oversight.watch,
+            "watch": None if self.governor is None else self._oversight,
             "promises": self._listener,
         }

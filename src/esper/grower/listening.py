@@ -20,10 +20,10 @@ from torch import Tensor
 from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.errors import ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
-from esper.growth.functional_gradients import Asked
 from esper.growth.look import Candidate, Look, promise_of, raise_precision
 from esper.growth.model import GrowingModel
 from esper.growth.promise import GRAM_BYTES
+from esper.growth.side_pass import Asked
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools, Floats
 from esper.population.budget import TRAINING_PASSES

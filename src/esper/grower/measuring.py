@@ -19,20 +19,20 @@ from torch import Tensor, nn
 
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
-from esper.grower.apart import ApartLearner
+from esper.grower.apart import ApartLearner, SeedlessFork
 from esper.grower.arguments import StepInputs, Terms, check_look
 from esper.grower.constraints import ConstraintSet, Score
 from esper.grower.distributed import Processes
-from esper.grower.fork import SeedlessFork
 from esper.grower.gradients import Gradients
 from esper.grower.listening import Listener
 from esper.grower.network import GrowingNetwork
-from esper.grower.passes import IncomparableError, Passes, flatten
 from esper.grower.scores import LOSS, Figures, Scores
+from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import reshard
 from esper.growth.side_pass import keep_modes
+from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -73,7 +73,7 @@ def examine(model: GrowingModel) -> Generator[None]:
 
 
 def measure_seeds(
-    passes: Passes,
+    passes: SharedForwardEvaluator,
     table: SeedTable,
     evaluate: Evaluate,
     read: Callable[[object], Figures],
@@ -213,7 +213,7 @@ class Examiner:
         scores: Scores,
         constraints: ConstraintSet,
         evaluate: Evaluate,
-        passes: Passes,
+        passes: SharedForwardEvaluator,
         apart: ApartLearner,
         gradients: Gradients,
         listener: Listener | None,

@@ -1,7 +1,8 @@
-"""What a growth has cost by now, in FLOPs and in seconds, and what share of its budget that is."""
+"""What growth and training take, in FLOPs and seconds, and a schedule of learning rates by the share that is spent."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
-from esper.config.arguments import check_arguments, describe, optional, positive
+from esper.config.arguments import amount, check_arguments, describe, optional, positive
 from esper.errors import ConfigError
 from esper.growth.model import GROWING, GrowingModel
 from esper.population.budget import TRAINING_PASSES
@@ -169,3 +170,40 @@ def limit_progress(progress: float, spending: Spending, planned: int | None) -> 
         return progress
     share = spending.compute_share()
     return min(share if planned is None else max(progress, share), 1.0)
+
+
+_SHARE = amount("give a share from 0 on")
+
+
+@check_arguments(ConfigError, share=_SHARE, warmup=_SHARE, decay=_SHARE)
+def warmup_stable_decay(share: float, *, warmup: float = 0.02, decay: float = 0.2) -> float:
+    """The factor of learning rates where ``share`` of a budget is spent: it rises, stays, and falls to 0 at the end.
+
+    ```python
+    grower = esper.Grower(model, optimizer, evaluate=validate, training_flops=1e15)
+    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
+    ```
+
+    Any scheduler survives growth, since slots have groups of parameters from the start; each group has a learning rate
+    of its own, which is multiplied. Call ``scheduler.step()`` after the optimizer's: the first step, of which nothing
+    was spent before, has a rate of 0. Policies see the learning rate. In several processes the share, and so the rate,
+    changes at each decision only.
+
+    The fall is ``1 - sqrt(x)`` in the share x of the decay that is over (Hägele et al. 2024, arXiv 2405.18392).
+
+    Args:
+        share: Of the budget, from 0 to 1; beyond it the factor is as at 1.
+        warmup: Share in which the factor rises evenly from 0 to 1.
+        decay: Share, at the end, in which it falls.
+
+    Raises:
+        ConfigError: an argument is no share, or the phases overlap.
+    """
+    if warmup + decay > 1:
+        raise ConfigError(f"warmup {warmup} and decay {decay} must be at most 1 together")
+    if share >= 1:
+        return float(decay == 0)
+    if share < warmup:
+        return share / warmup
+    over = share - (1 - decay)
+    return 1.0 if over <= 0 else 1 - math.sqrt(min(over / decay, 1.0))

@@ -20,7 +20,7 @@ from torch import nn
 
 from esper.config.arguments import describe
 from esper.errors import SlotError
-from esper.growth.hook_tables import GrowthHook, find_hook_tables
+from esper.growth.taps import GrowthHook, find_hook_tables
 
 LAYER = "layer_idx"
 """Attribute of a module that says which layer of a cache is its own."""

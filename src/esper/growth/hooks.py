@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from esper.errors import SlotError
-from esper.growth.hook_tables import find_hook_tables
 from esper.growth.sharding import require_shared, require_whole, reshard
-from esper.growth.shared_block import share
-from esper.growth.slot import Slot
+from esper.growth.slot import Slot, share
+from esper.growth.taps import find_hook_tables
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from esper.errors import LookError
 from esper.files import write_atomically
 from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads, get
-from esper.growth.functional_gradients import Asked, FeatureRecorder, ask, quietly
 from esper.growth.promise import AskedBatch, gram_of, held_out_promise, promise
+from esper.growth.side_pass import Asked, FeatureRecorder, ask, quietly
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
 from esper.numerics.random_streams import seed_generator

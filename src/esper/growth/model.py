@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from esper.config.arguments import callable_, check_arguments, instance, name_of, one_of, optional, truth, whole
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import get
-from esper.growth.compilations import Compilations
-from esper.growth.copies import Copies
 from esper.growth.depth import Depth
 from esper.growth.finalize import Unfinished, finalize
+from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
-from esper.growth.ownership import SLOT_KEY, SLOTS_PREFIX, Ownership
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
@@ -219,7 +217,7 @@ class GrowingModel(nn.Module):
         """What the host returns, with what grew in it."""
         require_untraced()
         if torch.compiler.is_compiling():
-            self.compilations.record_graph(self.training)
+            self.compilations.record_graph()
         return self.host(*arguments, **keywords)
 
     def train(self, mode: bool = True) -> Self:

@@ -27,7 +27,6 @@ from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.rules import Isolation
 from esper.serialization.state_files import Count, Manifest, StateFormat, copy_to_cpu, describe_tensors
 
 TOPOLOGY_FILE = "model.json"
@@ -197,7 +196,8 @@ class SavedSeed(Settings):
     blueprint: _Name
     blend: Literal["add", "gate", "multiply"]
     fossilized: bool
-    estranged: bool
+    estranged: Literal[False] = False
+    """Files have it since version 1: an isolation that is gone, in which a seed did not count, made it true."""
     contribution: float | None
     fixed: tuple[_Name, ...] | None = None
     """Parameters that do not learn; None: as in a fresh one."""
@@ -210,7 +210,6 @@ class SavedSeed(Settings):
                 "blueprint": seed.blueprint.name,
                 "blend": seed.blend.name.lower(),
                 "fossilized": seed.fossilized,
-                "estranged": seed.isolation is Isolation.STRAIGHT_THROUGH,
                 "contribution": seed.contribution,
                 "fixed": seed.fixed,
             }
@@ -224,7 +223,6 @@ class SavedSeed(Settings):
             SlotError: the blueprint does not fit there, or has no such parameter.
         """
         seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
-        seed.isolation = Isolation.STRAIGHT_THROUGH if self.estranged else Isolation.NONE
         seed.fossilized, seed.contribution = self.fossilized, self.contribution
         if self.fixed is not None:
             strange = sorted(set(self.fixed) - dict(seed.named_parameters()).keys())

@@ -5,21 +5,55 @@ That is a method of Hugging Face's models, as is ``push_to_hub``. An attribute o
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
+import re
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import fx, nn
 from torch.testing import assert_close
 
 from esper.errors import ExportError
-from esper.growth.rebuilding import is_built_alike
+from esper.growth.depth import CONFIGURATION
+from esper.growth.fossils import TRACING_ERRORS
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
+
+
+_PLAIN_TYPES = (bool, int, float, str)
+
+
+def is_built_alike(model: nn.Module) -> bool:
+    """Whether ``type(model)(model.config)`` has tensors of the same names and shapes, and the same plain attributes
+    wherever these differ from block to block, such as a block's number or the width of its window.
+
+    What is built has no values, so that it costs no memory. What cannot be built so is not alike.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
+    except (*TRACING_ERRORS, NotImplementedError):
+        return False
+    wanted, found = ({name: value.shape for name, value in one.state_dict().items()} for one in (model, built))
+    return wanted == found and _list_varying(model) == _list_varying(built)
+
+
+def _list_varying(model: nn.Module) -> dict[str, list[Any]]:
+    """By name, plain attributes of modules whose names differ by numbers alone, where their values differ."""
+    values: dict[str, list[Any]] = defaultdict(list)
+    for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
+        for name, value in vars(module).items():
+            if isinstance(value, _PLAIN_TYPES) and name != "training":
+                values[re.sub(r"\b\d+\b", "*", f"{path}.{name}")].append(value)
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
 
 METHODS = ("save_pretrained", "push_to_hub")
 _OWN_STATE = "state_dict"

@@ -115,10 +115,8 @@ def count_blend_flops(blend: Blend, site: Site) -> int:
 class Seed(BlendedBlueprint):
     """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
 
-    A seed in isolation leaves the host's output as it is without it. In ``shadow`` it takes no part until it is
-    given a weight by `weigh`, in a pass of its own. In ``straight_through`` it learns by that estimator (Bengio et al.,
-    2013): it reads detached features at full weight, and its output is taken back from the value but not from the
-    gradient. It does not see what its own output does, and so drifts without bound: for comparisons only.
+    A seed in isolation ``shadow`` leaves the host's output as it is without it: it takes no part until it is given a
+    weight by `weigh`, in a pass of its own.
     """
 
     alpha: Tensor
@@ -154,9 +152,6 @@ class Seed(BlendedBlueprint):
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:
             return features
-        if self.isolation is Isolation.STRAIGHT_THROUGH:
-            apart = self.change(features.detach(), inputs)
-            return features + (apart - apart.detach())
         if self.blend is Blend.ADD:
             return self.blueprint.add_to(features, inputs, self.alpha)
         return features + self.alpha * self.change(features, inputs)

@@ -5,29 +5,60 @@ A module instance, not a closure: it deep-copies, pickles and compiles with the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from esper.config.arguments import amount, check_arguments, instance, name_of, optional
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import OF_LAYER, Blueprint, LayerCall, Reads, for_site, get
-from esper.growth.compilations import Compilations
-from esper.growth.copies import Copies
+from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
 from esper.growth.depth import Depth, convert_block
-from esper.growth.hook_tables import GrowthHook
-from esper.growth.ownership import Ownership
+from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.sharding import blank, require_shared, require_whole, reshard, shard
-from esper.growth.shared_block import share
 from esper.growth.site import IN_ORDER, Site
-from esper.growth.taps import InputTap
+from esper.growth.taps import GrowthHook, InputTap
 from esper.lifecycle.actions import Blend
+
+Owner = TypeVar("Owner")
+
+_LOCK = threading.RLock()
+
+
+def share(change: Callable[[Owner], AbstractContextManager[Any]]) -> Callable[[Owner], AbstractContextManager[None]]:
+    """Let what the first block changes of its owner be restored by the last one, whichever ends first.
+
+    Several blocks may want the same change at once: one within another, or in other threads.
+    """
+    entered: WeakKeyDictionary[Owner, tuple[ExitStack, int]] = WeakKeyDictionary()
+
+    @contextmanager
+    @wraps(change)
+    def block(owner: Owner) -> Generator[None]:
+        with _LOCK:
+            stack, blocks = entered.get(owner) or (ExitStack(), 0)
+            if not blocks:
+                stack.enter_context(change(owner))
+            entered[owner] = stack, blocks + 1
+        try:
+            yield
+        finally:
+            with _LOCK:
+                stack, blocks = entered.pop(owner)
+                if blocks > 1:
+                    entered[owner] = stack, blocks - 1
+                else:
+                    stack.close()
+
+    return block
 
 
 class Occupant(Protocol):
@@ -193,24 +224,6 @@ class Slot(GrowthHook):
             UnknownBlueprintError: no such blueprint.
             SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is none.
         """
-        kind = self.require_open_to(blueprint)
-        if blend is not Blend.ADD and kind.reads in OF_LAYER:
-            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
-        if generator is None and self.sharding is not None:
-            raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        seed = Seed(kind(self.site, generator), self.site, blend)
-        seed.alpha.fill_(alpha)
-        return self.plant(seed)
-
-    def require_open_to(self, blueprint: str) -> type[Blueprint]:
-        """The class of a blueprint that may germinate here now.
-
-        Raises:
-            UnknownBlueprintError: no such blueprint.
-            SlotError: the slot is taken or disabled, or the blueprint is not on offer here.
-        """
         kind = get(blueprint)
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
@@ -224,7 +237,15 @@ class Slot(GrowthHook):
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
-        return kind
+        if blend is not Blend.ADD and kind.reads in OF_LAYER:
+            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
+        if generator is None and self.sharding is not None:
+            raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        seed = Seed(kind(self.site, generator), self.site, blend)
+        seed.alpha.fill_(alpha)
+        return self.plant(seed)
 
     def plant(self, seed: Seed) -> Seed:
         """Let a seed that was made for the site live here, and hand its parameters to the optimizer.
@@ -247,7 +268,6 @@ class Slot(GrowthHook):
         self.ownership.extend(self.name, list(seed.parameters()))
         self._settle(seed)
         self.copies.follow_change(self)
-        self.compilations.record_change()
         return seed
 
     def fit(self, seed: Seed) -> Seed:
@@ -286,7 +306,6 @@ class Slot(GrowthHook):
             self._settle(None)
             self.depth.follow(self.name, None)
             self.copies.follow_change(self)
-            self.compilations.record_change()
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.

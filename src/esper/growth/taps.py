@@ -1,16 +1,49 @@
-"""What is seen of a host's passes: what it is called with, for seeds that read it, and what it returns, for clocks."""
+"""Hooks of a host: what is seen of its passes, for seeds that read it and for clocks; and the tables of its hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
 from esper.growth.positions import NO_HINTS, find_hints
+
+
+class GrowthHook(nn.Module):
+    """A forward hook by which a host grows: copies of a part of the host do without."""
+
+
+Tables = list[MutableMapping[int, Any]]
+
+
+def find_hook_tables(module: nn.Module) -> Tables:
+    """The tables of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
+
+
+def find_global_hook_tables() -> Tables:
+    """The tables of hooks that are called for every module."""
+    return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
+
+
+def _tables(handles: Sequence[RemovableHandle]) -> Tables:
+    """The tables that hooks were put in, which are taken out again."""
+    tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return tables
+
+
+def _do_nothing(*_: Any) -> None:
+    """As a hook."""
 
 
 def require_untraced() -> None:
@@ -127,3 +160,61 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
         parts = [getattr(value, field.name) for field in fields(value)]
     for part in parts:
         yield from find_tensors(part)
+
+
+class IncomparableError(Exception):
+    """A value of which nobody knows what it is made of."""
+
+
+def flatten(value: Any) -> list[Any]:
+    """The tensors in what a network takes or returns, and what says how they are arranged there.
+
+    Raises:
+        IncomparableError: there is something else in it.
+    """
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return [value]
+    if isinstance(value, Tensor):
+        if value.is_nested or value.layout is not torch.strided:
+            raise IncomparableError("a tensor that is nested or sparse")
+        return [value]
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        return [type(mapping), *mapping, *(leaf for part in mapping.values() for leaf in flatten(part))]
+    if isinstance(value, tuple | list):
+        items = cast("Sequence[Any]", value)
+        return [type(items), len(items), *(leaf for item in items for leaf in flatten(item))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *(leaf for field in fields(value) for leaf in flatten(getattr(value, field.name)))]
+    raise IncomparableError(f"a {type(value).__name__}")
+
+
+def copy_tensors(leaves: list[Any]) -> list[Any]:
+    """The same with tensors of its own."""
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def find_storages(leaves: list[Any]) -> set[int]:
+    """Addresses of the memory that tensors among ``leaves`` have."""
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()}
+
+
+def equals(leaves: list[Any], value: Any) -> bool:
+    """Whether ``value`` was the same when it was flattened into ``leaves``."""
+    try:
+        return are_equal(leaves, flatten(value))
+    except IncomparableError:
+        return False
+
+
+def are_equal(leaves: list[Any], others: list[Any]) -> bool:
+    """Whether two flattened values are equal, not-a-numbers included."""
+    return len(leaves) == len(others) and all(map(_is_equal, leaves, others))
+
+
+def _is_equal(leaf: Any, other: Any) -> bool:
+    if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
+        return type(leaf) is type(other) and bool(leaf == other)
+    if (leaf.shape, leaf.dtype, leaf.device) != (other.shape, other.dtype, other.device):
+        return False
+    return torch.equal(leaf, other) or bool(((leaf == other) | (leaf.isnan() & other.isnan())).all())

@@ -18,8 +18,8 @@ from esper.extras import find_missing
 from esper.grower import Grower
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
+from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
-from esper.growth.ownership import SLOT_KEY
 from esper.integrations.trainer_callback import MeanLoss, check_interval, decide, finish
 
 try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from enum import IntEnum, StrEnum
 from typing import Annotated, Self, TypeAlias
 
@@ -20,9 +19,6 @@ class Isolation(StrEnum):
     SHADOW = "shadow"
     """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced. Only where gradients
     are clipped to a norm over all parameters does the host notice: the seed's gradient is part of that norm."""
-    STRAIGHT_THROUGH = "straight_through"
-    """A straight-through estimator (Bengio et al. 2013) trains it until it is advanced. For comparisons only: the seed
-    does not see what its own output does, drifts without bound, and harms what it then joins."""
 
 
 def _by_name(kind: type[IntEnum]) -> BeforeValidator:
@@ -57,7 +53,7 @@ class Rules(Settings):
     """
 
     isolation: Isolation = Isolation.NONE
-    """How a seed learns before it counts, in TRAINING: shadow or straight_through; none: not at all."""
+    """How a seed learns before it counts, in TRAINING: shadow; none: not at all."""
     cooldown: tuple[Steps, Steps, Steps] = (1, 1, 1)
     """Steps spent in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
     min_training_steps: Steps = 3
@@ -79,16 +75,6 @@ class Rules(Settings):
     """Steps for a change of alpha that the masks allow: a subset of 0, 3, 5, 8."""
     alpha_curves: tuple[CurveName, ...] = Field(default=(Curve.LINEAR,), min_length=1)
     """Curves for a change of alpha that the masks allow."""
-
-    @field_validator("isolation")
-    @classmethod
-    def _warned_of(cls, isolation: Isolation) -> Isolation:
-        if isolation is Isolation.STRAIGHT_THROUGH:
-            warnings.warn(
-                "isolation straight_through is for comparisons: its seeds drift, and harm what they join",
-                stacklevel=2,
-            )
-        return isolation
 
     @field_validator("operations")
     @classmethod

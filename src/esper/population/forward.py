@@ -17,7 +17,7 @@ from esper.numerics.arrays import Bools, Float32s, Ints
 from esper.population.execution import Parameters, SlotOp
 from esper.population.parameters import SeedBank
 from esper.population.population import STRATEGIES, Population, Strategy
-from esper.population.slot_ops import BankSlice, BlendOp, SlotSeeds, StraightThroughOp
+from esper.population.slot_ops import BankSlice, BlendOp, SlotSeeds
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,11 @@ class ActiveSeeds:
     alpha: Float32s
     learning: Bools | None = None
     """None: all that take part."""
-    straight_through: Bools | None = None
-    """Seeds whose output counts for their own gradient alone, and not for the features; None: there are none."""
 
 
 def select_blended(population: Population) -> ActiveSeeds:
     """The networks as they are: every blended seed at its alpha."""
     return ActiveSeeds(population.table.blended, population.table.alpha)
-
-
-def select_training(population: Population) -> ActiveSeeds:
-    """The networks as they are, and, with isolation by a straight-through estimator, the seeds that learn by it."""
-    training = population.table.stage == Stage.TRAINING
-    if population.config.rules.isolation is not Isolation.STRAIGHT_THROUGH or not training.any():
-        return select_blended(population)
-    return ActiveSeeds(population.table.blended | training, population.table.alpha, straight_through=training)
 
 
 def select_committed(population: Population) -> ActiveSeeds:
@@ -101,10 +91,7 @@ def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
         if seeds is None:
             return None
         alpha = torch.from_numpy(active.alpha[seeds.owners, slot]).to(population.host.values, non_blocking=True)
-        if active.straight_through is None or not active.straight_through[seeds.owners, slot].any():
-            return BlendOp(seeds, alpha)
-        apart = torch.from_numpy(active.straight_through[seeds.owners, slot]).to(alpha.device, non_blocking=True)
-        return StraightThroughOp(seeds, alpha, apart)
+        return BlendOp(seeds, alpha)
 
     return slot_op
 

@@ -15,7 +15,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.population.deferred import Deferred
-from esper.population.forward import ForwardPass, prepare_forward, select_isolated, select_training
+from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
 from esper.population.gradients import HealthTable, measure_seed_health, row_norms, split_by_slot
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, concatenate_flat
@@ -215,7 +215,7 @@ class _Objective:
         self._leaves = [leaf for block in self._blocks for leaf in block.parameters.values()]
         self._host = population.host.parameters
         self._frozen = {name: stacked.detach() for name, stacked in self._host.items()}
-        self._whole = prepare_forward(population, select_training(population)).passes
+        self._whole = prepare_forward(population, select_blended(population)).passes
         isolated = select_isolated(population)
         self._alone = [None] * len(self._whole) if isolated is None else prepare_forward(population, isolated).passes
 

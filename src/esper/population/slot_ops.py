@@ -85,30 +85,6 @@ class BlendOp:
 
 
 @dataclass(frozen=True)
-class StraightThroughOp:
-    """As `BlendOp` where some seeds learn by the straight-through estimator (Bengio et al. 2013).
-
-    They read detached features, and their output is taken back from the value, but not from the gradient.
-    """
-
-    seeds: SlotSeeds
-    alpha: Tensor
-    """``[r]``; that of straight-through seeds is not read."""
-    straight_through: Tensor
-    """Bool ``[r]``: which learn so."""
-
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        nobody = features.new_zeros(len(features), dtype=torch.bool)
-        own = nobody.index_fill(0, self.seeds.environments[self.straight_through], True)
-        seen = torch.where(_broadcast_rows(own, features), features.detach(), features)
-        contributions = self.seeds.contributions(seen, inputs)
-        blended = _broadcast_rows(self.alpha, contributions) * contributions
-        for_gradient = contributions - contributions.detach()
-        added = torch.where(_broadcast_rows(self.straight_through, contributions), for_gradient, blended)
-        return scatter_add(features, self.seeds.environments, added)
-
-
-@dataclass(frozen=True)
 class BranchingBlendOp:
     """As `BlendOp` for a batch of several variants, some of which begin to differ at this slot.
 

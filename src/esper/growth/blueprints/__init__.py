@@ -3,7 +3,7 @@
 Importing this package registers the built-in ones.
 """
 
-from esper.growth.blueprints import blocks, channels, gates, lora, spatial, tokens
+from esper.growth.blueprints import blocks, channels, lora, spatial, tokens
 from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "blocks",
     "channels",
     "for_site",
-    "gates",
     "get",
     "lora",
     "names",

@@ -1,16 +1,23 @@
-"""Which optimizer trains what grows: one owner, told of every seed that comes or goes."""
+"""What all slots of a model share: the optimizer of what grows, copies that grow as well, and counts of graphs."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from esper.errors import SlotError
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
+    from esper.growth.slot import Slot
+
 
 SLOT_KEY = "slot"
 """Key of a parameter group that belongs to a slot; its value is the slot's name."""
@@ -137,3 +144,118 @@ class _Watch:
 
 def _dtype_of(optimizer: torch.optim.Optimizer) -> torch.dtype | None:
     return next((parameter.dtype for group in optimizer.param_groups for parameter in group["params"]), None)
+
+
+class Copies:
+    """The copies of one model; its slots call it at every change. A copy of the model has one of its own.
+
+    An average of weights over training (EMA, SWA) is a copy whose tensors are mixed, one by one and in their order,
+    with those of the model: it must have the same seeds at any time. A fresh seed in it begins as the model's own; its
+    weight, stage and isolation are the model's; all else is whatever the average makes of it. Copies are known weakly:
+    they live no longer for being known.
+    """
+
+    def __init__(self) -> None:
+        self.released = False
+        """Whether the model to which this belongs has no slots any more, and so cannot grow."""
+        self._mirrors: WeakSet[GrowingModel] = WeakSet()
+        self._unasked: WeakSet[Copies] = WeakSet()
+        """What belongs to copies about which nobody said anything."""
+        self._warned = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
+        made = Copies()
+        memo[id(self)] = made
+        self._unasked.add(made)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Copies, ()
+
+    def add_mirror(self, mirror: GrowingModel, slots: Iterable[Slot]) -> None:
+        """Let ``mirror`` be from now on what the ``slots`` of the model are."""
+        self._mirrors.add(mirror)
+        self._unasked.discard(mirror.copies)
+        for slot in slots:
+            self.align(slot)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether there are any that are to grow as the model does."""
+        return bool(self._mirrors)
+
+    def dismiss(self, other: Copies) -> None:
+        """The copy to which ``other`` belongs goes its own way."""
+        self._unasked.discard(other)
+
+    def align(self, slot: Slot) -> None:
+        """Let the same live in the mirrors as in ``slot`` of the model."""
+        for mirror in self._mirrors:
+            _align(slot, mirror.slots[slot.name])
+
+    def follow_change(self, slot: Slot) -> None:
+        """`align` where a seed came or went; warns once of copies that are no mirrors."""
+        self.align(slot)
+        if self._warned or all(unasked.released for unasked in self._unasked):
+            return
+        self._warned = True
+        warnings.warn(
+            f"what grows in slot {slot.name!r} is not in a copy that was made of the model before: if the copy is an "
+            "average of its weights, say model.mirror(average) when you make it; a snapshot needs nothing",
+            stacklevel=4,
+        )
+
+    @torch.no_grad()
+    def restart(self, model: nn.Module) -> None:
+        """Let the mirrors have the values of ``model``, whose training went wrong since."""
+        for mirror in self._mirrors:
+            for theirs, ours in zip(mirror.parameters(), model.parameters(), strict=True):
+                theirs.copy_(ours)
+            for theirs, ours in zip(mirror.buffers(), model.buffers(), strict=True):
+                theirs.copy_(ours)
+
+
+def _align(slot: Slot, other: Slot) -> None:
+    seed = slot.seed
+    if seed is None:
+        other.remove()
+        return
+    present = other.seed
+    if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
+        other.remove()
+        present = other.fit(copy.deepcopy(seed))
+        other.occupant = present
+        other.depth.follow(other.name, present.blueprint.find_block())
+    with torch.no_grad():
+        present.alpha.copy_(seed.alpha)
+    present.fossilized, present.isolation, present.contribution = seed.fossilized, seed.isolation, seed.contribution
+
+
+class Compilations:
+    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies of the model begin anew.
+
+    `torch.compile` makes a graph of every structure, to learn and to evaluate, and nothing public tells how many it has
+    made or keeps: so this counts them as they are made.
+    """
+
+    def __init__(self) -> None:
+        # No decorator: it loads torch's compiler, which making an optimizer does anyway and importing Esper need not.
+        torch.compiler.assume_constant_result(Compilations.record_graph)
+        torch.compiler.assume_constant_result(Compilations.count_trace)
+        self.traced = 0
+        """How often a slot was made part of a graph."""
+        self.uncompiled = 0
+        """How often a slot ran without being part of one."""
+        self.compiled = False
+        """Whether the model as a whole ever was, so that its passes are not seen."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compilations, ()
+
+    def count_trace(self) -> None:
+        """Called once for each graph that a slot is part of, while it is made."""
+        self.traced += 1
+
+    def record_graph(self) -> None:
+        """Called once for each graph of the whole model, while it is made."""
+        self.compiled = True
