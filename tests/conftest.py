@@ -2,7 +2,8 @@
 
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -32,9 +33,40 @@ def count_figure(record_property: Callable[[str, object], None]) -> Callable[[st
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    matrices: dict[tuple[str, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and "count_figure" in item.fixturenames:
-            item.add_marker("reliability")
+        if isinstance(item, pytest.Function):
+            if "count_figure" in item.fixturenames:
+                item.add_marker("reliability")
+            if hasattr(item, "callspec"):
+                matrices[item.nodeid.partition("[")[0], item.originalname].append(item)
+    for cells in matrices.values():
+        for cell in set(cells) - set(select_cover(cells)):
+            cell.add_marker("matrix")
+
+
+def select_cover(cells: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """Cells of a parametrized test in which every value of every parameter occurs, by few of them.
+
+    First those in which all values are new, a diagonal of the matrix; then one for each value that is left.
+    """
+    chosen: list[pytest.Function] = []
+    covered: set[Any] = set()
+    for enough in (all, any):
+        for cell in cells:
+            values = {_value_key(name, value) for name, value in cell.callspec.params.items()}
+            if cell not in chosen and enough(value not in covered for value in values):
+                chosen.append(cell)
+                covered |= values
+    return chosen
+
+
+def _value_key(name: str, value: Any) -> tuple[Any, ...]:
+    try:
+        hash(value)
+    except TypeError:
+        return name, id(value)
+    return name, type(value), value
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

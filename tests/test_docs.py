@@ -74,23 +74,26 @@ def test_the_pages_name_every_command():
     assert {command.name for _, _, command, _ in ALL_CALLS if command} == {command.name for command in COMMANDS}
 
 
-@pytest.mark.parametrize(("page", "line", "command", "words"), ALL_CALLS, ids=lambda part: str(part)[:60])
-def test_commands_and_their_options_exist(page: str, line: str, command: Command | None, words: list[str]):
-    assert command is not None, f"{page}: no such command: {line}"
-    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options(command.name)
+def test_commands_and_their_options_exist():
+    wrong = [f"{page}: no such command: {line}" for page, line, command, _ in ALL_CALLS if command is None]
+    for page, line, command, words in ALL_CALLS:
+        named = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if command is not None and (unknown := named - options(command.name)):
+            wrong.append(f"{page}: {', '.join(sorted(unknown))} is no option: {line}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    "assignments",
-    sorted(
-        {settings(words) for _, _, command, words in ALL_CALLS if command and command.name in TRAINING}
-        | {(one,) for page in PAGES for one in re.findall(r"`--set ([^`\s]+)`", page.read_text())}
-    ),
-    ids=" ".join,
-)
-def test_settings_exist_and_take_these_values(assignments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+def test_settings_exist_and_take_these_values(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(FILES, str(ROOT / "examples" / "own_suite.py"))
-    load_settings(TrainSettings, None, [re.sub(r"=[A-Z]$", "=1", one) for one in assignments])
+    in_calls = {settings(words) for _, _, command, words in ALL_CALLS if command and command.name in TRAINING}
+    in_prose = {(one,) for page in PAGES for one in re.findall(r"`--set ([^`\s]+)`", page.read_text())}
+    wrong: list[str] = []
+    for assignments in sorted(in_calls | in_prose):
+        try:
+            load_settings(TrainSettings, None, [re.sub(r"=[A-Z]$", "=1", one) for one in assignments])
+        except ConfigError as error:
+            wrong.append(f"{' '.join(assignments)}: {error}")
+    assert wrong == []
 
 
 def imports(page: Path) -> Iterator[str]:
@@ -101,28 +104,34 @@ def imports(page: Path) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-@pytest.mark.parametrize(("page", "statement"), [(page.name, one) for page in PAGES for one in imports(page)])
-def test_imports_of_the_pages_work(page: str, statement: str):
-    module = statement.split()[1].partition(".")[0]
-    if find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
-    try:
-        exec(statement, {})  # noqa: S102 - a page of this repository
-    except ConfigError as missing:  # an extra of Esper that is not installed; wrong names are ImportErrors
-        pytest.skip(str(missing))
+def test_imports_of_the_pages_work():
+    wrong: list[str] = []
+    for page, statement in {(path.name, one) for path in PAGES for one in imports(path)}:
+        if find_spec(statement.split()[1].partition(".")[0]) is None:
+            continue  # an extra that is not installed
+        try:
+            exec(statement, {})  # noqa: S102 - a page of this repository
+        except ConfigError:
+            continue  # an extra of Esper that is not installed; wrong names are ImportErrors
+        except ImportError as error:
+            wrong.append(f"{page}: {statement}: {error}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_a_page_names_are_there(page: Path):
-    text = page.read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    paths = re.findall(r"(?<![\w/.-])((?:tests|benchmarks|examples|src)/[\w/.-]+\.\w+)", text)
-    missing = [link for link in links if not (page.parent / link).exists()]
-    # The lineage names tests by their path below tests/, of which some are of benchmarks.
-    missing += [path for path in paths if not ((ROOT / path).exists() or (ROOT / "tests" / path).exists())]
+def test_files_that_pages_name_are_there():
+    missing: list[str] = []
+    for page in PAGES:
+        text = page.read_text()
+        links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+        paths = re.findall(r"(?<![\w/.-])((?:tests|benchmarks|examples|src)/[\w/.-]+\.\w+)", text)
+        bare = re.findall(r"`(test_\w+\.py)`", text)
+        missing += [f"{page.name}: {link}" for link in links if not (page.parent / link).exists()]
+        # The lineage names tests by their path below tests/, of which some are of benchmarks.
+        missing += [
+            f"{page.name}: {path}" for path in paths if not ((ROOT / path).exists() or (ROOT / "tests" / path).exists())
+        ]
+        missing += [f"{page.name}: {name}" for name in bare if not list((ROOT / "tests").rglob(name))]
     assert missing == []
-    bare = {name for name in re.findall(r"`(test_\w+\.py)`", text) if not list((ROOT / "tests").rglob(name))}
-    assert bare == set()
 
 
 def rows() -> dict[str, str]:
@@ -135,16 +144,18 @@ def test_the_lineage_answers_every_defect():
     assert list(rows()) == [f"D{number}" for number in range(1, DEFECTS + 1)]
 
 
-@pytest.mark.parametrize("defect", [f"D{number}" for number in range(1, DEFECTS + 1)])
-def test_the_lineage_names_tests_that_exist(defect: str):
+def test_the_lineage_names_tests_that_exist():
     """A cell reads `file: test, test; file: test`, or names `make check`, which is run before all tests."""
-    for part in rows()[defect].split("; "):
-        if part == "`make check`":
-            continue
-        file, named, tests = part.partition(": ")
-        assert named, f"{part}: name the test, not its file alone"
-        defined = set(re.findall(r"^def test_(\w+)\(", (ROOT / "tests" / file).read_text(), re.MULTILINE))
-        assert set(tests.split(", ")) <= defined
+    wrong: list[str] = []
+    for defect, cell in rows().items():
+        for part in cell.split("; "):
+            if part == "`make check`":
+                continue
+            file, _, tests = part.partition(": ")
+            path = ROOT / "tests" / file
+            defined = re.findall(r"^def test_(\w+)\(", path.read_text() if path.exists() else "", re.MULTILINE)
+            wrong += [f"{defect}: {file}: {name}" for name in tests.split(", ") if name not in defined]
+    assert wrong == []
 
 
 def test_the_architecture_page_shows_the_code_as_it_is():
