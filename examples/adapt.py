@@ -84,7 +84,7 @@ def main(
     shift: Shift = "inversion",
     examples: int = 200,
     protect: float | None = None,
-    seconds: float | None = None,
+    training_flops: float | None = None,
     epochs: int | None = None,
     seed: int = 0,
     download: bool = False,
@@ -97,7 +97,7 @@ def main(
         shift: How the data change: noise, inversion, rotation, cycled or merged (classes).
         examples: Of the changed data, rounded up to batches of 50.
         protect: By which share the loss on old data, which the host has not learned, may rise; by default by any.
-        seconds: To spend; by default whatever it takes.
+        training_flops: To spend on trials; by default whatever it takes.
         epochs: For the host to learn before; by default as suits the host.
         seed: All randomness follows from it.
         download: Fetch the data if they are not on this machine.
@@ -137,7 +137,7 @@ def main(
         score=lambda model, batch: measure_accuracy(model, [batch]),
         source=old,
         tolerance=protect,
-        seconds=seconds,
+        training_flops=training_flops,
         seed=seed,
     )
     print(adaptation)

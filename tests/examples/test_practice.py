@@ -116,7 +116,7 @@ def test_looking_prints_a_table_and_draws_a_map(tmp_path: Path, capsys: Capture)
 def test_adapting_prints_what_was_tried_and_what_it_is_worth(
     shift: str, protect: float | None, capsys: Capture
 ) -> None:
-    words = {"task": "mnist1d", "host": "conv1d", "epochs": 3, "examples": 100, "seconds": 1.0}
+    words = {"task": "mnist1d", "host": "conv1d", "epochs": 3, "examples": 100, "training_flops": 3e9}
     run("adapt", shift=shift, protect=protect, **words)
     printed = capsys.readouterr().out
     assert "structures tried" in printed
