@@ -20,7 +20,6 @@ EXTRAS = (
     "starlette",
     "tensorboardX",
     "tensordict",
-    "textual",
     "torchrl",
     "torchvision",
     "transformers",
@@ -40,7 +39,6 @@ NEEDS_AN_EXTRA = (
     "esper.dash.security",
     "esper.dash.server",
     "esper.dash.stream",
-    "esper.dash.watch",
 )
 
 IMPORT_EVERYTHING = f"""

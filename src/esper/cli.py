@@ -8,7 +8,7 @@ docstring becomes the help; it may return an exit code. A target is imported onl
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, get_type_hints
 
@@ -49,7 +49,6 @@ COMMANDS = (
         "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
     ),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
-    Command("watch", "esper.commands.watch:command", "Watch a run in the terminal."),
     Command("query", "esper.commands.query:command", "Ask a run's store in SQL."),
     Command("export-events", "esper.commands.export_events:command", "Write all events of a run to one file."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
@@ -64,8 +63,14 @@ COMMANDS = (
     Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
     Command("tune", "esper.commands.tune:command", "Tune a hand-written controller with a policy's budget."),
 )
-MOVED = ("bench attach", "bench exploits", "bench population", "bench telemetry")
-"""What were commands once and are scripts now, which only developers of Esper need."""
+MOVED: Mapping[str, str] = {
+    **{
+        f"bench {name}": f"is a script in Esper's repository now: python benchmarks/{name}.py"
+        for name in ("attach", "exploits", "population", "telemetry")
+    },
+    "watch": "is gone: `esper dash` shows runs in the browser, also over ssh (docs/ui.md)",
+}
+"""Former commands, and what a user does instead, as the end of a sentence."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
@@ -118,10 +123,11 @@ def _leave_out_none(target: Callable[..., int | None]) -> Callable[..., int | No
 
 
 def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
+    for former, replacement in MOVED.items():
+        if list(words[: len(former.split())]) == former.split():
+            return f"`{former}` {replacement}"
     depth = max(len(command.name.split()) for command in commands)
     asked = " ".join(words[:depth])
-    if asked in MOVED:
-        return f"`{asked}` is a script in Esper's repository now: python benchmarks/{words[1]}.py"
     names = [command.name for command in commands]
     hints = (did_you_mean(one, names, spell=lambda near: f"`{near}`", most=1, mark=",") for one in (asked, words[0]))
     advice = next(filter(None, hints), ", `esper --help` lists all commands")

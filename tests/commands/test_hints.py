@@ -31,7 +31,6 @@ COMMANDS = {
     "runs": ["runs", "."],
     "export-events": ["export-events", TAKEN, "--to", "jsonl", "--out", "events.jsonl"],
     "bridge": ["bridge", TAKEN, "--to", "tensorboard"],
-    "watch": ["watch", TAKEN],
     "compare": ["compare", TAKEN, TAKEN],
     "train into it": ["train", "--run-dir", TAKEN, *TRAIN],
     "train resumes it": ["train", "--resume", TAKEN],
@@ -107,7 +106,7 @@ def test_where_there_is_no_run_the_kinds_are_named_that_the_command_takes(
     monkeypatch.chdir(tmp_path)
     assert main(["nowhere" if word == TAKEN else word for word in words]) == 2
     told = capsys.readouterr().err
-    takes = [kind for kind in ("train", "grow") if name in GOOD_FOR[kind] | FOR_ALL | {"watch"}]
+    takes = [kind for kind in ("train", "grow") if name in GOOD_FOR[kind] | FOR_ALL]
     takes = ["train"] if name == "report of several" else takes
     assert [kind for kind in ("train", "grow") if f"`esper {kind}`" in told] == takes, told
-    assert (MADE in told) == (name in FOR_ALL | {"watch"})
+    assert (MADE in told) == (name in FOR_ALL)

@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,10 @@ from starlette.testclient import TestClient
 from dash.planted_run import Plan, plant
 from esper.cli import COMMANDS, EXIT_ERROR, EXIT_OK, main
 from esper.dash.app import dashboard
-from esper.dash.run_view import RunView
 from esper.dash.runs import RunFinder
 from esper.dash.security import Access
 from esper.errors import RunError
 from esper.runs import database, question, reader
-from esper.runs.follower import StoreFollower
 from esper.runs.run_directory import RunDirectory
 from esper.runs.views import VIEWS
 from runs.hostile import attacks
@@ -38,7 +36,6 @@ WORDS: dict[str, list[list[str]]] = {
     "query": [["query", "{run}", sql, "--json"] for sql in QUERIES],
     "export-events": [["export-events", "{run}", "--to", to, "--out", "{folder}/out"] for to in ("jsonl", "csv")],
     "bridge": [["bridge", "{run}", "--to", "tensorboard"]],
-    "watch": [["watch", "{run}"]],
     "evaluate": [["evaluate", "{run}"]],
 }
 """Calls by command."""
@@ -114,16 +111,6 @@ def test_the_dashboard_explains(folder: Path):
             answer = asked(folder, f"/api/{view}?run=bad&episode=1&environment=1&step=1")
         assert answer.status_code in (200, 404), (view, answer.text)
         json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-
-
-def test_the_watcher_explains(folder: Path):
-    run, trouble = RunDirectory(folder / "bad"), None
-    with patience(["watch"]), closing(StoreFollower(run.store)) as follower:
-        try:
-            follower.read(lambda reader: RunView.read(run, reader))
-        except RunError as error:
-            trouble = str(error)
-    assert trouble is None or str(folder / "bad") in trouble
 
 
 def test_a_run_that_goes_on_is_checked_too(folder: Path):

@@ -1,8 +1,7 @@
-"""`esper query`, `esper runs`, `esper export-events` and `esper watch` from the command line."""
+"""`esper query`, `esper runs` and `esper export-events` from the command line."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.extras import install_command
 from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunStarted
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -166,13 +164,3 @@ def test_events_are_exported(run: Path, tmp_path: Path, capsys: Capture):
     assert main(["export-events", str(run), "--to", "jsonl", "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"exported: 1 events to {out}\n"
     assert json.loads(out.read_text())["type"] == "run_started"
-
-
-def test_watching_needs_textual_and_a_terminal(run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
-    assert main(["watch", str(run)]) == 2
-    assert "needs a terminal" in capsys.readouterr().err
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["watch", str(run)]) == 2
-    assert install_command("ui") in capsys.readouterr().err
-    assert main(["watch", str(run / "none")]) == 2
-    assert "no run at" in capsys.readouterr().err

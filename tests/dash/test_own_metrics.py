@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 
 from dash.own_metrics import DECISIONS, KINDS, Kind
-from dash.watch.planted_run import sees, watch
 from esper import Decision
 from esper.cli import main
 from esper.dash import formats
@@ -23,7 +21,6 @@ from esper.lab.report.subject import report_on
 from esper.runs.bridges.tail import Tail
 from esper.runs.events import StepTaken
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory
 
 Capture = pytest.CaptureFixture[str]
 
@@ -154,18 +151,3 @@ def test_bridges_carry_it_under_its_name(run: Run):
         assert tail.metadata()["metric"] == run.kind.metric
     assert figures is not None
     assert figures.scalars[f"validation_{run.kind.metric}"] == run.values[-1]
-
-
-def test_the_terminal_names_it(run: Run):
-    name = run.kind.metric
-
-    async def scenario(pilot: Pilot[None]):
-        text = await sees(pilot, f"decision {DECISIONS}/20, {name} {run.newest}")
-        head, line = (row.split() for row in text.splitlines() if row.split()[:1] in (["net"], ["0"]))
-        assert (head[:3], line[1]) == (["net", name, "J"], run.newest)
-        await pilot.press("enter")
-        await sees(pilot, f" {name} ")
-        await pilot.press("3")
-        await sees(pilot, f"validation {name}", run.newest)
-
-    watch(RunDirectory(run.path), scenario, (100, 60))

@@ -1,4 +1,4 @@
-"""The run that a grower writes by itself in its owner's loop, for `esper dash`, `watch`, `report` and the others."""
+"""The run that a grower writes by itself in its owner's loop, for `esper dash`, `report` and the others."""
 
 from __future__ import annotations
 
