@@ -49,8 +49,6 @@ COMMANDS = (
         "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
     ),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
-    Command("query", "esper.commands.query:command", "Ask a run's store in SQL."),
-    Command("export-events", "esper.commands.export_events:command", "Write all events of a run to one file."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
     Command(
         "bench search", "esper.commands.bench:measure_search", "Measure what a search needs to equal a controller."
@@ -69,6 +67,8 @@ MOVED: Mapping[str, str] = {
         for name in ("attach", "exploits", "population", "telemetry")
     },
     "watch": "is gone: `esper dash` shows runs in the browser, also over ssh (docs/ui.md)",
+    "query": "is gone: sqlite3 and pandas read a run's run.db, as docs/ui.md shows, and docs/events.md lists its views",
+    "export-events": "is gone: pandas writes the events in a run's run.db to any format, as docs/ui.md shows",
 }
 """Former commands, and what a user does instead, as the end of a sentence."""
 

@@ -27,9 +27,7 @@ COMMANDS = {
     "export": ["export", TAKEN, "--to", "python", "--out", "model.py"],
     "report": ["report", TAKEN],
     "report of several": ["report", TAKEN, TAKEN, "--out", "report"],
-    "query": ["query", TAKEN, "select count(*) from decisions"],
     "runs": ["runs", "."],
-    "export-events": ["export-events", TAKEN, "--to", "jsonl", "--out", "events.jsonl"],
     "bridge": ["bridge", TAKEN, "--to", "tensorboard"],
     "compare": ["compare", TAKEN, TAKEN],
     "train into it": ["train", "--run-dir", TAKEN, *TRAIN],
@@ -46,7 +44,7 @@ GOOD_FOR = {
     "own": set[str](),
 }
 """Which commands besides readers of any run take which."""
-FOR_ALL = {"report", "query", "runs", "export-events", "bridge"}
+FOR_ALL = {"report", "runs", "bridge"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -363,8 +363,6 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(words) == 2
         assert "is a run of `esper.Grower`, and not of `esper grow`: it tells of" in capsys.readouterr().err
     for words in (
-        ["query", str(run), "select count(*) from decisions"],
-        ["export-events", str(run), "--to", "jsonl", "--out", str(tmp_path / "events.jsonl")],
         ["report", str(run)],
         ["bridge", str(run), "--to", "tensorboard"],
     ):

@@ -76,7 +76,7 @@ class Tail(RunReader):
     def history(self) -> list[Moment]:
         """All starts and stops of the run, in order."""
         names = [name for name, event_type in event_types().items() if event_type.history]
-        rows = self._query(
+        rows = self.rows(
             f"SELECT time, type, iteration, payload FROM events WHERE type IN ({_marks(names)}) ORDER BY id", *names
         )
         with self.name_store_in_errors():
@@ -86,7 +86,7 @@ class Tail(RunReader):
         """The first finished iteration after the one of that number; None if there is none yet."""
         with self.snapshot():
             closing = _CLOSING.get(self.metadata().get("command", ""), PPOUpdated.name)
-            found = self._query(
+            found = self.rows(
                 "SELECT iteration FROM scalars WHERE iteration > ? "
                 "AND iteration <= (SELECT max(iteration) FROM events WHERE type = ?) ORDER BY iteration LIMIT 1",
                 after,
@@ -96,7 +96,7 @@ class Tail(RunReader):
                 return None
             ((number,),) = found
             # What precedes the first iteration is closed with it.
-            ((time,),) = self._query(
+            ((time,),) = self.rows(
                 "SELECT time FROM events WHERE type = ? AND iteration >= ? ORDER BY iteration LIMIT 1", closing, number
             )
             return self._figures(number, time)
@@ -123,7 +123,7 @@ class Tail(RunReader):
         )
 
     def _of(self, event_type: type[E], iteration: int) -> list[E]:
-        rows = self._query(
+        rows = self.rows(
             "SELECT version, payload FROM events WHERE type = ? AND iteration = ? ORDER BY id",
             event_type.name,
             iteration,
