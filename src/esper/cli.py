@@ -54,7 +54,6 @@ COMMANDS = (
         "bench search", "esper.commands.bench:measure_search", "Measure what a search needs to equal a controller."
     ),
     Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train, and on what."),
-    Command("bridge", "esper.commands.bridge:command", "Carry a run's figures over to another tool."),
     Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
     Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
@@ -69,6 +68,7 @@ MOVED: Mapping[str, str] = {
     "watch": "is gone: `esper dash` shows runs in the browser, also over ssh (docs/ui.md)",
     "query": "is gone: sqlite3 and pandas read a run's run.db, as docs/ui.md shows, and docs/events.md lists its views",
     "export-events": "is gone: pandas writes the events in a run's run.db to any format, as docs/ui.md shows",
+    "bridge": "is gone: `esper train --logger tensorboard` (or wandb, mlflow) sends figures live, as docs/ui.md shows",
 }
 """Former commands, and what a user does instead, as the end of a sentence."""
 

@@ -28,7 +28,6 @@ COMMANDS = {
     "report": ["report", TAKEN],
     "report of several": ["report", TAKEN, TAKEN, "--out", "report"],
     "runs": ["runs", "."],
-    "bridge": ["bridge", TAKEN, "--to", "tensorboard"],
     "compare": ["compare", TAKEN, TAKEN],
     "train into it": ["train", "--run-dir", TAKEN, *TRAIN],
     "train resumes it": ["train", "--resume", TAKEN],
@@ -44,7 +43,7 @@ GOOD_FOR = {
     "own": set[str](),
 }
 """Which commands besides readers of any run take which."""
-FOR_ALL = {"report", "runs", "bridge"}
+FOR_ALL = {"report", "runs"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,6 @@ import html
 import json
 import math
 import re
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from esper.cli import main
 from esper.dash import formats
 from esper.dash.answers import describe_comparison, describe_model
 from esper.lab.report.subject import report_on
-from esper.runs.bridges.tail import Tail
 from esper.runs.events import StepTaken
+from esper.runs.loggers import read_metrics
 from esper.runs.reader import RunReader
 
 Capture = pytest.CaptureFixture[str]
@@ -145,9 +144,7 @@ def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run
         assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])
 
 
-def test_bridges_carry_it_under_its_name(run: Run):
-    with closing(Tail.open(run.path / "run.db")) as tail:
-        figures = tail.figures(DECISIONS - 1)
-        assert tail.metadata()["metric"] == run.kind.metric
-    assert figures is not None
-    assert figures.scalars[f"validation_{run.kind.metric}"] == run.values[-1]
+def test_loggers_are_sent_it_under_its_name(run: Run):
+    with RunReader.open(run.path / "run.db") as reader:
+        assert read_metrics(reader, DECISIONS)[f"validation_{run.kind.metric}"] == run.values[-1]
+    assert run.decisions[-1].metrics[f"validation_{run.kind.metric}"] == run.values[-1]

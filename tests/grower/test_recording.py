@@ -362,8 +362,4 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main(words) == 2
         assert "is a run of `esper.Grower`, and not of `esper grow`: it tells of" in capsys.readouterr().err
-    for words in (
-        ["report", str(run)],
-        ["bridge", str(run), "--to", "tensorboard"],
-    ):
-        assert main(words) == 0, capsys.readouterr().err
+    assert main(["report", str(run)]) == 0, capsys.readouterr().err
