@@ -20,7 +20,7 @@ from esper.config.settings import Settings, models_in
 from esper.errors import EsperError
 
 Dump = dict[str, Any]
-_EXTRAS = ("esper.integrations", "esper.runs.bridges", "esper.dash", "esper.lab", "esper.train.ray_workers")
+_EXTRAS = ("esper.integrations", "esper.dash", "esper.lab", "esper.train.ray_workers")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The command line: what is run, what is printed, and how it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,11 +92,14 @@ def test_unknown_commands(words: list[str], message: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_command_that_is_a_script_now_says_which(name: str, capsys: pytest.CaptureFixture[str]):
+def test_a_former_command_names_what_replaces_it(name: str, capsys: pytest.CaptureFixture[str]):
     assert main([*name.split(), "--suite", "tokens"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: `{name}` is a script in Esper's repository now: python ")
-    assert (Path(__file__).parents[1] / error.split()[-1]).is_file()
+    assert error == f"error: `{name}` {MOVED[name]}\n"
+    for command in re.findall(r"`esper (\S+)`", error):
+        assert command in {one.name for one in COMMANDS}
+    for file in re.findall(r"\S+\.(?:py|md)", error):
+        assert (Path(__file__).parents[1] / file.strip("(")).is_file()
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

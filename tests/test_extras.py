@@ -15,7 +15,7 @@ import pytest
 import esper
 from esper import extras
 from esper.errors import ConfigError, ExportError
-from esper.runs.bridges.bridge import LIBRARIES
+from esper.runs import loggers
 
 SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
 DEVELOPERS = {"dev", "docs", "oracles"}
@@ -67,7 +67,7 @@ def test_what_is_there_is_not_asked_for() -> None:
 
 def test_nobody_words_such_a_hint_on_his_own() -> None:
     """And every extra that exists is asked for somewhere."""
-    asked = set(LIBRARIES)  # each bridge asks for the extra of its name
+    asked = set(loggers.LIBRARIES)  # each logger asks for the extra of its name
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and path.name != "extras.py":

@@ -21,7 +21,6 @@ EXTRAS = (
     "starlette",
     "tensorboardX",
     "tensordict",
-    "textual",
     "torchrl",
     "torchvision",
     "transformers",
@@ -35,14 +34,10 @@ NEEDS_AN_EXTRA = (
     "esper.integrations.lightning",
     "esper.integrations.sb3",
     "esper.integrations.transformers",
-    "esper.runs.bridges.mlflow",
-    "esper.runs.bridges.tensorboard",
-    "esper.runs.bridges.wandb",
     "esper.dash.app",
     "esper.dash.security",
     "esper.dash.server",
     "esper.dash.stream",
-    "esper.dash.watch",
 )
 
 IMPORT_EVERYTHING = f"""

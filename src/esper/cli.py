@@ -8,7 +8,7 @@ docstring becomes the help; it may return an exit code. A target is imported onl
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, get_type_hints
 
@@ -46,31 +46,29 @@ COMMANDS = (
         "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
     ),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
-    Command("watch", "esper.commands.watch:command", "Watch a run in the terminal."),
-    Command("query", "esper.commands.query:command", "Ask a run's store in SQL."),
-    Command("export-events", "esper.commands.export_events:command", "Write all events of a run to one file."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
     Command(
         "bench search", "esper.commands.bench:measure_search", "Measure what a search needs to equal a controller."
     ),
     Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train, and on what."),
-    Command("bridge", "esper.commands.bridge:command", "Carry a run's figures over to another tool."),
     Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
     Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
     Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
     Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
 )
 _SCRIPT = "is a script in Esper's repository now: python"
-MOVED = {
-    "bench attach": f"{_SCRIPT} benchmarks/attach.py",
-    "bench exploits": f"{_SCRIPT} benchmarks/exploits.py",
-    "bench population": f"{_SCRIPT} benchmarks/population.py",
-    "bench telemetry": f"{_SCRIPT} benchmarks/telemetry.py",
-    "grow": f"{_SCRIPT} examples/grow.py",
-    "look": f"{_SCRIPT} examples/look.py",
-    "adapt": f"{_SCRIPT} examples/adapt.py",
+MOVED: Mapping[str, str] = {
+    **{
+        f"bench {name}": f"{_SCRIPT} benchmarks/{name}.py" for name in ("attach", "exploits", "population", "telemetry")
+    },
+    **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look", "adapt")},
+    "tune": f"{_SCRIPT} benchmarks/tune_rules.py",
+    "watch": "is gone: `esper dash` shows runs in the browser, also over ssh (docs/ui.md)",
+    "query": "is gone: sqlite3 and pandas read a run's run.db, as docs/ui.md shows, and docs/events.md lists its views",
+    "export-events": "is gone: pandas writes the events in a run's run.db to any format, as docs/ui.md shows",
+    "bridge": "is gone: `esper train --logger tensorboard` (or wandb, mlflow) sends figures live, as docs/ui.md shows",
 }
-"""What were commands once, and what takes their place."""
+"""Former commands, and what a user does instead, as the end of a sentence."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
@@ -123,11 +121,11 @@ def _leave_out_none(target: Callable[..., int | None]) -> Callable[..., int | No
 
 
 def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
+    for former, replacement in MOVED.items():
+        if list(words[: len(former.split())]) == former.split():
+            return f"`{former}` {replacement}"
     depth = max(len(command.name.split()) for command in commands)
     asked = " ".join(words[:depth])
-    for moved in (asked, words[0]):
-        if moved in MOVED:
-            return f"`{moved}` {MOVED[moved]}"
     names = [command.name for command in commands]
     hints = (did_you_mean(one, names, spell=lambda near: f"`{near}`", most=1, mark=",") for one in (asked, words[0]))
     advice = next(filter(None, hints), ", `esper --help` lists all commands")

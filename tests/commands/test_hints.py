@@ -25,11 +25,7 @@ COMMANDS = {
     "evaluate": ["evaluate", TAKEN, "--instances", "2", "--transfer", "0"],
     "report": ["report", TAKEN],
     "report of several": ["report", TAKEN, TAKEN, "--out", "report"],
-    "query": ["query", TAKEN, "select count(*) from decisions"],
     "runs": ["runs", "."],
-    "export-events": ["export-events", TAKEN, "--to", "jsonl", "--out", "events.jsonl"],
-    "bridge": ["bridge", TAKEN, "--to", "tensorboard"],
-    "watch": ["watch", TAKEN],
     "compare": ["compare", TAKEN, TAKEN],
     "train into it": ["train", "--run-dir", TAKEN, *TRAIN],
     "train resumes it": ["train", "--resume", TAKEN],
@@ -41,7 +37,7 @@ GOOD_FOR = {
     "own": set[str](),
 }
 """Which commands besides readers of any run take which."""
-FOR_ALL = {"report", "query", "runs", "export-events", "bridge"}
+FOR_ALL = {"report", "runs"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,4 +97,4 @@ def test_where_there_is_no_run_the_kinds_are_named_that_the_command_takes(
     assert main(["nowhere" if word == TAKEN else word for word in words]) == 2
     told = capsys.readouterr().err
     assert "`esper train`" in told
-    assert (MADE in told) == (name in FOR_ALL | {"watch"})
+    assert (MADE in told) == (name in FOR_ALL)

@@ -6,24 +6,20 @@ import html
 import json
 import math
 import re
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 
 from dash.own_metrics import DECISIONS, KINDS, Kind
-from dash.watch.planted_run import sees, watch
 from esper import Decision
 from esper.cli import main
 from esper.dash import formats
 from esper.dash.answers import describe_comparison, describe_model
 from esper.lab.report.subject import report_on
-from esper.runs.bridges.tail import Tail
 from esper.runs.events import StepTaken
+from esper.runs.loggers import read_metrics
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory
 
 Capture = pytest.CaptureFixture[str]
 
@@ -148,24 +144,7 @@ def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run
         assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])
 
 
-def test_bridges_carry_it_under_its_name(run: Run):
-    with closing(Tail.open(run.path / "run.db")) as tail:
-        figures = tail.figures(DECISIONS - 1)
-        assert tail.metadata()["metric"] == run.kind.metric
-    assert figures is not None
-    assert figures.scalars[f"validation_{run.kind.metric}"] == run.values[-1]
-
-
-def test_the_terminal_names_it(run: Run):
-    name = run.kind.metric
-
-    async def scenario(pilot: Pilot[None]):
-        text = await sees(pilot, f"decision {DECISIONS}/20, {name} {run.newest}")
-        head, line = (row.split() for row in text.splitlines() if row.split()[:1] in (["net"], ["0"]))
-        assert (head[:3], line[1]) == (["net", name, "J"], run.newest)
-        await pilot.press("enter")
-        await sees(pilot, f" {name} ")
-        await pilot.press("3")
-        await sees(pilot, f"validation {name}", run.newest)
-
-    watch(RunDirectory(run.path), scenario, (100, 60))
+def test_loggers_are_sent_it_under_its_name(run: Run):
+    with RunReader.open(run.path / "run.db") as reader:
+        assert read_metrics(reader, DECISIONS)[f"validation_{run.kind.metric}"] == run.values[-1]
+    assert run.decisions[-1].metrics[f"validation_{run.kind.metric}"] == run.values[-1]

@@ -358,10 +358,4 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert "mine" in capsys.readouterr().out
     assert main(["train", "--resume", str(run)]) == 2
     assert "is a run of `esper.Grower`, and not of `esper train`: it tells of" in capsys.readouterr().err
-    for words in (
-        ["query", str(run), "select count(*) from decisions"],
-        ["export-events", str(run), "--to", "jsonl", "--out", str(tmp_path / "events.jsonl")],
-        ["report", str(run)],
-        ["bridge", str(run), "--to", "tensorboard"],
-    ):
-        assert main(words) == 0, capsys.readouterr().err
+    assert main(["report", str(run)]) == 0, capsys.readouterr().err

@@ -1,17 +1,18 @@
 """What the query beside a figure returns is what the figure draws: every figure with a query, on pages and in files.
 
-The SQL is taken from where readers find it, asked through `esper query`, and compared with the numbers that the drawing
+The SQL is taken from where readers find it, run by SQLite alone, and compared with the numbers that the drawing
 was given, exactly.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import math
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
-from esper.cli import main
 from esper.dash.answers import describe_learning
 from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.progress import moving_average
@@ -81,10 +81,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(run: Path, sql: str, capsys: pytest.CaptureFixture[str]) -> list[Record]:
-    capsys.readouterr()
-    assert main(["query", str(run), sql, "--json"]) == 0
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+def select(run: Path, sql: str) -> list[Record]:
+    with closing(sqlite3.connect(f"file:{run}/run.db?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(sql)]
 
 
 def series(found: Sequence[Record], x: str, y: str, *by: str) -> Counter[Curve]:
@@ -120,17 +120,15 @@ def cells(markup: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("which", "least"), [("run", 3), ("alone", 6), ("own", 6)])
-def test_pages_show_what_their_queries_return(
-    which: str, least: int, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What a page shows is what its figures draw, and its tables write, of what is asked anew."""
+def test_pages_show_what_their_queries_return(which: str, least: int, request: pytest.FixtureRequest) -> None:
+    """What a page shows is what its figures draw, and its tables write, of what is queried anew."""
     path: Path = request.getfixturevalue(which)
     report = report_on([path])
     known = {(what.folder, what.name): what for what, _ in report.exhibits}
     shown = shown_on(report.html)
     assert len(shown) >= least
     for folder, name, markup, sql in shown:
-        found, what = asked(path, sql, capsys), known[folder, name]
+        found, what = select(path, sql), known[folder, name]
         assert what.source.text == sql
         if isinstance(what, Figure):
             assert draw_svg(what, Rows(tuple(found[0]), tuple(tuple(one.values()) for one in found))) in markup
@@ -240,7 +238,7 @@ REGISTRY = {
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_figures_draw_what_their_queries_return(
-    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figure, which = REGISTRY[name]
     path: Path = request.getfixturevalue(which)
@@ -261,13 +259,13 @@ def test_figures_draw_what_their_queries_return(
         spy(method)
     canvas = Canvas()
     figure.draw(canvas, next(rows for what, rows in run_queries(path / "run.db", [figure]) if what is figure))
-    found = asked(path, figure.source.text, capsys)
+    found = select(path, figure.source.text)
     assert found
     IN_FILES[name](calls, found)
 
 
-def test_one_smoothing_in_terminal_report_and_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = asked(run, LEARNING.source.text, capsys)
+def test_one_smoothing_in_terminal_report_and_figures(run: Path) -> None:
+    found = select(run, LEARNING.source.text)
     raw, mean = ([one["value"] for one in found if one["kind"] == kind] for kind in ("J", "smoothed"))
     assert mean == pytest.approx(moving_average(raw))
     with RunReader.open(run / "run.db") as reader:

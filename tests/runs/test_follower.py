@@ -122,15 +122,6 @@ def test_another_store_in_the_same_place_is_noticed(store: Path):
     assert follower.read(lambda reader: reader) is not first
 
 
-def test_what_others_commit_changes_the_data_version(store: Path):
-    follower = StoreFollower(store)
-    versions = [follower.read(lambda reader: reader.data_version()) for _ in range(2)]
-    with RunStore.open(store) as writer:
-        writer.scalars(2, {"objective": 0.5})
-    versions.append(follower.read(lambda reader: reader.data_version()))
-    assert versions[0] == versions[1] != versions[2]
-
-
 def test_a_rewind_in_the_midst_of_a_poll_loses_nothing(store: Path, monkeypatch: pytest.MonkeyPatch):
     follower, types, real = StoreFollower(store, newest(store)), ["checkpoint_written"], RunReader.last_id
     follower.poll(types)

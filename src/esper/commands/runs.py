@@ -39,7 +39,7 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
         print_json([_json(run) for run in runs])
     elif not runs and RunDirectory(folder).store.is_file():
         quoted = shlex.quote(str(folder))
-        say(console, f"{folder} is a run itself: `esper report {quoted}` and `esper query {quoted} SQL` tell of it")
+        say(console, f"{folder} is a run itself: `esper report {quoted}` shows it")
     elif not runs:
         say(console, f"no runs in {folder}: `esper train` makes one")
     else:

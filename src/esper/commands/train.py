@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +21,10 @@ from esper.dash.progress import TrainingProgress
 from esper.errors import ConfigError
 from esper.lab.report.training import write_report
 from esper.numerics.devices import usable_device
+from esper.runs.loggers import Tool, open_loggers, require_logger
 from esper.runs.run_directory import RunDirectory
 from esper.train.collect import require_start
-from esper.train.iteration import TrainingSummary, summarise
+from esper.train.iteration import Iteration, TrainingSummary, summarise
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import LOCAL, Backend, Computing
@@ -36,6 +38,7 @@ def command(
     resume: Path | None = None,
     overrides: Overrides = (),
     computing: Computing = LOCAL,
+    logger: Annotated[tuple[Tool, ...], tyro.conf.UseAppendAction] = (),
     json: bool = False,
 ) -> None:
     """Learn a growth controller, or go on with a run.
@@ -46,9 +49,13 @@ def command(
         seed: Short for --set seed=N.
         start: Short for --set start_from=NAME: learn on from the policy that comes with Esper (esper) or of a run.
         resume: Directory of a run to go on with, from its newest checkpoint and with its own settings.
+        logger: Send all figures live to this tool, which its own environment variables configure; may be given many
+            times. TensorBoard reads RUN/loggers/tensorboard.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
+    for tool in logger:
+        require_logger(tool)
     if resume is None:
         short = {"seed": seed, "start_from": start}
         given = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
@@ -61,14 +68,16 @@ def command(
     else:
         settings = load_settings(TrainSettings, RunDirectory.open_own(resume).config)
     with hold_run(resume, run_dir, settings, console) as run:
-        summary = _train(run, settings, computing, console)
+        summary = _train(run, settings, computing, logger, console)
     report = write_report(run)
     _conclude(console, run, summary, report)
     if json:
         print_json(_json(run, summary))
 
 
-def _train(run: RunDirectory, settings: TrainSettings, computing: Backend, console: Console) -> TrainingSummary:
+def _train(
+    run: RunDirectory, settings: TrainSettings, computing: Backend, tools: Sequence[Tool], console: Console
+) -> TrainingSummary:
     """Do what remains of the run."""
     with run.open_store() as store, computing.open(settings.shards) as workers:
         trainer = Trainer.open(run, settings, store, workers)
@@ -77,9 +86,18 @@ def _train(run: RunDirectory, settings: TrainSettings, computing: Backend, conso
         if trainer.done < settings.iterations:
             if trainer.done:
                 say(console, f"going on after iteration {trainer.done} of {settings.iterations}")
-            with view_training(console, progress) as view:
+            configuration = settings.model_dump(mode="json")
+            with (
+                open_loggers(tools, run.loggers, run.path.absolute().name, configuration) as log_iteration,
+                view_training(console, progress) as view,
+            ):
                 view.baselines(trainer.baseline_levels())
-                trainer.train(view.iteration)
+
+                def report(iteration: Iteration) -> None:
+                    view.iteration(iteration)
+                    log_iteration(store, iteration.number)
+
+                trainer.train(report)
         else:
             say(console, "the run is complete already")
         return summarise(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
@@ -16,7 +17,6 @@ from rich.text import Text
 from esper.dash.formats import duration, percent, score
 from esper.dash.output import RegularLines, say
 from esper.dash.progress import SMOOTHING, TrainingProgress, moving_average
-from esper.dash.run_view import rank_scores
 from esper.dash.terminal import LABEL_STYLE, POLICY, POLICY_STYLE, score_table, sparkline
 from esper.train.iteration import Iteration
 
@@ -105,6 +105,12 @@ class PanelView:
 def view_training(console: Console, progress: TrainingProgress) -> PanelView | LineView:
     """A panel on a terminal, lines elsewhere."""
     return PanelView(console, progress) if console.is_terminal else LineView(console, progress)
+
+
+def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tuple[str, float]]:
+    """The baselines' scores and the policy's as far as they are finite, the best first."""
+    scores = [*baselines.items(), *([(POLICY, policy)] if policy is not None else [])]
+    return sorted(((name, score) for name, score in scores if math.isfinite(score)), key=lambda one: -one[1])
 
 
 def _line(progress: TrainingProgress, iteration: Iteration) -> str:

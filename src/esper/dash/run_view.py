@@ -1,18 +1,14 @@
-"""What a run looks like now, computed from its store: `esper watch` and `esper dash` show what is found here.
-
-Top to bottom: stored values as plain JSON; the networks of an episode and the lives of their seeds; a whole run.
-"""
+"""The networks of a run's episode and the lives of their seeds, read from its store as plain JSON values."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from esper.dash.terminal import POLICY
 from esper.errors import RunError
 from esper.runs.events import (
     EpisodeEnded,
@@ -22,25 +18,14 @@ from esper.runs.events import (
     PolicyLooked,
     RolledBack,
     StepTaken,
-    event_types,
 )
-from esper.runs.metric import Metric
 from esper.runs.reader import EventRecord, RunReader
-from esper.runs.run_directory import RunDirectory, RunProgress, read_progress
-from esper.train.iteration import LEVELS
 
 DAMAGED = "damaged"
 """The only key of a payload that cannot be read."""
 DEEPEST = 60
 """Levels of nesting that are kept; no event has more than five."""
-RECENT = 300
-"""Events of each type that are kept for display."""
 _EVER = 2**62
-_LEARNING = (
-    *("objective", "accuracy", "added", "rollbacks", "probe_score"),
-    *("ppo/entropy", "ppo/kl", "ppo/explained_variance", "ppo/clip_fraction"),
-)
-_GROWTH = ("validation_loss", "train_loss", "added_parameters")
 _STAGE_COLUMNS = {
     "germinated": "germinated",
     "training": "trained",
@@ -50,8 +35,6 @@ _STAGE_COLUMNS = {
     "pruned": "pruned",
 }
 """Column of the step at which a seed first came to a stage."""
-Points = list[tuple[int, float]]
-"""(iteration, value)."""
 Fields = dict[str, Any]
 """Of an event, as JSON."""
 
@@ -88,20 +71,17 @@ class Episode:
     """Whether the run is that of a model that grows alone: its one episode spans all iterations."""
 
     @classmethod
-    def find(
-        cls, reader: RunReader, metadata: Mapping[str, Any], number: int | None = None, decided: bool = False
-    ) -> Self | None:
-        """The episode of that number, or the newest, with `decided` that of a decision; None where there is none yet.
+    def find(cls, reader: RunReader, metadata: Mapping[str, Any], number: int | None = None) -> Self | None:
+        """The episode of that number, or the newest; None where there is none yet.
 
         Raises:
             RunError: there is no episode of that number.
         """
-        marks = (StepTaken.name,) if decided else (StepTaken.name, EpisodeStarted.name)
         found = reader.rows(
             # Without a group there would be a row of NULLs where there are no events.
             "SELECT min(iteration) AS iteration, max(iteration) AS iteration FROM events "
-            f"WHERE type IN ({', '.join('?' for _ in marks)}) GROUP BY NULL",
-            *marks,
+            "WHERE type IN (?, ?) GROUP BY NULL",
+            *(StepTaken.name, EpisodeStarted.name),
         )
         if not found:
             return None
@@ -221,99 +201,11 @@ def read_networks(
     episode: Episode,
     types: Sequence[str],
     environment: int | None = None,
-    parse: Callable[[EventRecord], Fields] = lambda record: read_payload(record.payload),
 ) -> dict[int, NetworkView]:
     """The networks of an episode by number, with their events of these types; one alone if it is named."""
     networks: dict[int, NetworkView] = {}
     for record in episode.records(reader, types, environment):
-        fields = parse(record)
+        fields = read_payload(record.payload)
         if isinstance(number := fields.get("environment"), int):
             networks.setdefault(number, NetworkView(number)).events[record.type].append(fields)
     return dict(sorted(networks.items()))
-
-
-def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tuple[str, float]]:
-    """The baselines' scores and the policy's as far as they are finite, the best first."""
-    scores = [*baselines.items(), *([(POLICY, policy)] if policy is not None else [])]
-    return sorted(((name, score) for name, score in scores if math.isfinite(score)), key=lambda one: -one[1])
-
-
-def curve_names(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """The scalars that tell most of a run."""
-    if metadata.get("command") == "grow":
-        metric = Metric.of(metadata)
-        return tuple(dict.fromkeys([metric.scalar, metric.train_scalar, *_GROWTH]))
-    return _LEARNING if metadata.get("command") == "train" else ()
-
-
-@dataclass(frozen=True)
-class RunView:
-    """A run as it is at one moment."""
-
-    metadata: Mapping[str, Any]
-    progress: RunProgress
-    episode: int | None
-    """Number of the newest episode with decisions; None before the first."""
-    networks: list[NetworkView]
-    """Those of that episode, by number."""
-    curves: Mapping[str, Points]
-    """By scalar."""
-    recent: Mapping[str, list[EventRecord]]
-    """The newest events by type."""
-    parsed: Mapping[EventRecord, Fields]
-    """The events of the networks, for the next view."""
-
-    @classmethod
-    def read(cls, run: RunDirectory, reader: RunReader, before: RunView | None = None) -> Self:
-        """As the store says now; what the view before has parsed is not parsed again.
-
-        Raises:
-            RunError: the store, or an event of the networks, is damaged or of a version that is unknown here.
-        """
-        parsed = dict[EventRecord, Fields]()
-        known = parsed if before is None else before.parsed
-
-        def parse(record: EventRecord) -> Fields:
-            if (fields := known.get(record)) is None:
-                reader.decode(record)
-                fields = read_payload(record.payload)
-            parsed[record] = fields
-            return fields
-
-        metadata = reader.metadata()
-        episode = Episode.find(reader, metadata, decided=True)
-        told = (EpisodeStarted, StepTaken, LifecycleTransition, RolledBack, EpisodeEnded)
-        types = [kind.name for kind in told]
-        recent = {name: reader.newest(name, RECENT) for name in sorted(event_types())}
-        return cls(
-            metadata,
-            read_progress(run, reader),
-            None if episode is None else episode.number,
-            [] if episode is None else list(read_networks(reader, episode, types, parse=parse).values()),
-            {name: reader.series(name) for name in curve_names(metadata)},
-            {name: records for name, records in recent.items() if records},
-            parsed,
-        )
-
-    @property
-    def steps(self) -> int:
-        """Decisions per episode."""
-        planned = self.metadata.get("steps")
-        return planned if isinstance(planned, int) else max((len(one.decisions) for one in self.networks), default=0)
-
-    def scores(self) -> list[tuple[str, float]]:
-        """The baselines' scores on the probe instances, and the policy's newest one, the best first."""
-        probes = self.curves.get("probe_score")
-        return rank_scores(self.metadata.get(LEVELS, {}), probes[-1][1] if probes else None)
-
-    def slot(self, index: int | None) -> str:
-        """The name of a slot, nothing for None."""
-        if index is None:
-            return ""
-        names = self.metadata.get("slots", [])
-        return str(names[index]) if 0 <= index < len(names) else str(index)
-
-    def events(self, types: Collection[str]) -> list[EventRecord]:
-        """Recent events of some types, the newest first."""
-        found = [record for name in types for record in self.recent.get(name, ())]
-        return sorted(found, key=lambda record: record.id, reverse=True)[:RECENT]

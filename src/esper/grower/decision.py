@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,17 @@ class Decision:
 
     def __str__(self) -> str:
         return f"decision {self.number}: {self.what}; loss {self.loss:.4g}{self.measured}{self.broken}"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Its figures by name, for a logger: what was measured, and how many slots entered each stage."""
+        entered = Counter(change.after.name.lower() for change in self.changes)
+        return {
+            "validation_loss": self.loss,
+            **({f"validation_{self.metric}": self.value} if self.metric else {}),
+            **{f"contribution/{slot}": value for slot, value in self.contributions.items()},
+            **{f"lifecycle/{stage}": float(count) for stage, count in entered.items()},
+        }
 
     @property
     def measured(self) -> str:

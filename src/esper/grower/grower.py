@@ -108,9 +108,9 @@ class Grower:
         loss: The training loss of a minibatch, computed anew by way of ``model`` from whatever `learn_apart` is given;
             isolation ``shadow`` and evidence ``refit`` need it.
         scaler: The one of the loop, if it scales losses: gradients are then seen as they are without it.
-        run: A new folder for the run's store, which `esper dash`, `watch`, `report`, `runs`, `query` and `bridge` read:
-            all that a decision was about is safe there when `step` returns. A grower that was saved goes on in the
-            folder it had. Of several processes the first one writes.
+        run: A new folder for the run's store, which `esper dash`, `report` and `runs` read: all that a decision
+            was about is safe there when `step` returns. A grower that was saved goes on in the folder it had. Of
+            several processes the first one writes.
         verbose: Print a line per decision and per seed that `finish` judges.
         evidence: What seeds on trial are judged by. ``dependence``: what the model loses when the seed is switched off,
             which costs no training, and is more than the model has gained by it. ``refit``: what it has over a fork of

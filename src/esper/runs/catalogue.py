@@ -5,15 +5,16 @@
 
 import ast
 import inspect
+import sqlite3
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from esper.runs.events import Event, NetworkEvent, event_types
-from esper.runs.question import view_columns
-from esper.runs.views import VIEWS
+from esper.runs.views import VIEWS, definitions
 
 _BAR = "\\|"
 """A bar in a cell of a table."""
@@ -21,8 +22,8 @@ _BAR = "\\|"
 _INTRODUCTION = """\
 # Events and views of a run
 
-What happens in a run is kept in its `run.db`, an SQLite file, as typed, versioned events. `esper query RUN SQL` asks
-of them, best through the views; `esper export-events RUN --to jsonl --out FILE` writes all of them.
+What happens in a run is kept in its `run.db`, an SQLite file, as typed, versioned events. Any tool that reads SQLite
+selects from them, best through the views: [see it grow](ui.md#in-sql-and-pandas) has lines for `sqlite3` and pandas.
 
 This page is made from the code by `python -m esper.runs.catalogue > docs/events.md`.
 """
@@ -70,6 +71,17 @@ def view_table() -> str:
             for name, view in VIEWS.items()
         ),
     )
+
+
+def view_columns() -> dict[str, tuple[str, ...]]:
+    """Names of the columns of every view, by view; they are the same in every run."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE events (id, time, type, version, iteration, payload)")
+        connection.executescript(definitions("VIEW"))
+        return {
+            name: tuple(column for column, *_ in connection.execute(f"SELECT * FROM {name} LIMIT 0").description)
+            for name in VIEWS
+        }
 
 
 def _section(name: str, event_type: type[Event]) -> str:

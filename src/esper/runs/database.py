@@ -10,8 +10,8 @@ from pathlib import Path
 from esper.errors import RunError
 from esper.files import replace_file
 from esper.runs.file_system import file_system_of, wal_safe
-from esper.runs.limits import LARGEST_VALUE, READING_SECONDS, limit_reading, result_code
-from esper.runs.views import definitions
+from esper.runs.limits import LARGEST_VALUE, limit_reading, result_code
+from esper.runs.views import VIEWS, definitions
 
 APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
@@ -45,6 +45,7 @@ PRAGMA application_id = {APPLICATION_ID};
 """
 
 _ADVICE = {
+    sqlite3.SQLITE_ERROR: f"select from the views {', '.join(VIEWS)}, or from the tables events, scalars and metadata",
     sqlite3.SQLITE_BUSY: "close the program that has locked it, then resume the run",
     sqlite3.SQLITE_FULL: "free some space, then resume the run",
     sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
@@ -82,7 +83,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
     connection = _connect(path, "immutable=1" if frozen else "mode=ro")
-    with _close_at_errors(connection), translate_errors(path), limit_reading(connection, path, READING_SECONDS):
+    with _close_at_errors(connection), translate_errors(path), limit_reading(connection, path):
         connection.executescript(definitions("TEMP VIEW"))
         connection.execute("PRAGMA query_only = TRUE")
     return connection
@@ -93,6 +94,8 @@ def translate_errors(path: Path) -> Generator[None]:
     """Turn SQLite's errors into RunError."""
     try:
         yield
+    except (sqlite3.ProgrammingError, sqlite3.Warning) as error:
+        raise RunError(f"cannot query the run store {path} ({error}): give one SELECT statement") from error
     except sqlite3.DatabaseError as error:
         if (code := result_code(error)) is not None and isinstance(error, sqlite3.OperationalError):
             advice = _ADVICE.get(code, "check free space, permissions and locks")
@@ -107,7 +110,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{options}"
         # Whoever shares a connection between threads locks it.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        with _close_at_errors(connection), limit_reading(connection, path, READING_SECONDS):
+        with _close_at_errors(connection), limit_reading(connection, path):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
             _check_ours(connection, path)

@@ -1,7 +1,6 @@
 """Follows a run store that another process writes to, also when it is rewound or another file takes its place.
 
-`esper dash` and `esper watch` follow runs by it. The bridges do not: they go on from a file of their own, iteration by
-iteration (`telemetry.bridges.tail`).
+`esper dash` follows runs by it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 import json
 import math
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +13,7 @@ from esper.errors import RunError
 from esper.runs.database import open_for_reading, translate_errors
 from esper.runs.events import Event, decode
 from esper.runs.expected import check_expected, trouble_in
-from esper.runs.limits import READING_SECONDS, chunks, limit_reading
-from esper.runs.question import QueryResult, ask
+from esper.runs.limits import chunks, limit_reading
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
@@ -32,6 +31,13 @@ class EventRecord(NamedTuple):
     version: int
     iteration: int
     payload: str
+
+
+class QueryResult(NamedTuple):
+    """The rows that a query selects, and the names of their columns."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
 
 
 class RunReader:
@@ -64,7 +70,7 @@ class RunReader:
 
     def metadata(self) -> dict[str, Any]:
         """All metadata of the run."""
-        rows = self._query("SELECT key, value AS text FROM metadata")
+        rows = self.rows("SELECT key, value AS text FROM metadata")
         try:
             return check_expected({key: json.loads(text) for key, text in rows})
         except (ValueError, RecursionError) as error:
@@ -72,22 +78,12 @@ class RunReader:
 
     def events(self, event_type: type[E]) -> list[E]:
         """Events of one type in the order in which they were emitted."""
-        rows = self._query("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
+        rows = self.rows("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
         return self._decode(event_type, rows)
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
         """The first events after an id, in order."""
         return self._records("WHERE id > ? ORDER BY id LIMIT ?", after_id, limit)
-
-    def all_records(self, chunk: int = CHUNK) -> Iterator[list[EventRecord]]:
-        """All events that there are now, in order, a chunk of them per transaction."""
-        last, done = self.last_id(), 0
-        while done < last:
-            records = [record for record in self.records(done, chunk) if record.id <= last]
-            if not records:
-                return
-            yield records
-            done = records[-1].id
 
     def decode(self, record: EventRecord) -> Event:
         """The event of a record; RunError if it is damaged or of an unknown type or version."""
@@ -116,34 +112,38 @@ class RunReader:
 
     def last_id(self) -> int:
         """Of the newest event; 0 if there are none."""
-        ((last,),) = self._query("SELECT coalesce(max(id), 0) AS id FROM events")
+        ((last,),) = self.rows("SELECT coalesce(max(id), 0) AS id FROM events")
         return last
-
-    def data_version(self) -> int:
-        """A number that changes when another process commits something to the store."""
-        ((version,),) = self._query("PRAGMA data_version")
-        return version
 
     def holds(self, record: EventRecord) -> bool:
         """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""
-        return self._query("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
+        return self.rows("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
 
-    def ask(self, sql: str) -> QueryResult:
-        """Answer a question in SQL.
+    def query(self, sql: str, *parameters: int | str) -> QueryResult:
+        """Run one SELECT on the tables and views.
 
         Raises:
-            RunError: it is not one SELECT, or names something that is not there.
+            RunError: it is not one SELECT, names something that is not there, or takes longer or is larger than what
+                reading a store may cost; or the store is damaged.
         """
-        return ask(self._connection, self.path, sql)
+        rows: list[tuple[Any, ...]] = []
+        with translate_errors(self.path), limit_reading(self._connection, self.path):
+            cursor = self._connection.execute(sql, parameters)
+            for chunk in chunks(cursor, self.path):
+                rows += chunk
+        # Without columns it was no statement at all.
+        return QueryResult(tuple(name for name, *_ in cursor.description or ()), rows)
 
     def rows(self, sql: str, *parameters: int | str) -> list[Any]:
-        """All rows, as tuples, that a query of our own finds in tables and views.
+        """The rows of a query, checked: columns named as those of the tables hold what these do.
 
         Raises:
-            RunError: the store is damaged, or reading it takes longer than `READING_SECONDS`. Columns named as those
-                of the tables are checked to hold what those do.
+            RunError: as `query`; or a value does not belong in its column.
         """
-        return self._query(sql, *parameters)
+        result = self.query(sql, *parameters)
+        if result.rows and (trouble := trouble_in(result.columns, result.rows)):
+            raise RunError(f"the run store {self.path} is damaged: {trouble}")
+        return result.rows
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -165,43 +165,32 @@ class RunReader:
 
     def scalar_names(self) -> list[str]:
         """Names of all scalars, sorted."""
-        return [name for (name,) in self._query("SELECT DISTINCT name FROM scalars ORDER BY name")]
+        return [name for (name,) in self.rows("SELECT DISTINCT name FROM scalars ORDER BY name")]
 
     def series(self, name: str, after: int = -1) -> list[tuple[int, float]]:
         """(iteration, value) of one scalar, by iteration, from the first one after a given iteration on."""
-        rows = self._query(
+        rows = self.rows(
             "SELECT iteration, value FROM scalars WHERE name = ? AND iteration > ? ORDER BY iteration", name, after
         )
         return [(iteration, _number(value)) for iteration, value in rows]
 
     def scalars_at(self, iteration: int) -> dict[str, float]:
         """All scalars of one iteration."""
-        rows = self._query("SELECT name, value FROM scalars WHERE iteration = ?", iteration)
+        rows = self.rows("SELECT name, value FROM scalars WHERE iteration = ?", iteration)
         return {name: _number(value) for name, value in rows}
 
     def last_iteration(self) -> int:
         """The highest iteration that has scalars; 0 if there are none."""
-        ((last,),) = self._query("SELECT coalesce(max(iteration), 0) AS iteration FROM scalars")
+        ((last,),) = self.rows("SELECT coalesce(max(iteration), 0) AS iteration FROM scalars")
         return last
 
     def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
-        return [EventRecord(*row) for row in self._query(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
+        return [EventRecord(*row) for row in self.rows(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
 
     def _decode(self, event_type: type[E], rows: Sequence[tuple[int, str]]) -> list[E]:
         """Events of one type from their versions and payloads."""
         with self.name_store_in_errors():
             return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
-
-    def _query(self, sql: str, *parameters: int | str) -> list[Any]:
-        found: list[Any] = []
-        with translate_errors(self.path), limit_reading(self._connection, self.path, READING_SECONDS):
-            cursor = self._connection.execute(sql, parameters)
-            names = [name for name, *_ in cursor.description]
-            for chunk in chunks(cursor, self.path):
-                if trouble := trouble_in(names, chunk):
-                    raise RunError(f"the run store {self.path} is damaged: {trouble}")
-                found += chunk
-        return found
 
 
 def _number(value: float | None) -> float:

@@ -163,6 +163,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def loggers(self) -> Path:
+        """The folder of what loggers keep: files of TensorBoard, and where W&B and MLflow have the run."""
+        return self.path / "loggers"
+
+    @property
     def report(self) -> Path:
         """The report for people."""
         return self.path / "report.html"

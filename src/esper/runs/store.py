@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from esper.errors import RunError
 from esper.runs.database import create_database, open_for_writing, translate_errors
 from esper.runs.events import Event, encode, event_types
-from esper.runs.reader import RunReader
+from esper.runs.reader import QueryResult, RunReader
 
 COMMIT_SECONDS = 0.075
 """Between commits while records keep coming."""
@@ -162,9 +162,9 @@ class RunStore(RunReader):
                 self.flush()
             self.thread_seconds = time.thread_time()
 
-    def _query(self, sql: str, *parameters: int | str) -> list[Any]:
+    def query(self, sql: str, *parameters: int | str) -> QueryResult:
         with self._using:
-            return super()._query(sql, *parameters)
+            return super().query(sql, *parameters)
 
     @contextmanager
     def _transaction(self) -> Generator[None]:

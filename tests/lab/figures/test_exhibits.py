@@ -39,7 +39,7 @@ def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) ->
     assert len(queries) >= at_least
     with RunReader.open(store) as reader:
         for query in queries:
-            answer = reader.ask(query.read_text())
+            answer = reader.query(query.read_text())
             with query.with_suffix(".csv").open(newline="") as file:
                 head, *rows = csv.reader(file)
             assert head == list(answer.columns)

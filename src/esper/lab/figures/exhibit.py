@@ -94,7 +94,7 @@ class Query:
     """SQL that gives the numbers, on the store of the run."""
 
     suffix: ClassVar[str] = ".sql"
-    title: ClassVar[str] = "The query behind it, for esper query"
+    title: ClassVar[str] = "The query behind it, for sqlite3"
 
     text: str
 
@@ -209,5 +209,5 @@ def run_queries(store: Path, queried: Sequence[Figure | Table]) -> list[Exhibit]
         RunError: the store is missing, damaged or not ours.
     """
     with RunReader.open(store) as reader:
-        answers = [reader.ask(what.source.text) for what in queried]
+        answers = [reader.query(what.source.text) for what in queried]
     return [Exhibit(what, Rows(one.columns, tuple(one.rows))) for what, one in zip(queried, answers, strict=True)]

@@ -1,1 +1,0 @@
-"""Watching a run in the terminal; needs the extra ``ui``."""

@@ -1,0 +1,311 @@
+"""Figures sent live to TensorBoard, Weights & Biases and MLflow, each through its own library.
+
+`open_logger` opens one of them. Of each run it remembers in a file where the tool has it and the last step that was
+sent, so that a resumed run goes on there and sends no step twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from esper import __version__
+from esper.errors import ConfigError, RunError
+from esper.extras import require
+from esper.files import write_atomically
+from esper.runs.events import LifecycleTransition
+from esper.runs.reader import RunReader
+
+Tool = Literal["tensorboard", "wandb", "mlflow"]
+"""The extra that installs a tool's library bears its name."""
+Value = str | int | float | bool
+
+_STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
+"""Those of a seed's life, which are counted."""
+LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+_PROJECT = "esper"
+"""At W&B and MLflow, unless the environment names another."""
+_MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
+"""Most in one request, and longest value."""
+
+
+class Logger(Protocol):
+    """A run in the hands of another tool."""
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Send the run's settings, nested or flat."""
+        ...
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send the figures of a step; steps increase."""
+        ...
+
+    def close(self, *, failed: bool = False) -> None:
+        """Send what waits and end."""
+        ...
+
+
+def require_logger(tool: str) -> None:
+    """ConfigError unless there is such a tool and its library is installed."""
+    if tool not in LIBRARIES:
+        raise ConfigError(f"there is no logger {tool!r}: choose one of {', '.join(LIBRARIES)}")
+    require(tool, f"the logger {tool}", LIBRARIES[tool])
+
+
+def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logger:
+    """Open a tool's logger, which never stops training: if the tool fails, it warns once and sends nothing more.
+
+    TensorBoard reads ``folder/tensorboard``. W&B goes to ``WANDB_PROJECT``, or else to the project ``esper``; MLflow to
+    ``MLFLOW_TRACKING_URI``, or else to files in ``folder/mlflow``, and to the experiment ``MLFLOW_EXPERIMENT_NAME``, or
+    else ``esper``.
+
+    Args:
+        tool: ``tensorboard``, ``wandb`` or ``mlflow``.
+        folder: Where the logger remembers the tool's run; opened there again, it goes on with that run.
+        name: Of the run, for people; by default the folder's.
+
+    Raises:
+        ConfigError: there is no such tool, or its library is not installed.
+        RunError: the folder cannot be written, or what is remembered there cannot be read.
+    """
+    require_logger(tool)
+    return _ResumableLogger(tool, Path(folder), name or Path(folder).absolute().name)
+
+
+@contextmanager
+def open_loggers(
+    tools: Sequence[str], folder: Path, name: str, settings: Mapping[str, Any]
+) -> Generator[Callable[[RunReader, int], None]]:
+    """Log a run to all these tools: gives the function that sends an iteration, as it is in the run's store."""
+    loggers = [open_logger(tool, folder, name) for tool in dict.fromkeys(tools)]
+    for logger in loggers:
+        logger.log_settings(settings)
+
+    def log_iteration(reader: RunReader, iteration: int) -> None:
+        metrics = read_metrics(reader, iteration) if loggers else {}
+        for logger in loggers:
+            logger.log_metrics(metrics, iteration)
+
+    failed = True
+    try:
+        yield log_iteration
+        failed = False
+    finally:
+        for logger in loggers:
+            logger.close(failed=failed)
+
+
+def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
+    """The scalars of an iteration, and how many seeds entered each stage in it, as ``lifecycle/STAGE``."""
+    entered = dict(
+        reader.rows(
+            "SELECT json_extract(payload, '$.after') AS stage, count(*) AS seeds FROM events "
+            "WHERE type = ? AND iteration = ? GROUP BY stage",
+            *(LifecycleTransition.name, iteration),
+        )
+    )
+    counts = {f"lifecycle/{stage}": float(entered.get(stage, 0)) for stage in _STAGES}
+    return {**reader.scalars_at(iteration), **counts}
+
+
+class _ToolLogger(Logger, Protocol):
+    address: dict[str, str]
+    """Where a later process finds the run."""
+
+
+class _Memory(BaseModel):
+    """What is remembered of a run at a tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    address: dict[str, str] | None = None
+    """Where the tool has it; None before it was opened."""
+    step: int = -1
+    """The last one that was sent."""
+
+
+class _ResumableLogger:
+    """Sends each step once, across processes, and does without a tool that fails."""
+
+    def __init__(self, tool: str, folder: Path, name: str) -> None:
+        self._tool = tool
+        self._file = folder / f"{tool}.json"
+        self._logger: _ToolLogger | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            content = self._file.read_bytes() if self._file.exists() else b"{}"
+            self._memory = _Memory.model_validate_json(content)
+        except OSError as error:
+            raise RunError(f"cannot use the folder {folder} ({error.strerror}): choose another") from error
+        except ValidationError as error:
+            raise RunError(f"{self._file} does not say what was sent: remove it to begin a new run there") from error
+        with self._warn_of_failure():
+            self._logger = _TOOLS[tool](folder, name, self._memory.address)
+            self._remember(address=self._logger.address)
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        with self._warn_of_failure():
+            if self._logger is not None and self._memory.step < 0:
+                self._logger.log_settings(dict(_flatten(settings)))
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        with self._warn_of_failure():
+            # What a resumed run makes anew has the figures that were sent before.
+            if self._logger is not None and step > self._memory.step:
+                # Remembered first: whoever is killed in between has sent it once at most.
+                self._remember(step=step)
+                self._logger.log_metrics(metrics, step)
+
+    def close(self, *, failed: bool = False) -> None:
+        with self._warn_of_failure():
+            if (logger := self._logger) is not None:
+                self._logger = None
+                logger.close(failed=failed)
+
+    def _remember(self, **news: object) -> None:
+        self._memory = self._memory.model_copy(update=news)
+        write_atomically(self._file, self._memory.model_dump_json())
+
+    @contextmanager
+    def _warn_of_failure(self) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (whatever a tool raises, training goes on)
+            self._logger = None
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            warnings.warn(f"{self._tool} gets no more figures of this run ({reason}); training goes on", stacklevel=4)
+
+
+class _TensorBoardLogger:
+    """Event files in a folder, one for each process."""
+
+    def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
+        from tensorboardX import SummaryWriter  # noqa: PLC0415
+
+        self.address = address or {"folder": str((folder / "tensorboard").absolute())}
+        events = Path(self.address["folder"])
+        # Two files of one second need different names.
+        count = len(list(events.glob("*tfevents*")))
+        self._writer = SummaryWriter(str(events), filename_suffix=f".{count:06d}")
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+        self._writer.add_text("settings", f"| name | value |\n|---|---|\n{rows}", 0)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, *, failed: bool = False) -> None:
+        self._writer.close()
+
+
+class _WandBLogger:
+    """A row per step. Offline, each process leaves a folder with the same run in it, which ``wandb sync`` uploads."""
+
+    def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
+        import wandb  # noqa: PLC0415
+
+        project = os.environ.get("WANDB_PROJECT", _PROJECT)
+        self.address = address or {"project": project, "run": secrets.token_hex(4)}
+        nothing_of_this_process = wandb.Settings(
+            console="off",
+            disable_git=True,
+            quiet=True,
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        self._run = wandb.init(
+            project=self.address["project"],
+            id=self.address["run"],
+            name=name,
+            resume="allow",
+            dir=folder,
+            config={"esper_version": __version__},
+            settings=nothing_of_this_process,
+        )
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(settings))
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step, commit=True)
+
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=1 if failed else 0)
+
+
+class _MLflowLogger:
+    """A run in a tracking store. Slashes in names are dots there, since a store of files makes folders of them."""
+
+    def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
+        from mlflow.tracking import MlflowClient  # noqa: PLC0415
+
+        files = f"file:{(folder / 'mlflow').absolute()}"
+        uri = address["uri"] if address else os.environ.get("MLFLOW_TRACKING_URI") or files
+        if uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = MlflowClient(uri)
+        if address is None:
+            title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+            known = self._client.get_experiment_by_name(title)
+            experiment = self._client.create_experiment(title) if known is None else known.experiment_id
+            address = {"uri": uri, "run": self._client.create_run(experiment, run_name=name).info.run_id}
+        self.address = address
+        self._client.update_run(address["run"], status="RUNNING")
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param  # noqa: PLC0415
+
+        pairs = [Param(_mlflow_key(name), str(value)[:_MLFLOW_CHARACTERS]) for name, value in settings.items()]
+        for start in range(0, len(pairs), _MLFLOW_PARAMETERS):
+            self._client.log_batch(self.address["run"], params=pairs[start : start + _MLFLOW_PARAMETERS])
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric  # noqa: PLC0415
+
+        now = round(time.time() * 1000)
+        entries = [Metric(_mlflow_key(name), value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(self.address["run"], metrics=entries)
+
+    def close(self, *, failed: bool = False) -> None:
+        self._client.set_terminated(self.address["run"], "FAILED" if failed else "FINISHED")
+
+
+_TOOLS: Mapping[str, Callable[[Path, str, dict[str, str] | None], _ToolLogger]] = {
+    "tensorboard": _TensorBoardLogger,
+    "wandb": _WandBLogger,
+    "mlflow": _MLflowLogger,
+}
+
+
+def _mlflow_key(name: str) -> str:
+    return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
+
+
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
+    """Numbers, truth values and texts by their path, as in ``ppo.gamma``; a list of them is one text, None nothing."""
+    if isinstance(value, Value):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, part in cast("Mapping[str, Any]", value).items():
+            yield from _flatten(part, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple):
+        parts = cast("Sequence[Any]", value)
+        if all(isinstance(part, Value) for part in parts):
+            yield path, ", ".join(map(str, parts))
+        else:
+            for index, part in enumerate(parts):
+                yield from _flatten(part, f"{path}.{index}")
