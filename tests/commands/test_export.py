@@ -26,8 +26,8 @@ def test_what_was_grown_is_exported(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == f"exported: {file}"
     program = torch.export.load(file)
     assert any("fossil_" in name for name in program.state_dict)
-    assert main(["export", str(run), "--to", "python", "--out", str(tmp_path / "net")]) == 2
-    assert r"ends in .py, not 'net'" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "net")]) == 2
+    assert r"ends in .onnx, not 'net'" in capsys.readouterr().err
     for part in (run / "model").iterdir():
         part.unlink()
     assert main(["export", str(run), "--to", "pt2", "--out", str(file)]) == 2

@@ -24,7 +24,7 @@ TAKEN = "TAKEN"
 """Stands for the run."""
 COMMANDS = {
     "evaluate": ["evaluate", TAKEN, "--instances", "2", "--transfer", "0"],
-    "export": ["export", TAKEN, "--to", "python", "--out", "model.py"],
+    "export": ["export", TAKEN, "--to", "pt2", "--out", "model.pt2"],
     "report": ["report", TAKEN],
     "report of several": ["report", TAKEN, TAKEN, "--out", "report"],
     "query": ["query", TAKEN, "select count(*) from decisions"],

@@ -33,8 +33,8 @@ def command(
 
     Args:
         run: Directory of the run.
-        to: pt2 (for torch.export.load), onnx, safetensors (weights alone), or python (a module and its weights).
-        out: The file to write; its name ends in .pt2, .onnx, .safetensors or .py.
+        to: pt2 (for torch.export.load), onnx, or safetensors (weights alone).
+        out: The file to write; its name ends in .pt2, .onnx or .safetensors.
         fixed_batch: Examples in every batch that the file must take; for models that cannot be traced for any number.
         download: Fetch the run's data, which show the model's shapes, if they are not on this machine.
     """
