@@ -358,7 +358,7 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert "mine" in capsys.readouterr().out
     for words in (
         ["grow", "--resume", str(run)],
-        ["export", str(run), "--to", "python", "--out", str(tmp_path / "out")],
+        ["export", str(run), "--to", "pt2", "--out", str(tmp_path / "out")],
     ):
         assert main(words) == 2
         assert "is a run of `esper.Grower`, and not of `esper grow`: it tells of" in capsys.readouterr().err

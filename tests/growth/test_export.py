@@ -191,7 +191,7 @@ class Deciding(nn.Module):
 
 def test_mistakes_are_named(plain: nn.Module, tmp_path: Path) -> None:
     inputs = random(3, 5)
-    with pytest.raises(ExportError, match="format is 'onyx': give one of pt2, onnx, safetensors"):
+    with pytest.raises(ExportError, match="format is 'onyx': give 'pt2', 'onnx' or 'safetensors'"):
         export(plain, inputs, "onyx", tmp_path / "net")
     for kind, name in NAMES.items():
         ending = Path(name).suffix

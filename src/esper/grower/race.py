@@ -7,11 +7,12 @@ import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import PlainValidator
 
-from esper.config.arguments import Kind, callable_, check_arguments, instance, optional, positive, whole
+from esper.config.arguments import Flops, NonNegativeInt, check_arguments
 from esper.errors import ConfigError, DivergedError
 from esper.grower.branch import Branch, branch
 from esper.grower.distributed import Processes
@@ -35,11 +36,12 @@ class Race:
 
 
 def _read_candidates(value: Any) -> tuple[dict[str, str], ...]:
-    if not all(isinstance(one, Mapping) for one in value):
-        raise TypeError
-    candidates = tuple(dict(one) for one in value)
+    try:
+        candidates = tuple(dict(one) for one in value)
+    except TypeError as error:
+        raise ValueError("no mappings") from error
     if not candidates or not all(isinstance(part, str) for one in candidates for pair in one.items() for part in pair):
-        raise TypeError
+        raise ValueError("no names")
     return candidates
 
 
@@ -47,22 +49,21 @@ def _read_candidates(value: Any) -> tuple[dict[str, str], ...]:
     ConfigError,
     model=GROWING,
     optimizer=OPTIMIZER,
-    candidates=Kind(_read_candidates, "give a list of mappings from slots to blueprints, such as [{}, {'0': 'mlp'}]"),
-    learn=callable_("give a function of a model, its optimizer and the number of the step"),
-    evaluate=callable_("give a function of a model that returns its validation loss"),
-    training_flops=positive("give a number of FLOPs above 0"),
-    seed=whole(0, "give a whole number from 0 on"),
-    counted_in=optional(instance(Spending, advice="give an esper.Spending")),
+    candidates="give a list of mappings from slots to blueprints, such as [{}, {'0': 'mlp'}]",
+    learn="give a function of a model, its optimizer and the number of the step",
+    evaluate="give a function of a model that returns its validation loss",
+    seed="give a whole number from 0 on",
+    counted_in="give an esper.Spending",
 )
 def race(
     model: GrowingModel,
     optimizer: torch.optim.Optimizer,
-    candidates: Sequence[Candidate],
+    candidates: Annotated[Sequence[Candidate], PlainValidator(_read_candidates)],
     learn: Callable[[GrowingModel, torch.optim.Optimizer, int], object],
     evaluate: Evaluate,
     *,
-    training_flops: float,
-    seed: int = 0,
+    training_flops: Flops,
+    seed: NonNegativeInt = 0,
     counted_in: Spending | None = None,
 ) -> Race:
     """Let candidates grow side by side from the model as it is now, and go on as the one whose loss is the least.

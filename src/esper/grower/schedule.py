@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from esper.config.arguments import amount, check_arguments
+from esper.config.arguments import NonNegativeFloat, check_arguments
 from esper.errors import ConfigError
 
-_SHARE = amount("give a share from 0 on")
 
-
-@check_arguments(ConfigError, share=_SHARE, warmup=_SHARE, decay=_SHARE)
-def warmup_stable_decay(share: float, *, warmup: float = 0.02, decay: float = 0.2) -> float:
+@check_arguments(ConfigError)
+def warmup_stable_decay(
+    share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2
+) -> float:
     """The factor of learning rates where ``share`` of a budget is spent: it rises, stays, and falls to 0 at the end.
 
     ```python

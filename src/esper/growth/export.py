@@ -13,20 +13,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from esper.config.arguments import check_arguments, file_path, instance, one_of, truth
+from esper.config.arguments import FilePath, check_arguments
 from esper.errors import ConfigError, ExportError, RunError
 from esper.extras import require
 from esper.files import move_durably
 from esper.growth import reloading
 from esper.growth.hooks import find_attached
-from esper.growth.probe import INPUTS, Arguments
+from esper.growth.probe import Arguments
 from esper.growth.reloading import collect_tensors
 from esper.growth.slot import Slot
 from esper.growth.tracing import Inputs, make_plain, trace_model
@@ -62,19 +62,12 @@ class Format(StrEnum):
         return f".{self}"
 
 
-@check_arguments(
-    ExportError,
-    model=instance(nn.Module, advice="give an nn.Module, such as finalize() returns"),
-    example_input=INPUTS,
-    format=one_of(Format),
-    path=file_path("give the path of a file"),
-    fixed_batch=truth(),
-)
+@check_arguments(ExportError, model="give an nn.Module, such as finalize() returns", path="give the path of a file")
 def export(
     model: nn.Module,
     example_input: Arguments,
-    format: Format | str,  # noqa: A002
-    path: Path | str,
+    format: Literal["pt2", "onnx", "safetensors"] | Format,  # noqa: A002
+    path: FilePath,
     *,
     fixed_batch: bool = False,
 ) -> None:
