@@ -40,6 +40,7 @@ WRITTEN_BY_ESPER = {
     *("PolicyOrigin", "ObservedConduct"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_SweepFile"),  # what a sweep draws from
+    "GrowerConfig",  # keyword arguments
 }
 """Classes that no entry point takes."""
 _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"

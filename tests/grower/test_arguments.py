@@ -46,7 +46,7 @@ FITS: dict[str, dict[str, Fits]] = {
         "classes": (NONE, NUMBER),
         "horizon": (NONE, NUMBER),
         "rules": (NONE,),
-        "conduct": (),
+        "conduct": (MAPPING,),
         "rent": (ZERO, NUMBER, FRACTION),
         "rent_on": (),
         "train_size": (NUMBER,),
@@ -118,10 +118,11 @@ def test_so_do_its_methods(method: str, argument: str) -> None:
 SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"classes": "10"}, r"^classes is a str, '10': give how many there are"),
     ({"classes": 1}, r"^classes is 1: give how many"),
-    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give the number of decisions .*, or leave it out$"),
+    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give a whole number from 1 on, or leave it out$"),
     ({"rent": None}, r"^rent is None: give a number from 0 on$"),
     ({"rent": -0.5}, r"^rent is -0\.5: give"),
-    ({"conduct": {}}, r"^conduct is a mapping with the keys \[\]: give an esper\.EpisodeConfig$"),
+    ({"conduct": 3}, r"^conduct is an int, 3: give .* instance of EpisodeConfig$"),
+    ({"conduct": {"plateu": 3}}, r"^unknown key `conduct\.plateu`, did you mean `conduct\.plateau`\?$"),
     ({"run": 123}, r"^run is an int, 123: give the path of a new folder"),
     ({"controller": Heuristic}, r"^controller is the class Heuristic: give a rule's name"),
     ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the very model that esper\.attach returned"),
@@ -146,6 +147,6 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
     )
     grower.step(train_loss=1.0)
     state = grower.state_dict()
-    assert (grower.terms.horizon, type(grower.terms.horizon)) == (20, int)
+    assert (grower.config.horizon, type(grower.config.horizon)) == (20, int)
     assert type(state["classes"]) is int
     Grower(**given(), classes=3).load_state_dict({**state, "run": None})

@@ -453,7 +453,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
 def test_what_could_not_act_is_refused() -> None:
     training = Training(Batched)
     options: dict[str, Any] = {"evaluate": validate, "horizon": HORIZON}
-    with pytest.raises(ConfigError, match="evidence is 'worth': give one of dependence, refit"):
+    with pytest.raises(ConfigError, match="evidence is 'worth': give 'dependence' or 'refit'"):
         grown(training, "none", evidence="worth")
     with pytest.raises(ConfigError, match=r"loss=lambda inputs, labels: .*grower.learn_apart\(loss, inputs, labels\)"):
         Grower(training.model, training.optimizer, **options, evidence="refit")

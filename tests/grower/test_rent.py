@@ -75,7 +75,7 @@ def test_a_run_tells_what_was_paid(basis: Basis, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_charged_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rent_on is 'seconds': give one of parameters, flops"):
+    with pytest.raises(ConfigError, match="rent_on is 'seconds': give 'parameters' or 'flops'"):
         grown(rent_on="seconds")
     model = growing()
     model.host_flops = None

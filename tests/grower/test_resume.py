@@ -145,15 +145,15 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Arguments to which what a grower remembers belongs: how it was told, and how otherwise."""
 OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
-    "horizon": ({"horizon": 50}, lambda grower: (grower.terms.horizon, grower._timing.horizon)),
+    "horizon": ({"horizon": 50}, lambda grower: (grower.config.horizon, grower._timing.horizon)),
     "rules": ({"rules": HELD}, lambda grower: grower.rules),
     "conduct": (
         {"conduct": EpisodeConfig(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
         lambda grower: (grower.conduct, grower.governor and grower.governor.settings),
     ),
-    "rent": ({"rent": 0.5}, lambda grower: grower.terms.rent),
+    "rent": ({"rent": 0.5}, lambda grower: grower.config.rent),
     "rent_on": ({"rent_on": "flops"}, lambda grower: grower.network.charge.hosts.tolist()),
-    "train_size": ({"train_size": 7}, lambda grower: grower.terms.train_size),
+    "train_size": ({"train_size": 7}, lambda grower: grower.config.train_size),
     "training_flops": ({"training_flops": 1e12}, lambda grower: grower.spending.limited),
     "seconds": ({"seconds": 1e6}, lambda grower: grower.spending.limited),
 }

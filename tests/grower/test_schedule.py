@@ -41,10 +41,10 @@ def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
     [
         ({"warmup": 0.6, "decay": 0.6}, "at most 1 together"),
         ({"decay": 1.1}, "at most 1 together"),
-        ({"warmup": -0.1}, "warmup is -0.1: give a share from 0 on"),
-        ({"share": math.nan}, "share is nan: give a share"),
-        ({"share": "0.5"}, "share is .*: give a share"),
-        ({"share": None}, "share is None: give a share"),
+        ({"warmup": -0.1}, "warmup is -0.1: give a number from 0 on"),
+        ({"share": math.nan}, "share is nan: give a number"),
+        ({"share": "0.5"}, "share is .*: give a number"),
+        ({"share": None}, "share is None: give a number"),
     ],
 )
 def test_what_is_no_share_is_refused(options: dict[str, Any], words: str) -> None:

@@ -169,7 +169,7 @@ def test_a_grower_knows_that_yes_or_no_is_guessed_half_of_the_time() -> None:
         grower = esper.Grower(model, optimizer, "none", evaluate=esper.Validation("multi_label", batches), classes=told)
         grower.step(train_loss=1.0)
         chances[told] = grower.scores.chance_score
-        assert grower.terms.classes == 2
+        assert grower.config.classes == 2
     assert chances == {None: 0.5, 2: 0.5}
     with pytest.raises(ConfigError, match="classes is 3, but multi_label asks for yes or no"):
         esper.Grower(model, optimizer, "none", evaluate=esper.Validation("multi_label", batches), classes=3)

@@ -15,13 +15,12 @@ import tiny_transformers
 from esper.errors import EsperError
 from esper.growth.attach import attach
 from esper.growth.export import Format, export
-from esper.growth.export.tracing import make_plain
 from esper.growth.probe import Arguments
+from esper.growth.tracing import make_plain
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, classifier, seeded
 
-SUFFIX = {Format.PT2: ".pt2", Format.ONNX: ".onnx", Format.SAFETENSORS: ".safetensors", Format.PYTHON: ".py"}
-PROGRAMS = (Format.PT2, Format.ONNX, Format.PYTHON)
+PROGRAMS = (Format.PT2, Format.ONNX)
 
 
 @dataclass
@@ -191,8 +190,8 @@ def test_it_is_exported(row: Row, kind: Format, tmp_path: Path) -> None:
         pytest.importorskip("onnxruntime")
     seeded()
     model, given = row.make()
-    export(model, given, kind, tmp_path / f"net{SUFFIX[kind]}", fixed_batch=row.fixed_batch)
-    assert (tmp_path / f"net{SUFFIX[kind]}").stat().st_size
+    export(model, given, kind, tmp_path / f"net{kind.suffix}", fixed_batch=row.fixed_batch)
+    assert (tmp_path / f"net{kind.suffix}").stat().st_size
 
 
 @pytest.mark.parametrize(("row", "kind"), cells(works=False))
@@ -202,7 +201,7 @@ def test_it_is_refused_with_the_cause(row: Row, kind: Format, tmp_path: Path) ->
     seeded()
     model, given = row.make()
     with pytest.raises(EsperError, match=row.refused[kind]):
-        export(model, given, kind, tmp_path / f"net{SUFFIX[kind]}", fixed_batch=row.fixed_batch)
+        export(model, given, kind, tmp_path / f"net{kind.suffix}", fixed_batch=row.fixed_batch)
     assert not list(tmp_path.iterdir())
 
 

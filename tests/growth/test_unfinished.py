@@ -73,7 +73,7 @@ def test_a_model_with_unfinished_seeds_may_be_refused():
     model, inputs = planted("features", Blend.GATE, 0.5)
     with pytest.raises(SlotError, match=r"unfinished seeds: \w+ in '0' \(alpha 0.50.*finish\(\)"):
         model.finalize(unfinished="raise")
-    with pytest.raises(ConfigError, match="unfinished is 'kept': give one of keep, drop, raise"):
+    with pytest.raises(ConfigError, match="unfinished is 'kept': give 'keep', 'drop' or 'raise'"):
         model.finalize(unfinished="kept")  # pyright: ignore[reportArgumentType]
     model.slots["0"].fossilize()
     with warnings.catch_warnings():

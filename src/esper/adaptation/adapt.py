@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from esper.adaptation.report import Adaptation, Trial
 from esper.adaptation.trainer import (
@@ -23,7 +22,16 @@ from esper.adaptation.trainer import (
     Trainer,
     repeatable,
 )
-from esper.config.arguments import amount, callable_, check_arguments, instance, optional, positive, truth, whole
+from esper.config.arguments import (
+    AtLeastTwo,
+    Batches,
+    Flops,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    check_arguments,
+)
 from esper.errors import ConfigError, DivergedError
 from esper.grower.spending import Spending
 from esper.growth.blueprints.registry import get
@@ -37,11 +45,6 @@ _SLOWER = (
     "in training: give an optimizer with a lower learning rate, as by optimizer=lambda groups: "
     "torch.optim.Adam(groups, lr=1e-3)"
 )
-BATCHES = instance(
-    Iterable,
-    but=(str, bytes, Mapping, Tensor, nn.Module),
-    advice="give batches as loss(model, batch) takes them, such as a DataLoader or a list",
-)
 
 
 def make_adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -52,37 +55,26 @@ def make_adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 @check_arguments(
     ConfigError,
     model=GROWING,
-    loss=callable_("give a function loss(model, batch) that returns the mean loss of a batch"),
-    target=BATCHES,
-    score=optional(callable_("give a function score(model, batch) that returns a number, the higher the better")),
-    source=optional(BATCHES),
-    tolerance=optional(amount("give the share by which the loss on source may rise, such as 0.01")),
-    optimizer=callable_(
-        "give a function of parameter groups, such as lambda groups: torch.optim.Adam(groups, lr=1e-3)"
-    ),
-    epochs=whole(1, "give a whole number from 1 on"),
-    folds=whole(2, "give a whole number from 2 on"),
-    parameters=optional(whole(1, "give a whole number from 1 on")),
-    training_flops=optional(positive("give a number of FLOPs above 0")),
-    seconds=optional(positive("give a number of seconds above 0")),
-    seed=whole(0, "give a whole number from 0 on"),
-    verbose=truth(),
+    loss="give a function loss(model, batch) that returns the mean loss of a batch",
+    score="give a function score(model, batch) that returns a number, the higher the better",
+    tolerance="give the share by which the loss on source may rise, such as 0.01",
+    optimizer="give a function of parameter groups, such as lambda groups: torch.optim.Adam(groups, lr=1e-3)",
 )
 def adapt(
     model: GrowingModel,
     loss: Loss,
-    target: Iterable[Any],
+    target: Batches,
     *,
     score: Measure | None = None,
-    source: Iterable[Any] | None = None,
-    tolerance: float | None = None,
+    source: Batches | None = None,
+    tolerance: NonNegativeFloat | None = None,
     optimizer: MakeOptimizer = make_adam,
-    epochs: int = 30,
-    folds: int = 2,
-    parameters: int | None = None,
-    training_flops: float | None = None,
-    seconds: float | None = None,
-    seed: int = 0,
+    epochs: PositiveInt = 30,
+    folds: AtLeastTwo = 2,
+    parameters: PositiveInt | None = None,
+    training_flops: Flops | None = None,
+    seconds: Seconds | None = None,
+    seed: NonNegativeInt = 0,
     verbose: bool = False,
 ) -> Adaptation:
     """Adapt a trained model to new data by what grows on it, and tell what was tried and what it is worth.
@@ -138,52 +130,67 @@ def adapt(
             so, or FLOPs are limited and torch cannot count them.
         SlotError: a submodule with a slot was replaced.
     """
-    _require_ready(model)
+    # The host must be frozen, and nothing may grow on it yet.
+    require_attached(model)
+    if not model.frozen.holds_all(model.host):
+        raise ConfigError("the host would learn, too: attach with freeze_host=True")
+    if model.seeds:
+        raise ConfigError(
+            f"slot {next(iter(model.seeds))!r} is taken: take off what has grown by model.swap(None), which returns it"
+        )
+
+    # Read the data once; each trial and the last training need enough batches.
     training = model.training
     with repeatable(seed):
-        batches, kept = list(target), [] if source is None else list(source)
-    _require_batches(batches, kept if source is not None else None, folds, tolerance)
+        batches, source_batches = list(target), [] if source is None else list(source)
+    if len(batches) < folds:
+        raise ConfigError(f"target has {len(batches)} batches for {folds} folds: give smaller batches, or more data")
+    if source is None and tolerance is not None:
+        raise ConfigError("tolerance is about source, and there is none: give it, or leave tolerance out")
+    if source is not None and len(source_batches) < 2:
+        raise ConfigError(
+            f"source has {len(source_batches)} batches, and one is learned while another tells what is forgotten: give "
+            "smaller ones or more data, or leave it out"
+        )
+
     spending = Spending(model, training_flops, seconds=seconds)
     try:
         allowed = TOLERANCE if tolerance is None else tolerance
-        trainer = Trainer(model, Recipe(loss, score, optimizer, epochs, kept, allowed, seed))
+        trainer = Trainer(model, Recipe(loss, score, optimizer, epochs, source_batches, allowed, seed))
         search = Search(trainer, batches, folds, spending, parameters, verbose=verbose)
+        kept, retention, diverged = None, Retention(1.0, 0.0), list[Trial]()
         try:
             search.run()
-            kept, retention, diverged = _grow_best(trainer, search.better, batches, folds)
+            # Grow the best on all of the new data; the next best where its training diverges.
+            for trial in search.better:
+                try:
+                    retention = trainer.fit(trial.structure, batches, folds)
+                except DivergedError:
+                    diverged.append(trial)
+                    continue
+                kept = trial if retention.share > 0 else None
+                break
         except BaseException:
             model.swap(None)
             raise
+        if kept is None:
+            model.swap(None)
         for name in model.seeds:
             model.slots[name].fossilize()
-        flops = None if model.host_flops is None or model.compilations.compiled else spending.flops
-        ranked = tuple(sorted(search.trials, key=lambda one: one.found.rank, reverse=True))
-        told = (kept, diverged, retention, trainer.source_loss, flops, spending.seconds)
-        return Adaptation(ranked, search.untried, search.before, *told)
+        return Adaptation(
+            trials=tuple(sorted(search.trials, key=lambda one: one.found.rank, reverse=True)),
+            untried=search.untried,
+            before=search.before,
+            kept=kept,
+            diverged=tuple(diverged),
+            retention=retention,
+            source_loss=trainer.source_loss,
+            flops=None if model.host_flops is None or model.compilations.compiled else spending.flops,
+            seconds=spending.seconds,
+        )
     finally:
         model.tap.clocks.remove(spending)
         model.train(training)
-
-
-def _grow_best(
-    trainer: Trainer, ranked: Sequence[Trial], batches: Sequence[Any], key: int
-) -> tuple[Trial | None, Retention, tuple[Trial, ...]]:
-    """Let the first of ``ranked`` whose training does not diverge grow on all ``batches``.
-
-    Returns it, what other data allow, and those before it. Nothing grows, and it is None, if there is none or if they
-    allow nothing.
-    """
-    for place, trial in enumerate(ranked):
-        try:
-            retention = trainer.fit(trial.structure, batches, key)
-        except DivergedError:
-            continue
-        if retention.share > 0:
-            return trial, retention, tuple(ranked[:place])
-        trainer.model.swap(None)
-        return None, retention, tuple(ranked[:place])
-    trainer.model.swap(None)
-    return None, Retention(1.0, 0.0), tuple(ranked)
 
 
 class Search:
@@ -330,27 +337,3 @@ class Search:
     def _count_parameters(self, structure: Structure) -> int:
         slots = self._model.slots
         return sum(get(name).parameters_at(slots[slot].site) for slot, name in structure.items())
-
-
-def _require_ready(model: GrowingModel) -> None:
-    """Raise ConfigError unless the host is frozen and nothing grows."""
-    require_attached(model)
-    if not model.frozen.holds_all(model.host):
-        raise ConfigError("the host would learn, too: attach with freeze_host=True")
-    if model.seeds:
-        raise ConfigError(
-            f"slot {next(iter(model.seeds))!r} is taken: take off what has grown by model.swap(None), which returns it"
-        )
-
-
-def _require_batches(target: Sequence[Any], source: Sequence[Any] | None, folds: int, tolerance: float | None) -> None:
-    """Raise ConfigError unless there are enough batches."""
-    if len(target) < folds:
-        raise ConfigError(f"target has {len(target)} batches for {folds} folds: give smaller batches, or more data")
-    if source is None and tolerance is not None:
-        raise ConfigError("tolerance is about source, and there is none: give it, or leave tolerance out")
-    if source is not None and len(source) < 2:
-        raise ConfigError(
-            f"source has {len(source)} batches, and one is learned while another tells what is forgotten: give smaller "
-            "ones or more data, or leave it out"
-        )

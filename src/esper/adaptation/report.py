@@ -55,69 +55,59 @@ class Adaptation:
     """Likewise."""
 
     def __repr__(self) -> str:
-        parts = [self._conclude(), *([self._tell_earnings()] if self.kept is not None else []), self._tell_source()]
-        spent = f"{self.seconds:.1f} s" if self.flops is None else f"{self.seconds:.1f} s, {self.flops / 1e9:.3g} GFLOP"
-        left = f", {self.untried} not tried for want of budget" if self.untried else ""
-        parts.append(f"{len(self.trials)} structures tried{left}; {spent}")
-        parts.append(self._list_trials())
-        return "\n\n".join(part for part in parts if part)
-
-    def _conclude(self) -> str:
-        if self.kept is None:
-            return f"Nothing was kept: {self._explain()}."
-        kept, before = self.kept, self.before
-        share = "" if math.isnan(self.source_loss) else f", at {kept.retention.share:.0%} of what it learned"
-        return (
-            f"Kept: {kept}, {kept.parameters:,} parameters.\n"
-            f"On new data that it did not learn from{share}:\n"
-            f"score {kept.found.score:.4g}, the host's {before.score:.4g}; "
-            f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
-            f"By that it was chosen among {len(self.trials)}, which flatters it: measure it on data of their own."
-            + (f"\n{len(self.diverged)} did better, but diverged when growing on all of them." if self.diverged else "")
-        )
-
-    def _explain(self) -> str:
-        """Why nothing was kept."""
-        if self.retention.share == 0:
-            return "grown on all of the new data, the best raises the loss on source too much at any weight"
-        if self.diverged:
-            return (
-                f"{len(self.diverged)} did better than the host, but diverged when growing on all of the new data;\n"
-                "give an optimizer with a lower learning rate"
+        kept, before, share, rise = self.kept, self.before, self.retention.share, self.retention.rise
+        has_source = not math.isnan(self.source_loss)
+        parts: list[str] = []
+        if kept is not None:
+            weight = f", at {kept.retention.share:.0%} of what it learned" if has_source else ""
+            diverged = f"\n{len(self.diverged)} did better, but diverged when growing on all of them."
+            parts.append(
+                f"Kept: {kept}, {kept.parameters:,} parameters.\n"
+                f"On new data that it did not learn from{weight}:\n"
+                f"score {kept.found.score:.4g}, the host's {before.score:.4g}; "
+                f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
+                f"By that it was chosen among {len(self.trials)}, which flatters it: measure it on data of their own."
+                + (diverged if self.diverged else "")
             )
-        return f"no structure did better than the host, whose score is {self.before.score:.4g}"
-
-    def _tell_earnings(self) -> str:
-        assert self.kept is not None
-        rows = [(slot, self.kept.structure[slot], f"{earned:+.4f}") for slot, earned in self.kept.earned.items()]
-        return align_columns([("slot", "blueprint", "earned"), *rows], numbers_from=2)
-
-    def _tell_source(self) -> str:
-        if math.isnan(self.source_loss):
-            return ""
-        if self.kept is None:
-            return f"Source, on batches that nothing learned from: loss {self.source_loss:.4g}."
-        rise, share = self.retention.rise, self.retention.share
-        return (
-            f"Source, on batches that nothing learned from: loss {self.source_loss:.4g} before, {rise:+.2%} now, with "
-            f"{share:.0%} of what was learned\non all new data, which is kept. By them that weight was chosen, which "
-            "flatters it a little;\nnothing is lost under model.without_growth()."
-        )
-
-    def _list_trials(self) -> str:
+            rows = [(slot, kept.structure[slot], f"{earned:+.4f}") for slot, earned in kept.earned.items()]
+            parts.append(align_columns([("slot", "blueprint", "earned"), *rows], numbers_from=2))
+        elif share == 0:
+            parts.append(
+                "Nothing was kept: grown on all of the new data, the best raises the loss on source too much at any "
+                "weight."
+            )
+        elif self.diverged:
+            parts.append(
+                f"Nothing was kept: {len(self.diverged)} did better than the host, but diverged when growing on all of "
+                "the new data;\ngive an optimizer with a lower learning rate."
+            )
+        else:
+            parts.append(f"Nothing was kept: no structure did better than the host, whose score is {before.score:.4g}.")
+        if has_source and kept is None:
+            parts.append(f"Source, on batches that nothing learned from: loss {self.source_loss:.4g}.")
+        elif has_source:
+            parts.append(
+                f"Source, on batches that nothing learned from: loss {self.source_loss:.4g} before, {rise:+.2%} now, "
+                f"with {share:.0%} of what was learned\non all new data, which is kept. By them that weight was "
+                "chosen, which flatters it a little;\nnothing is lost under model.without_growth()."
+            )
+        left = f", {self.untried} not tried for want of budget" if self.untried else ""
+        flops = "" if self.flops is None else f", {self.flops / 1e9:.3g} GFLOP"
+        parts.append(f"{len(self.trials)} structures tried{left}; {self.seconds:.1f} s{flops}")
         titles = ("structure", "score", "loss", "source", "share", "parameters")
-        rows = [
+        trials = [
             (
                 str(trial),
                 f"{trial.found.score:.4f}",
                 f"{trial.found.loss:.4g}",
-                NOTHING if math.isnan(self.source_loss) else f"{trial.retention.rise:+.2%}",
+                f"{trial.retention.rise:+.2%}" if has_source else NOTHING,
                 f"{trial.retention.share:.0%}",
                 f"{trial.parameters:,}",
             )
             for trial in self.trials[:SHOWN]
         ]
-        return align_columns([titles, *rows], numbers_from=1)
+        parts.append(align_columns([titles, *trials], numbers_from=1))
+        return "\n\n".join(parts)
 
 
 def describe_structure(structure: Structure) -> str:

@@ -234,7 +234,7 @@ def repeatable(seed: int) -> Generator[None]:
 def _read_score(value: Any) -> float:
     try:
         read = number(value)
-    except TypeError:
+    except ValueError:
         read = math.nan
     if not math.isfinite(read):
         raise ConfigError(f"score(model, batch) returned {describe(value)}: it must return a finite number")

@@ -2,118 +2,171 @@
 
 from __future__ import annotations
 
-import platform
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from typing import Any
 
-from rich.table import Table
+import numpy as np
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from torch.utils.collect_env import get_pretty_env_info
 
 from esper import __version__
 from esper.commands.options import RUNS
+from esper.control.rules.simple import Uniform
 from esper.dash.output import console_beside, print_json, say
-from esper.lab.doctor import Diagnosis, SuiteMemory, examine
+from esper.extras import DISTRIBUTION, command_for
+from esper.lifecycle.legality import legal_actions
+from esper.lifecycle.rules import Rules
+from esper.lifecycle.table import Evidence
+from esper.numerics.devices import devices_here
+from esper.population.learning import stack_data, train
+from esper.population.population import STRATEGIES, Population
+from esper.rl.episodes import Episodes
+from esper.runs.file_system import file_system_of, wal_safe
+from esper.tasks.data import Data
+from esper.tasks.registry import get_suite, suite_names
+from esper.train.workers import prepare_process
 
-EXIT_PROBLEMS = 1
-_KNOWN = {True: "yes", False: "no", None: "unknown"}
-Rows = list[tuple[str, ...]]
+TOLERANCE = 1e-6
+"""The largest difference of a parameter in double precision: rounding stays far below it, so it hides no mistake."""
 
 
 def command(json: bool = False) -> int:
     """Examine this installation and this machine, with a self test of a few seconds; code 1 if something is wrong.
 
-    `python -m torch.utils.collect_env` tells more of the machine.
-
     Args:
         json: Print a machine-readable last line.
     """
     console = console_beside(json)
-    say(console, "training the same networks stacked and looped ...\n")
-    found = examine(RUNS)
-    for title, rows in _sections(found).items():
-        console.print(_table(title, rows))
-        console.print()
-    for problem in found.problems or ["all is well"]:
-        say(console, f"problem: {problem}" if found.problems else problem)
-    if json:
-        print_json(_record(found))
-    return EXIT_PROBLEMS if found.problems else 0
+    record: dict[str, Any] = {"torch": get_pretty_env_info().partition("\nCPU:")[0], "versions": {}, "extras": {}}
+    problems: list[str] = []
+    say(console, record["torch"])
 
+    # Packages beside the ranges that Esper declares for them.
+    try:
+        esper = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        problems.append("Esper is not installed, so its requirements are unknown: `pip install -e .` in its folder")
+    else:
+        record["versions"] = {"esper": __version__, **{one.name: find_version(one) for one in list_requirements(esper)}}
+        say(console, "versions: " + ", ".join(f"{name} {found}" for name, found in record["versions"].items()))
+        for one in filter(is_unmet, list_requirements(esper)):
+            state = f"{found} does not suit Esper" if (found := find_version(one)) else "is not installed"
+            problems.append(f"{one.name} {state}: `pip install '{one.name}{one.specifier}'`")
+        for extra in sorted(esper.metadata.get_all("Provides-Extra") or []):
+            lacking = sorted(f"{one.name}{one.specifier}" for one in list_requirements(esper, extra) if is_unmet(one))
+            install = command_for(esper, extra)
+            record["extras"][extra] = {"lacking": lacking, "install": install}
+            say(console, f"extra {extra}: " + (f"lacks {', '.join(lacking)}: {install}" if lacking else "complete"))
 
-def _record(found: Diagnosis) -> dict[str, Any]:
-    return {
-        "machine": {"system": platform.platform(), "python": sys.executable},
-        "versions": {
-            "esper": __version__,
-            "python": platform.python_version(),
-            **{one.name: one.installed for one in found.packages},
-        },
-        "devices": [asdict(one) for one in found.devices],
-        "extras": {one.name: asdict(one) for one in found.extras},
-        "self_test": [asdict(one) for one in found.self_test],
-        "data": {name: source.words for name, source in found.data.items()},
-        "memory": [{**asdict(one), "total": one.network.total} for one in found.memory],
-        "runs": asdict(found.runs),
-        "problems": found.problems,
-    }
-
-
-def _sections(found: Diagnosis) -> Mapping[str, Rows]:
-    runs, lacking = found.runs, [one for one in found.extras if one.lacking]
-    return {
-        "machine": [("system", platform.platform()), ("python", f"{platform.python_version()} at {sys.executable}")],
-        "versions": [
-            (one.name, one.installed or "missing", "" if one.fits else f"needs {one.required}")
-            for one in found.packages
-        ],
-        "devices": [(one.name, one.model, _size(one.memory)) for one in found.devices],
-        "stacked against looped": [
-            (
-                one.device,
-                "agree" if one.agrees else "DISAGREE",
-                "not finite" if one.difference is None else f"largest difference {one.difference:.0e}",
-                f"{one.stacked_seconds:.2f} s and {one.looped_seconds:.2f} s: {one.faster} is faster",
+    # Devices, and whether a population computes the same on each as its networks one by one.
+    record["devices"] = {}
+    for device in devices_here():
+        say(console, f"{device}: training the same networks stacked and looped ...")
+        try:
+            difference = compare_strategies(torch.device(device))
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            problems.append(f"torch cannot compute on {device} ({reason}): use another device, or mend its driver")
+            continue
+        record["devices"][device] = difference if np.isfinite(difference) else None
+        say(console, f"{device}: the largest difference of a parameter is {difference:.0e}")
+        if not difference <= TOLERANCE:
+            problems.append(
+                f"on {device} stacked and looped networks differ by {difference:.1e}, more than {TOLERANCE:.0e}: "
+                "set strategy=looped and report this with the output of `esper doctor --json`"
             )
-            for one in found.self_test
-        ],
-        "data": [(name, source.words, str(source.path or "")) for name, source in found.data.items()],
-        "KiB of a network with the largest seed in every slot, and how many networks fit": _memory(found.memory),
-        "runs": [
-            ("folder", runs.path),
-            ("writable", "yes" if runs.obstacle is None else f"no: {runs.obstacle}"),
-            ("free", _size(runs.free)),
-            ("file system", f"{runs.file_system or 'unknown'}, safe for SQLite's log: {_KNOWN[runs.wal_safe]}"),
-        ],
-        "extras": [
-            *((one.name, f"lacks {', '.join(one.lacking)}" if one.lacking else "complete") for one in found.extras),
-            *(("", f"for instance: {one.install}") for one in lacking[:1]),
-        ],
-    }
+
+    # Data sets.
+    record["data"] = {}
+    for suite in suite_names():
+        source = get_suite(suite).source
+        record["data"][suite] = source.words
+        say(console, f"suite {suite}: {source.words}")
+        if not source.found:
+            problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.words}")
+
+    # The folder of runs, or its nearest parent if it is not there yet.
+    runs = RUNS.absolute()
+    nearest = next(place for place in (runs, *runs.parents) if place.exists())
+    kind = file_system_of(nearest)
+    record["runs"] = {"path": str(runs), "file_system": kind, "wal_safe": wal_safe(kind)}
+    say(console, f"runs go to {runs}, on a file system of type {kind or 'unknown'}")
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        reason = error.strerror or error
+        problems.append(f"no run can be written to {runs} ({reason}): choose another folder with --run-dir")
+    if wal_safe(kind) is False:
+        advice = "choose a folder on a local disk with --run-dir"
+        problems.append(f"{runs} lies on {kind}, where SQLite may lose what a run records: {advice}")
+
+    for line in [f"problem: {problem}" for problem in problems] or ["all is well"]:
+        say(console, line)
+    if json:
+        print_json({**record, "problems": problems})
+    return 1 if problems else 0
 
 
-def _memory(suites: tuple[SuiteMemory, ...]) -> Rows:
-    """A column per suite."""
-    columns = [
-        {
-            "": one.suite,
-            **{part: f"{size / 2**10:,.0f}" for part, size in asdict(one.network).items()},
-            "at a time": f"{one.network.total / 2**10:,.0f}",
-            **{f"fit into {device}": f"{count:,}" for device, count in one.networks.items()},
-        }
-        for one in suites
-    ]
-    return [(part, *(column[part] for column in columns)) for part in (columns[0] if columns else ())]
+def list_requirements(esper: Distribution, extra: str = "") -> Iterator[Requirement]:
+    """What the core needs, or what an extra adds to it; an extra may name others of Esper's extras."""
+    for requirement in map(Requirement, esper.requires or []):
+        marker = requirement.marker
+        in_core = marker is None or marker.evaluate({"extra": ""})
+        if in_core if not extra else not in_core and marker is not None and marker.evaluate({"extra": extra}):
+            if canonicalize_name(requirement.name) == DISTRIBUTION:
+                for other in sorted(requirement.extras):
+                    yield from list_requirements(esper, other)
+            else:
+                yield requirement
 
 
-def _table(title: str, rows: Rows) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
-    for _ in max(rows, key=len, default=()):
-        table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    return table
+def find_version(requirement: Requirement) -> str | None:
+    """The installed version of a package; None if there is none."""
+    try:
+        return version(requirement.name)
+    except PackageNotFoundError:
+        return None
 
 
-def _size(count: int | None) -> str:
-    return "" if count is None else f"{count / 2**30:.1f} GiB"
+def is_unmet(requirement: Requirement) -> bool:
+    """Whether a package is missing, or installed in a version out of range."""
+    installed = find_version(requirement)
+    return installed is None or not requirement.specifier.contains(installed, prereleases=True)
+
+
+def compare_strategies(device: torch.device, networks: int = 16, decisions: int = 8) -> float:
+    """The largest difference of a parameter between the same networks trained and grown stacked and looped.
+
+    Raises:
+        RuntimeError: torch cannot compute on the device.
+    """
+    prepare_process()
+    suite = get_suite(suite_names()[0])
+    episodes = Episodes(suite, suite.sample(networks, "train", np.random.default_rng(0)), Rules(), device=device)
+    data = [suite.data(instance, "train") for instance in episodes.instances]
+    batch = stack_data([Data(one.inputs[: suite.batch_size], one.labels[: suite.batch_size]) for one in data], device)
+    batch = batch._replace(inputs=batch.inputs.double())
+    controller, observation = Uniform(), episodes.observe()
+    trained: list[Population] = []
+    for strategy in STRATEGIES:
+        config = replace(episodes.population.config, strategy=strategy, dtype=torch.float64)
+        population = Population(config, episodes.population.specs.networks)
+        shape = population.table.stage.shape
+        # Evidence that lets every gate pass, so that what is legal, and so each action, does not hang on rounding.
+        sound = np.ones(shape, np.bool_)
+        evidence = Evidence(sound, sound, np.zeros(shape, np.float32), np.zeros(shape, np.int16))
+        states = controller.start(range(networks))
+        for _ in range(decisions):
+            population.evidence = evidence
+            masks = legal_actions(population.table, evidence, config.rules, population.specs.compatible)
+            actions, states = controller.act(observation, masks, states)
+            population.decide(actions)
+            train(population, [batch] * suite.batches_per_step)
+        trained.append(population)
+    one, other = (population.flat.values for population in trained)
+    return (one - other).abs().amax().item()

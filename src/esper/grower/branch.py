@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.config.arguments import check_arguments, instance, optional, positive
+from esper.config.arguments import Flops, check_arguments
 from esper.errors import ConfigError
 from esper.grower.spending import Spending
 from esper.growth.hooks import require_attached
@@ -27,17 +27,13 @@ class Branch:
 
 
 @check_arguments(
-    ConfigError,
-    model=GROWING,
-    optimizer=OPTIMIZER,
-    training_flops=optional(positive("give a number of FLOPs above 0")),
-    counted_in=optional(instance(Spending, advice="give an esper.Spending, such as grower.spending")),
+    ConfigError, model=GROWING, optimizer=OPTIMIZER, counted_in="give an esper.Spending, such as grower.spending"
 )
 def branch(
     model: GrowingModel,
     optimizer: torch.optim.Optimizer,
     *,
-    training_flops: float | None = None,
+    training_flops: Flops | None = None,
     counted_in: Spending | None = None,
 ) -> Branch:
     """Copy a growing model and its optimizer as they are now; what happens to the copy does not touch them.

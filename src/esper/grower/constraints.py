@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from torch import Tensor
 
-from esper.config.arguments import Kind, amount, describe
+from esper.config.arguments import Advice, NonNegativeFloat, describe
 from esper.errors import ConfigError
 from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
 
@@ -32,27 +32,14 @@ class Score(NamedTuple):
     """A fraction in [0, 1], where there is such a thing."""
 
 
-_SHARE = amount("give a share")
-
-
-def _read_limits(value: Any) -> Any:
-    """Shares by name."""
-    if not isinstance(value, Mapping):
-        raise TypeError
-    limits = cast("Mapping[Any, Any]", value)
-    if not all(isinstance(name, str) for name in limits):
-        raise TypeError
-    read: dict[str, float] = {}
-    for name, limit in limits.items():
-        read[name] = _SHARE.read(limit)
-    return read
-
-
-LIMITS = Kind(
-    _read_limits,
-    "give a mapping from the names of sets that evaluate measures to the share by which their loss may rise, such as "
-    "{'source': 0.01}",
-)
+Limits = Annotated[
+    Mapping[str, NonNegativeFloat],
+    Advice(
+        "give a mapping from the names of sets that evaluate measures to the share by which their loss may rise, such "
+        "as {'source': 0.01}"
+    ),
+]
+"""By which share the losses of sets may rise, by name."""
 
 
 class ConstraintSet:

@@ -16,18 +16,8 @@ from esper.control.controller import Controller
 from esper.control.rules.decisions import ActionBuilder
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
-from esper.grower.arguments import (
-    CONTROLLER,
-    MINIBATCH_LOSS,
-    OPTIONS,
-    STATE,
-    Terms,
-    check_step,
-    require_conduct,
-    require_rules,
-    require_same,
-)
 from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
+from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
 from esper.grower.constraints import ConstraintSet
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
@@ -39,7 +29,7 @@ from esper.grower.oversight import Oversight
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.reporter import OwnRun, Reporter
-from esper.grower.scores import Scores
+from esper.grower.scores import EXPECTED, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import require_planted, require_structure, structure
@@ -132,7 +122,13 @@ class Grower:
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
-    @check_arguments(ConfigError, model=GROWING, optimizer=OPTIMIZER, controller=CONTROLLER, **OPTIONS)
+    @check_arguments(
+        ConfigError,
+        GrowerConfig,
+        model=GROWING,
+        optimizer=OPTIMIZER,
+        evaluate=f"give a function that takes the model and returns {EXPECTED}",
+    )
     def __init__(
         self,
         model: GrowingModel,
@@ -167,14 +163,13 @@ class Grower:
         trained, penalty = bool(model.frozen.names), self.constraints.penalty
         self.scores = Scores(metric, higher_is_better, classes, model.outputs, trained=trained, penalty=penalty)
         """What growth is about."""
-        require_conduct(conduct, horizon)
         self.network = GrowingNetwork(model, optimizer, conduct.budget, rent_on)
         self.controller, self._timing, origin = choose_controller(controller, self.network.specs, horizon, rules)
         require_time_to_plant(self.controller, conduct.plateau)
         warn_of_unknown(origin, model, self._timing, rent, self.scores.likely_classes)
         self.rules, self.conduct = self._timing.rules, conduct
         self._processes = Processes(sharing=model.sharded)
-        self.terms = Terms(
+        self.config = GrowerConfig(
             controller=str(controller) if isinstance(controller, str | Path) else self.controller.name,
             horizon=horizon,
             rules=self.rules,
@@ -192,7 +187,7 @@ class Grower:
             evidence=Counterfactual(evidence),
             seed=self._processes.agree(lambda: seed),
         )
-        """What it was told."""
+        """What it was constructed with: the rules and classes in use, and the controller by name."""
         self.spending = Spending(model, training_flops, seconds=seconds)
         """What was spent, on training and on all that is measured."""
         self.passes = SharedForwardEvaluator(model)
@@ -208,14 +203,14 @@ class Grower:
         require_rules(self.rules, self.network.specs.kinds, constrained=bool(self.constraints.limits))
         self._examiner.refer()
         self._begin()
-        own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.terms.to_dict())
+        own = None if run is None else OwnRun(Path(run), model, self.network.blueprints, self.config.to_dict())
         self.reporter = Reporter(self._processes, own, verbose=verbose)
         """Tells of all that is decided."""
         self._agree_on_spending()
 
     def _accompany(self, loss: Loss | None, scaler: torch.amp.GradScaler | None) -> None:
         """Look after whatever learns from now on."""
-        model, optimizer, evidence = self.model, self.optimizer, self.terms.evidence
+        model, optimizer, evidence = self.model, self.optimizer, self.config.evidence
         require_loss(self.rules, evidence, self.controller, loss, optimizer)
         if model.sharded and self.learns_apart:
             raise ConfigError(
@@ -238,7 +233,7 @@ class Grower:
         """Nothing is decided yet."""
         self.decisions = 0
         """Decisions taken."""
-        self._state: Any = self.controller.start([self.terms.seed])
+        self._state: Any = self.controller.start([self.config.seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
         self._actions: Ints = wait(1)
         self.network.table = self.network.advance(self._actions, self.rules).table
@@ -350,7 +345,7 @@ class Grower:
             self.constraints.describe(broken),
         )
         said, about = (now.train_loss, now.train_accuracy), self.scores.about()
-        paid = self.terms.rent * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0]))
+        paid = self.config.rent * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0]))
         account = Account(decision, *said, value_before, result.verdicts, before, result.table, about, paid)
         self.reporter.tell(account)
         self._agree_on_spending()
@@ -389,7 +384,7 @@ class Grower:
         if self.network.table.live.any() and not self._oversight.is_measurable(0.0):
             self._undo(self._oversight.judge(math.nan, None))
         ending = resolve_unfinished(
-            self.network, self.terms.rent, self._contributions, self._resolve, list(self.model.slots)
+            self.network, self.config.rent, self._contributions, self._resolve, list(self.model.slots)
         )
         self.apart.update_forks(self.network.table, self.network.evidence)  # lets go of all forks
         self._examiner.listen_before(None)
@@ -412,7 +407,7 @@ class Grower:
         over = self.spending.limited and self._processes.agree(lambda: self.spending.compute_share() >= 1)
         return over or bool(self.conduct.find_stalled(self._examiner.history.plateau_age, self.network.table)[0])
 
-    @check_arguments(ConfigError, loss=MINIBATCH_LOSS)
+    @check_arguments(ConfigError, loss="give the loss of the minibatch, a tensor")
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Let seeds in isolation ``shadow`` and forks learn from a minibatch too; without any it does nothing.
 
@@ -435,7 +430,7 @@ class Grower:
     @property
     def learns_apart(self) -> bool:
         """Whether `learn_apart` is to be called for every minibatch."""
-        return self.rules.isolation is Isolation.SHADOW or self.terms.evidence is Counterfactual.REFIT
+        return self.rules.isolation is Isolation.SHADOW or self.config.evidence is Counterfactual.REFIT
 
     def _undo(self, verdict: GovernorVerdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up, and tell if that was once too often."""
@@ -454,7 +449,7 @@ class Grower:
         network = self.network
         progress = self._timing.progress(1 + self.decisions)
         progress = self._processes.agree(lambda: limit_progress(progress, self.spending, self._timing.planned))
-        seen = progress, self._timing.horizon, self.terms, self._oversight.rollbacks_used
+        seen = progress, self._timing.horizon, self.config, self._oversight.rollbacks_used
         affordable = network.affordable(self.rules.blends)
         if culprit.any():  # whatever training is like: what breaks a constraint goes at once
             barred = tuple(op for op in barred if op is not Op.PRUNE)
@@ -471,7 +466,7 @@ class Grower:
                 lambda: self.controller.act(self._examiner.observe(*seen), masks, self._state)
             )
         result = network.advance(actions, self.rules)
-        network.apply(result.transitions, actions, self.terms.seed)
+        network.apply(result.transitions, actions, self.config.seed)
         self._attend()
         network.table, self._state, self._actions = result.table, state, actions
         network.weigh_seeds(self.rules.isolation)
@@ -489,7 +484,7 @@ class Grower:
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
         table, changes = finish(self.network.table, kept, pruned)
-        self.network.apply(changes, wait(1), self.terms.seed)
+        self.network.apply(changes, wait(1), self.config.seed)
         self.network.table = table
         if pruned.any():
             self._oversight.expect_loss(forget=False)
@@ -514,7 +509,7 @@ class Grower:
         }
         return state if self.reporter.identity is None else {**state, "run": self.reporter.identity}
 
-    @check_arguments(CheckpointError, state=STATE)
+    @check_arguments(CheckpointError, state="give what Grower.state_dict() returned")
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
 
@@ -559,7 +554,7 @@ class Grower:
             "slots": list(self.model.slots),
             "blueprints": self.network.blueprints,
             "controller": self.controller.name,
-            **self.terms.signature(),
+            **self.config.signature(),
         }
 
     def _memory(self) -> dict[str, Any]:

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.config.arguments import describe
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
+from esper.errors import ConfigError
 from esper.grower.apart import ApartLearner, SeedlessFork
-from esper.grower.arguments import StepInputs, Terms, check_look
+from esper.grower.config import GrowerConfig, StepInputs
 from esper.grower.constraints import ConstraintSet, Score
 from esper.grower.distributed import Processes
 from esper.grower.gradients import Gradients
@@ -299,7 +301,10 @@ class Examiner:
         self._processes.agree(lambda: self._prepare(decision, look))
 
     def _prepare(self, decision: int, look: Look | None) -> None:
-        check_look(look, self._listener)
+        if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+        if look is not None and self._listener is None:
+            raise ConfigError("the controller does not go by what blueprints promise: leave look out")
         if self._listener is not None:
             self._listener.prepare(decision, look, trained=self._gradients.stepped)
 
@@ -322,15 +327,15 @@ class Examiner:
             owed = self._processes.agree(lambda: listener.measure(decision, look, free, trained=trained, undone=undone))
             listener.forget(owed=owed)
 
-    def observe(self, progress: float, horizon: int, terms: Terms, rollbacks: float) -> Observation:
+    def observe(self, progress: float, horizon: int, config: GrowerConfig, rollbacks: float) -> Observation:
         """What controllers see now, where ``progress`` of so many decisions is over, and that share of rollbacks."""
         view = FeatureInputs(
             self._network,
             self.history,
             np.array([progress]),
             horizon,
-            np.array([terms.rent]),
-            np.array([float(terms.train_size)]),
+            np.array([config.rent]),
+            np.array([float(config.train_size)]),
             np.array([rollbacks]),
             None if self._listener is None else self._listener.record,
         )

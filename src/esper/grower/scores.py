@@ -17,8 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from esper.config import arguments
-from esper.config.arguments import Kind, describe
+from esper.config.arguments import describe, number
 from esper.control.history import improves
 from esper.errors import ConfigError
 from esper.population.governor.detectors import skill
@@ -263,8 +262,6 @@ EXPECTED = (
     "{'loss': 0.3, 'f1': 0.8}"
 )
 
-_NUMBER = Kind(arguments.number, "give a number, or a tensor that holds a single one")
-
 Figures = dict[str, float]
 """What was measured of a model on validation data, by name; ``loss`` is always among them."""
 
@@ -275,7 +272,10 @@ def check_number(value: object, what: str) -> float:
     Raises:
         ConfigError: it is something else; ``what`` says where it came from.
     """
-    return _NUMBER.taken(what, value, ConfigError)
+    try:
+        return number(value)
+    except ValueError as error:
+        raise ConfigError(f"{what} is {describe(value)}: give a number, or a tensor that holds a single one") from error
 
 
 def check_figures(returned: object) -> Figures:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
-from esper.config.arguments import amount, check_arguments, describe, optional, positive
+from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_arguments
 from esper.errors import ConfigError
 from esper.growth.model import GROWING, GrowingModel
 from esper.population.budget import TRAINING_PASSES
@@ -48,22 +48,15 @@ class Spending:
         ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count those of the host.
     """
 
-    @check_arguments(
-        ConfigError,
-        model=GROWING,
-        training_flops=optional(positive("give a number of FLOPs above 0")),
-        seconds=optional(positive("give a number of seconds above 0")),
-    )
+    @check_arguments(ConfigError, model=GROWING, counted_in="give an esper.Spending")
     def __init__(
         self,
         model: GrowingModel,
-        training_flops: float | None = None,
+        training_flops: Flops | None = None,
         *,
-        seconds: float | None = None,
+        seconds: Seconds | None = None,
         counted_in: Spending | None = None,
     ) -> None:
-        if not isinstance(counted_in, Spending | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"counted_in is {describe(counted_in)}: give an esper.Spending, or leave it out")
         self._model, self._most_flops, self._most_seconds = model, training_flops, seconds
         self._flops, self._earlier = 0.0, 0.0
         self._backward = 0.0
@@ -172,11 +165,10 @@ def limit_progress(progress: float, spending: Spending, planned: int | None) -> 
     return min(share if planned is None else max(progress, share), 1.0)
 
 
-_SHARE = amount("give a share from 0 on")
-
-
-@check_arguments(ConfigError, share=_SHARE, warmup=_SHARE, decay=_SHARE)
-def warmup_stable_decay(share: float, *, warmup: float = 0.02, decay: float = 0.2) -> float:
+@check_arguments(ConfigError)
+def warmup_stable_decay(
+    share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2
+) -> float:
     """The factor of learning rates where ``share`` of a budget is spent: it rises, stays, and falls to 0 at the end.
 
     ```python

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, cast
 
+from pydantic import PlainValidator
 from torch import nn
 
-from esper.config.arguments import Kind, check_arguments, optional, truth
+from esper.config.arguments import Advice, check_arguments
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import get
 from esper.growth.frozen import WHOLE
 from esper.growth.model import GrowingModel
-from esper.growth.probe import INPUTS, MODULE, Arguments
+from esper.growth.probe import Arguments, PlainModule
 
 PATTERN = "re:"
 """Begins a key of `Places` that is a regular expression."""
 AUTO = "auto"
 """Instead of blueprints: all that fit."""
-
-Places: TypeAlias = Sequence[str] | Mapping[str, Sequence[str] | str]
-"""Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
 
 
 def _list_places(value: Any) -> Any:
@@ -29,53 +27,54 @@ def _list_places(value: Any) -> Any:
     if isinstance(value, Mapping):
         offers = cast("Mapping[Any, Any]", value)
         if not all(isinstance(name, str) for name in offers):
-            raise TypeError
+            raise ValueError("no names")
         return {name: given if isinstance(given, str) else _list_names(given) for name, given in offers.items()}
     return _list_names(value)
 
 
 def _list_names(value: Any) -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError
+        raise ValueError("no names")
     names = list(cast("Iterable[Any]", value))
     if not all(isinstance(name, str) for name in names):
-        raise TypeError
+        raise ValueError("no names")
     return names
 
 
-PLACES = Kind(
-    _list_places,
-    "give a list of submodules' names, such as ['layer2'], or a mapping from names to a list of blueprints or 'auto'",
-)
+Places = Annotated[
+    Sequence[str] | Mapping[str, Sequence[str] | str],
+    PlainValidator(_list_places),
+    Advice(
+        "give a list of submodules' names, such as ['layer2'], or a mapping from names to a list of blueprints or "
+        "'auto'"
+    ),
+]
+"""Names of submodules, or ``re:`` and a regular expression; as keys with the blueprints on offer there."""
 
 
 def _read_frozen(value: Any) -> Any:
     """True, False, or names."""
     if isinstance(value, Mapping):
-        raise TypeError
+        raise ValueError("no names")
     return bool(value) if isinstance(value, bool) else _list_names(value)
 
 
-FROZEN = Kind(_read_frozen, "give True, False, or a list of submodules' names or patterns, such as ['encoder']")
+FrozenParts = Annotated[
+    bool | Sequence[str],
+    PlainValidator(_read_frozen),
+    Advice("give True, False, or a list of submodules' names or patterns, such as ['encoder']"),
+]
 
 
-@check_arguments(
-    SlotError,
-    model=MODULE,
-    slots=PLACES,
-    example_input=INPUTS,
-    causal=optional(truth()),
-    apart=optional(truth()),
-    freeze_host=FROZEN,
-)
+@check_arguments(SlotError)
 def attach(
-    model: nn.Module,
+    model: PlainModule,
     slots: Places,
     example_input: Arguments,
     *,
     causal: bool | None = None,
     apart: bool | None = None,
-    freeze_host: bool | Sequence[str] = False,
+    freeze_host: FrozenParts = False,
 ) -> GrowingModel:
     """Give ``model`` growth slots behind some of its submodules.
 

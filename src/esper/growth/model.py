@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
+from pydantic import InstanceOf
 from torch import Tensor, nn
 
-from esper.config.arguments import callable_, check_arguments, instance, name_of, one_of, optional, truth, whole
+from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.depth import Depth
@@ -22,7 +23,7 @@ from esper.growth.hooks import hide_growth, require_attachable, require_attached
 from esper.growth.look import Look, look
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
-from esper.growth.probe import MODULE, Arguments, Example, find_input_place, first_tensor, probe
+from esper.growth.probe import Arguments, Example, PlainModule, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
 from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
@@ -56,10 +57,14 @@ def make_empty(model: type[M], host: type[nn.Module]) -> M:
     return made.__new__(made)
 
 
-OPTIMIZER = instance(
-    torch.optim.Optimizer, advice="give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
+OPTIMIZER = "give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
+"""What to give as an optimizer."""
+GROWING = (
+    "give the very model that esper.attach returned: neither its host, nor a compiled, averaged or distributed module "
+    "around it"
 )
-_SLOT = name_of("a slot")
+"""What to give as a growing model."""
+_SLOT = "give the name of a slot"
 
 
 class Slots(nn.Module):
@@ -237,8 +242,8 @@ class GrowingModel(nn.Module):
         """
         return hide_growth(self)
 
-    @check_arguments(SlotError, growth=optional(instance(Growth, advice="give what model.swap() returned")))
-    def swap(self, growth: Growth | None) -> Growth:
+    @check_arguments(SlotError, growth="give what model.swap() returned")
+    def swap(self, growth: InstanceOf[Growth] | None) -> Growth:
         """Let ``growth`` live in the slots, and return what lived there: several growths of one frozen host.
 
         ```python
@@ -299,8 +304,8 @@ class GrowingModel(nn.Module):
         reshard(self)
         self.ownership.link(optimizer, self.slots, self.named_parameters)
 
-    @check_arguments(SlotError, average=MODULE)
-    def mirror(self, average: nn.Module) -> None:
+    @check_arguments(SlotError)
+    def mirror(self, average: PlainModule) -> None:
         """Let a copy of this model grow as it does, such as an average of its weights over training.
 
         ```python
@@ -375,28 +380,16 @@ class GrowingModel(nn.Module):
         """What each blueprint on offer would cost in each slot that is free, in parameters and FLOPs. Print it."""
         return preview(self.slots.values(), self.host_parameters)
 
-    @check_arguments(
-        LookError,
-        loss=callable_("give a function loss(model, batch) that returns the loss of each example"),
-        batches=instance(
-            Iterable,
-            but=(str, bytes, Mapping, Tensor, nn.Module),
-            advice="give batches as loss(model, batch) takes them, such as a DataLoader or a list",
-        ),
-        examples=whole(2, "give a whole number from 2 on"),
-        draws=whole(1, "give a whole number from 1 on"),
-        layers=truth(),
-        seed=whole(0, "give a whole number from 0 on"),
-    )
+    @check_arguments(LookError, loss="give a function loss(model, batch) that returns the loss of each example")
     def look(
         self,
         loss: Callable[[Self, Any], Tensor],
-        batches: Iterable[Any],
+        batches: Batches,
         *,
-        examples: int = 256,
-        draws: int = 3,
+        examples: AtLeastTwo = 256,
+        draws: PositiveInt = 3,
         layers: bool = False,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
     ) -> Look:
         """Where would this model grow, and by what? Measured before anything is planted, by one backward pass.
 
@@ -430,7 +423,7 @@ class GrowingModel(nn.Module):
         return look(self, self.host, slots, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
 
     @check_arguments(SlotError, slot=_SLOT)
-    def disable(self, slot: str) -> None:
+    def disable(self, slot: Name) -> None:
         """Let nothing germinate in ``slot`` from now on; a seed that lives there stays.
 
         Raises:
@@ -439,7 +432,7 @@ class GrowingModel(nn.Module):
         self.slots[slot].enabled = False
 
     @check_arguments(SlotError, slot=_SLOT)
-    def enable(self, slot: str) -> None:
+    def enable(self, slot: Name) -> None:
         """Undo `disable`."""
         self.slots[slot].enabled = True
 
@@ -452,7 +445,7 @@ class GrowingModel(nn.Module):
         self.depth.restore()
         self.copies.released = True
 
-    @check_arguments(ConfigError, unfinished=one_of(Unfinished))
+    @check_arguments(ConfigError)
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """An ordinary module that needs no Esper: a copy of the host that computes what it does with what grew in it.
 
@@ -489,11 +482,3 @@ class GrowingModel(nn.Module):
                 to is read elsewhere, too.
         """
         return finalize(self, Unfinished(unfinished))
-
-
-GROWING = instance(
-    GrowingModel,
-    advice="give the very model that esper.attach returned: neither its host, nor a compiled, averaged or distributed "
-    "module around it",
-)
-"""As an argument."""

@@ -15,14 +15,14 @@ from pydantic import Field
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
-from esper.config.arguments import check_arguments, file_path
+from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
 from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.frozen import hash_frozen
 from esper.growth.hooks import require_attached
 from esper.growth.model import GROWING, GrowingModel
-from esper.growth.probe import INPUTS, MODULE, Arguments
+from esper.growth.probe import Arguments, PlainModule
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
@@ -30,14 +30,13 @@ from esper.lifecycle.actions import Blend
 from esper.serialization.state_files import Count, Manifest, StateFormat, copy_to_cpu, describe_tensors
 
 TOPOLOGY_FILE = "model.json"
-_FOLDER = file_path("give the path of a folder")
 _HOST = "host."
 """Begins the state-dict keys of the host."""
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
-@check_arguments(CheckpointError, model=GROWING, folder=_FOLDER)
-def save(model: GrowingModel, folder: Path | str) -> None:
+@check_arguments(CheckpointError, model=GROWING, folder="give the path of a folder")
+def save(model: GrowingModel, folder: FilePath) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
     What is frozen is not written, only its SHA-256: `load` wants it as it was.
@@ -68,8 +67,8 @@ def save(model: GrowingModel, folder: Path | str) -> None:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
 
-@check_arguments(CheckpointError, folder=_FOLDER, host=MODULE, example_input=INPUTS)
-def load(folder: Path | str, host: nn.Module, example_input: Arguments) -> GrowingModel:
+@check_arguments(CheckpointError, folder="give the path of a folder")
+def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> GrowingModel:
     """A model that computes, and goes on learning, as the one that `save` wrote.
 
     To go on with its optimizer, load the model, make the optimizer from its `parameter_groups`, and then load the

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
+from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from esper.config.arguments import Kind, instance
+from esper.config.arguments import Advice
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import copy_block
@@ -27,9 +28,6 @@ from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
 from esper.numerics.flops import count_flops
 
-Arguments: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""What a host takes: its one argument, its positional arguments, or its keyword arguments."""
-
 
 def _read_arguments(value: Any) -> Any:
     """A tensor, a tuple, or a mapping from names."""
@@ -38,19 +36,28 @@ def _read_arguments(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(cast("list[Any]", value))
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", value)):
-        raise TypeError
+        raise ValueError("no arguments")
     return cast(object, value)
 
 
-MODULE = instance(
+def _require_module(value: Any) -> Any:
+    if not isinstance(value, nn.Module) or isinstance(value, torch.jit.ScriptModule):
+        raise ValueError("no module")
+    return value
+
+
+Arguments = Annotated[
+    Tensor | tuple[Any, ...] | Mapping[str, Any],
+    PlainValidator(_read_arguments),
+    Advice("give what the model is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments"),
+]
+"""What a host takes: its one argument, its positional arguments, or its keyword arguments."""
+PlainModule = Annotated[
     nn.Module,
-    but=(torch.jit.ScriptModule,),
-    advice="give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of",
-)
-INPUTS = Kind(
-    _read_arguments,
-    "give what the model is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments",
-)
+    PlainValidator(_require_module),
+    Advice("give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of"),
+]
+"""Any module but those of torch.jit."""
 FEWEST_EXAMPLES = 2
 """With one alone the batch axis looks like any axis of size 1, and what is the same for all like what is each one's."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from esper.config.arguments import amount, check_arguments, instance, name_of, optional
+from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
 from esper.growth.depth import Depth, convert_block
@@ -76,9 +76,7 @@ Listener = Callable[["Slot", LayerCall, Tensor], Tensor]
 takes its place with equal values."""
 
 
-_WEIGHT = amount("give a weight: a finite number from 0 on, usually 1 at most")
-_BLEND = instance(Blend, advice="give an esper.lifecycle.actions.Blend")
-_GENERATOR = instance(torch.Generator, advice="give a torch.Generator")
+_WEIGHT = "give a weight: a finite number from 0 on, usually 1 at most"
 
 
 class Slot(GrowthHook):
@@ -206,10 +204,18 @@ class Slot(GrowthHook):
         return self.occupant if isinstance(self.occupant, Seed) else None
 
     @check_arguments(
-        SlotError, blueprint=name_of("a blueprint"), generator=optional(_GENERATOR), blend=_BLEND, alpha=_WEIGHT
+        SlotError,
+        blueprint="give the name of a blueprint",
+        blend="give an esper.lifecycle.actions.Blend",
+        alpha=_WEIGHT,
     )
     def germinate(
-        self, blueprint: str, generator: torch.Generator | None = None, *, blend: Blend = Blend.ADD, alpha: float = 0.0
+        self,
+        blueprint: Name,
+        generator: torch.Generator | None = None,
+        *,
+        blend: Blend = Blend.ADD,
+        alpha: NonNegativeFloat = 0.0,
     ) -> Seed:
         """Plant a fresh seed and hand its parameters to the optimizer; returns the seed.
 
@@ -317,7 +323,7 @@ class Slot(GrowthHook):
         self.copies.align(self)
 
     @check_arguments(SlotError, alpha=_WEIGHT)
-    def set_alpha(self, alpha: float) -> None:
+    def set_alpha(self, alpha: NonNegativeFloat) -> None:
         """Give the seed another weight.
 
         Raises:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
 from esper.extras import find_missing
 from esper.grower import Grower
@@ -20,7 +21,7 @@ from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, check_interval, decide, finish
+from esper.integrations.trainer_callback import MeanLoss, decide, finish
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -75,11 +76,12 @@ class GrowerCallback(Callback):
         SlotError: when training begins, if no optimizer was made from its `parameter_groups`.
     """
 
-    def __init__(self, evaluate: Evaluate, *, every_n_steps: int | None = None, **options: Any) -> None:
+    @check_arguments(ConfigError)
+    def __init__(self, evaluate: Evaluate, *, every_n_steps: PositiveInt | None = None, **options: Any) -> None:
         super().__init__()
         self.grower: Grower | None = None
         """From the beginning of training on."""
-        self._evaluate, self._every, self._options = evaluate, check_interval(every_n_steps), options
+        self._evaluate, self._every, self._options = evaluate, every_n_steps, options
         self._losses = MeanLoss()
         self._carriers: dict[GrowingModel, GrowthInStateDict] = {}
         self._step = 0

@@ -8,15 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.errors import ConfigError
 from esper.grower import Decision, Grower
-
-
-def check_interval(every_n_steps: int | None) -> int | None:
-    """The interval between decisions; ConfigError if it is none."""
-    if every_n_steps is not None and every_n_steps < 1:
-        raise ConfigError(f"every_n_steps is {every_n_steps}: give at least 1, or None for a decision per epoch")
-    return every_n_steps
 
 
 def decide(

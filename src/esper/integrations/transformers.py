@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
 from esper.extras import find_missing
 from esper.grower import Grower
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, check_interval, decide, finish
+from esper.integrations.trainer_callback import MeanLoss, decide, finish
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -61,10 +62,11 @@ class GrowerCallback(TrainerCallback):
         SlotError: its optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
+    @check_arguments(ConfigError)
     def __init__(
-        self, trainer: Trainer, evaluate: Evaluate, *, every_n_steps: int | None = None, **options: Any
+        self, trainer: Trainer, evaluate: Evaluate, *, every_n_steps: PositiveInt | None = None, **options: Any
     ) -> None:
-        self._trainer, self._every = trainer, check_interval(every_n_steps)
+        self._trainer, self._every = trainer, every_n_steps
         model = cast("nn.Module", trainer.model)
         optimizer = cast("Optimizer | None", trainer.optimizer)
         if not isinstance(model, GrowingModel):

@@ -346,8 +346,7 @@ def enough_memory() -> Generator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(
-            "the device's memory ran out: set networks_per_pass to some of the networks, or lower environments "
-            "(`esper doctor` tells how many fit)"
+            "the device's memory ran out: set networks_per_pass to some of the networks, or lower environments"
         ) from error
 
 

@@ -14,9 +14,9 @@ from torch.export import Dim, ExportedProgram
 from torch.export import export as trace
 
 from esper.errors import ExportError
-from esper.growth.export.reloading import collect_tensors
 from esper.growth.fossils import TRACING_ERRORS
 from esper.growth.probe import Arguments
+from esper.growth.reloading import collect_tensors
 
 
 def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> ExportedProgram:
@@ -25,39 +25,32 @@ def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) 
     Raises:
         ExportError: `torch.export` cannot make one, or none that holds for other batch sizes.
     """
-    try:
-        return _trace(model, inputs, fixed_batch)
-    except TRACING_ERRORS as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        if not fixed_batch and _is_traceable(model, inputs):
-            raise ExportError(
-                f"torch.export cannot trace {type(model).__name__} for batches of any size ({reason}): export it for "
-                "batches as large as the example input, with fixed_batch=True (or --fixed-batch), or rewrite what it "
-                "stumbles on"
-            ) from error
-        raise ExportError(
-            f"torch.export cannot trace {type(model).__name__} ({reason}): rewrite what it stumbles on, export its "
-            "weights alone as safetensors, or keep the finalized module itself by torch.save"
-        ) from error
-
-
-def _is_traceable(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether it can be traced for batches of one size."""
-    try:
-        _trace(model, inputs, fixed_batch=True)
-    except TRACING_ERRORS:
-        return False
-    return True
-
-
-def _trace(model: nn.Module, inputs: Inputs, fixed_batch: bool) -> ExportedProgram:
     axes = None
     if not fixed_batch:
-        given = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
-        axes = {name: _choose_dynamic(argument, inputs) for name, argument in given.items()}
+        arguments = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
+        axes = {name: _choose_dynamic(argument, inputs) for name, argument in arguments.items()}
     # Copies, as torch marks the very tensors that it was to take for dynamic.
+    positional = tuple(one.clone() for one in inputs.positional)
     keywords = {name: one.clone() for name, one in inputs.keywords.items()}
-    return trace(model, tuple(one.clone() for one in inputs.positional), keywords, dynamic_shapes=axes)
+    try:
+        return trace(model, positional, keywords, dynamic_shapes=axes)
+    except TRACING_ERRORS as error:
+        name, reason = type(model).__name__, str(error).strip().partition("\n")[0] or type(error).__name__
+        if not fixed_batch:
+            try:
+                trace_model(model, inputs, fixed_batch=True)
+            except ExportError:
+                pass  # the reason below holds for any batch
+            else:
+                raise ExportError(
+                    f"torch.export cannot trace {name} for batches of any size ({reason}): export it for batches as "
+                    "large as the example input, with fixed_batch=True (or --fixed-batch), or rewrite what it "
+                    "stumbles on"
+                ) from error
+        raise ExportError(
+            f"torch.export cannot trace {name} ({reason}): rewrite what it stumbles on, export its weights alone as "
+            "safetensors, or keep the finalized module itself by torch.save"
+        ) from error
 
 
 def _choose_dynamic(argument: Any, inputs: Inputs) -> Any:
@@ -83,24 +76,22 @@ class Inputs:
         Raises:
             ExportError: something else is among them, or nothing, one is empty, or the first has no axis for the batch.
         """
-        positional: tuple[Any, ...] = ()
+        positional: tuple[Any, ...] = (arguments,) if isinstance(arguments, Tensor) else ()
         keywords: dict[str, Any] = {}
-        if isinstance(arguments, Tensor):
-            positional = (arguments,)
-        elif isinstance(arguments, tuple):
+        if isinstance(arguments, tuple):
             positional = arguments
-        else:
+        elif isinstance(arguments, Mapping):
             keywords = dict(arguments)
-        given = [*positional, *keywords.values()]
-        strange = [type(one).__name__ for one in given if not isinstance(one, Tensor)]
-        if strange:
-            raise ExportError(
-                f"the example input holds a {strange[0]}, but an exported model takes tensors only: "
-                "wrap the model in a module that fills in the rest"
-            )
-        if not given or given[0].dim() == 0:
+        values = [*positional, *keywords.values()]
+        for value in values:
+            if not isinstance(value, Tensor):
+                raise ExportError(
+                    f"the example input holds a {type(value).__name__}, but an exported model takes tensors only: "
+                    "wrap the model in a module that fills in the rest"
+                )
+        if not values or values[0].dim() == 0:
             raise ExportError("the example input needs a first tensor whose first axis is the batch")
-        empty = [tuple(one.shape) for one in given if not one.numel()]
+        empty = [tuple(one.shape) for one in values if not one.numel()]
         if empty:
             raise ExportError(f"the example input has a tensor of shape {empty[0]}: give an example or more")
         return cls(tuple(one.cpu() for one in positional), {name: one.cpu() for name, one in keywords.items()})
@@ -139,15 +130,11 @@ class Inputs:
         )
 
 
-def return_plain(model: nn.Module) -> None:
-    """Let ``model`` return what `make_plain` makes of its output."""
-    model.register_forward_hook(lambda _module, _arguments, returned: make_plain(returned))
-
-
 def make_plain(returned: Any) -> Any:
-    """Mappings and dataclasses as dictionaries, sequences as tuples or lists; what holds no tensor is left out.
+    """What a model returns with mappings and dataclasses as dictionaries, sequences as tuples or lists.
 
-    That is for instance the cache that a language model returns beside its logits, which is an object of its own.
+    What holds no tensor is left out, for instance the cache that a language model returns beside its logits, which is
+    an object of its own.
 
     Raises:
         ExportError: no tensor is left.

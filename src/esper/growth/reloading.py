@@ -1,0 +1,50 @@
+"""Run an exported model where Esper cannot be imported: ``python reloading.py FORMAT FILE INPUTS OUTPUTS``.
+
+The files INPUTS and OUTPUTS are safetensors; inputs are called by their position, then a colon and their keyword, if
+they have one. This is a script of its own, which imports nothing of Esper.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+
+def collect_tensors(returned: Any) -> list[Tensor]:
+    """The tensors in what a model returned, in order."""
+    if isinstance(returned, Tensor):
+        return [returned]
+    if isinstance(returned, Mapping):
+        returned = list(cast("Mapping[str, Any]", returned).values())
+    if isinstance(returned, list | tuple):
+        return [tensor for part in cast("list[Any]", returned) for tensor in collect_tensors(part)]
+    return []
+
+
+def main(kind: str, file: str, inputs: str, outputs: str) -> None:
+    """Run the model and write what it returns."""
+    cast("dict[str, Any]", sys.modules)["esper"] = None  # so that every import of it fails
+    named = [(key.partition(":")[::2], tensor) for key, tensor in load(Path(inputs).read_bytes()).items()]
+    named.sort(key=lambda one: int(one[0][0]))
+    if kind == "onnx":
+        session = importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+        feeds = zip(session.get_inputs(), named, strict=True)
+        arrays = session.run(None, {place.name: tensor.numpy() for place, (_, tensor) in feeds})
+        returned = [torch.from_numpy(array) for array in arrays]
+    else:
+        positional = [tensor for (_, name), tensor in named if not name]
+        keywords = {name: tensor for (_, name), tensor in named if name}
+        with Path(file).open("rb") as opened, torch.no_grad():
+            returned = collect_tensors(torch.export.load(opened).module()(*positional, **keywords))
+    Path(outputs).write_bytes(save({str(index): one.contiguous() for index, one in enumerate(returned)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
