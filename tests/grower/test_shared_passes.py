@@ -145,6 +145,18 @@ class Remembering(Net):
         return found
 
 
+class Straying(Net):
+    """Calls a submodule once more every other time."""
+
+    calls = 0
+
+    def features(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls % 2:
+            self.embed(inputs)
+        return super().features(inputs)
+
+
 class Random(Net):
     def forward(self, inputs: Tensor) -> Any:
         return F.dropout(super().forward(inputs), 0.5)
@@ -277,6 +289,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Measure, str | None]] = {
     "in place inside": (Pathless, plainly, "do not follow"),
     "buffers": (Counting, plainly, "buffers"),
     "memory": (Remembering, remembering, "do not follow"),
+    "other calls": (Straying, plainly, "calls other submodules"),
     "inputs": (Greedy, plainly, "changes its inputs"),
     "exits": (Exiting, plainly, "returned before"),
     "keywords": (Answering, of_both_kinds, None),

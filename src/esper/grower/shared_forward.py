@@ -204,7 +204,7 @@ class SharedForwardEvaluator:
             yield
         finally:
             for module, forward in before:
-                del vars(module)["forward"]
+                vars(module).pop("forward", None)
                 if forward is not None:
                     vars(module)["forward"] = forward
 
