@@ -867,9 +867,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of scenarios; without them all")
     parser.add_argument("--quick", action="store_true", help="smaller ones")
     arguments = parser.parse_args()
-    names = arguments.names or [name for name in SCENARIOS if not (arguments.quick and name in THOROUGH)]
-    if strangers := [name for name in names if name not in SCENARIOS]:
+    if strangers := [name for name in arguments.names if name not in SCENARIOS]:
         sys.exit(f"no scenario is called {strangers[0]!r}; choose from {', '.join(SCENARIOS)}")
+    chosen = arguments.names or SCENARIOS.keys() - (THOROUGH if arguments.quick else ())
+    names = [name for name in SCENARIOS if name in chosen]
     if not Path(esper.__file__).is_relative_to(arguments.source):
         sys.exit(f"esper was imported from {esper.__file__} instead of {arguments.source}")
     write_result(arguments.folder, "names", names)
