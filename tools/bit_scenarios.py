@@ -38,6 +38,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -394,15 +395,17 @@ def attach(problem: Problem, *, freeze: bool = False) -> esper.GrowingModel:
 
 
 CONTROLLERS = ("look", "heuristic", "esper", "random")
+HORIZON = 24
+"""Decisions that are planned; fewer are taken where it has to be quick."""
 
 
 def grow(name: str, quick: bool, folder: Path) -> Tree:
     """A host under each controller, with the run that tells of it."""
     tree: Tree = {}
-    decisions = 12 if quick else 24
+    decisions = 12 if quick else HORIZON
     for controller in CONTROLLERS:
         run = folder / f"grower_{name}_{controller}"
-        loop = Loop(PROBLEMS[name], controller, horizon=decisions, run=run, rent=0.01, seed=5)
+        loop = Loop(PROBLEMS[name], controller, horizon=HORIZON, run=run, rent=0.01, seed=5)
         tree[controller] = {**loop.run(decisions), **loop.conclude(), **read_run(run)}
     return tree
 
@@ -451,7 +454,7 @@ def grower_options(quick: bool, folder: Path) -> Tree:
         "plateau": 2,
     }
     promise = {"every": 3, "first": 1, "examples": 64}
-    decisions = 12 if quick else 24
+    decisions = 12 if quick else HORIZON
     variants: dict[str, tuple[Problem, str, Tree]] = {
         "shadow": (conv, "random", {"rules": rules(isolation="shadow", min_training_steps=1, **EVERY_CHOICE)}),
         "every choice": (mlp, "random", {"rules": rules(**EVERY_CHOICE), "train_size": 128}),
@@ -474,12 +477,12 @@ def grower_options(quick: bool, folder: Path) -> Tree:
     }
     tree: Tree = {}
     for name, (problem, controller, options) in variants.items():
-        loop = Loop(problem, controller, **{"horizon": decisions, "seed": 2, **options})
+        loop = Loop(problem, controller, **{"horizon": HORIZON, "seed": 2, **options})
         tree[name] = {**loop.run(decisions), **loop.conclude()}
     # What is not finite is trouble at once; a loss that is too high is, once it has been so three times in a row.
     for name, harms in (("not finite", {5: poison, 9: poison}), ("exploded", dict.fromkeys((6, 7, 8), inflate))):
         run = folder / f"grower_options_{name}"
-        loop = Loop(mlp, "heuristic", run=run, horizon=decisions)
+        loop = Loop(mlp, "heuristic", run=run, horizon=HORIZON)
         steps = {f"decision {number}": loop.step(harms.get(number)) for number in range(1, decisions + 1)}
         tree[name] = {**steps, **loop.conclude(), **read_run(run)}
     return tree
@@ -489,7 +492,7 @@ def grower_options(quick: bool, folder: Path) -> Tree:
 def resume(quick: bool, folder: Path) -> Tree:
     """Growers saved at every decision and resumed in new objects do what the uninterrupted one does."""
     tree: Tree = {}
-    decisions = 8 if quick else 14
+    decisions = 9 if quick else 14
     variants: list[tuple[str, str, Tree]] = [
         ("conv1d", "esper", {}),
         ("mlp", "heuristic", {"conduct": esper.EpisodeConfig(counterfactual_every=2)}),
@@ -499,7 +502,7 @@ def resume(quick: bool, folder: Path) -> Tree:
     ]
     for name, controller, options in variants[:2] if quick else variants:
         variant = " ".join((name, controller, *options))
-        problem, options = PROBLEMS[name], {"horizon": decisions, "seed": 4, **options}
+        problem, options = PROBLEMS[name], {"horizon": HORIZON, "seed": 4, **options}
         loop = Loop(problem, controller, **options)
         saved: list[bytes] = []
         expected: Tree = {}
@@ -615,7 +618,7 @@ def branch(quick: bool, folder: Path) -> Tree:
     tree: Tree = {}
     for name in ("gpt", "resnet"):
         problem = PROBLEMS[name]
-        loop = Loop(problem, "heuristic", horizon=16, seed=1)
+        loop = Loop(problem, "heuristic", horizon=HORIZON, seed=1)
         first = loop.run(8)
         rung = esper.branch(loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending)
         decay = torch.optim.lr_scheduler.LambdaLR(rung.optimizer, lambda _, spent=rung.spending: 1 - spent.share)
@@ -670,7 +673,7 @@ def export(quick: bool, folder: Path) -> Tree:
     tree: Tree = {}
     for name in ("conv1d", "resnet", "gpt"):
         problem = PROBLEMS[name]
-        loop = Loop(problem, "all_at_start", horizon=12, seed=1)
+        loop = Loop(problem, "all_at_start", horizon=HORIZON, seed=1)
         loop.run(4)
         esper.save(loop.model, folder / f"saved_{name}")
         loaded = esper.load(folder / f"saved_{name}", problem.make(), problem.inputs[:2])
@@ -709,7 +712,19 @@ def run_command(*words: str | Path) -> Tree:
 def run_training(path: Path, *overrides: str) -> Tree:
     """A run of ``esper train``, and all that is in its folder."""
     words = [word for override in overrides for word in ("--set", override)]
-    return {"printed": run_command("train", "--run-dir", path, *words), **read_run(path)}
+    printed = run_command("train", "--run-dir", path, *words)
+    settings = yaml.safe_load((path / "config.yaml").read_text())
+    return {"printed": printed, "settings": select_numbers(settings), **read_run(path)}
+
+
+def select_numbers(settings: Any) -> Any:
+    """The numbers among resolved settings: rules are not so close to their limits that each of them would show."""
+    if isinstance(settings, list):
+        return [select_numbers(part) for part in settings]
+    if not isinstance(settings, dict):
+        return settings if isinstance(settings, int | float) else None
+    numbers = {name: select_numbers(part) for name, part in settings.items()}
+    return {name: part for name, part in numbers.items() if part not in (None, {}, [])}
 
 
 SMALLER = ("environments=8", "ppo.group=4", "probe_instances=2", "policy.hidden=32", "policy.width=16", "ppo.epochs=4")
@@ -867,14 +882,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of scenarios; without them all")
     parser.add_argument("--quick", action="store_true", help="smaller ones")
     arguments = parser.parse_args()
-    names = arguments.names or [name for name in SCENARIOS if not (arguments.quick and name in THOROUGH)]
-    if strangers := [name for name in names if name not in SCENARIOS]:
+    if strangers := [name for name in arguments.names if name not in SCENARIOS]:
         sys.exit(f"no scenario is called {strangers[0]!r}; choose from {', '.join(SCENARIOS)}")
+    chosen = arguments.names or SCENARIOS.keys() - (THOROUGH if arguments.quick else ())
+    names = [name for name in SCENARIOS if name in chosen]
     if not Path(esper.__file__).is_relative_to(arguments.source):
         sys.exit(f"esper was imported from {esper.__file__} instead of {arguments.source}")
     write_result(arguments.folder, "names", names)
     torch.set_num_threads(1)
-    Loop(PROBLEMS["mlp"], "esper", horizon=24)  # imports, once for all, what is imported on demand
+    Loop(PROBLEMS["mlp"], "esper", horizon=HORIZON)  # imports, once for all, what is imported on demand
     shutil.rmtree(arguments.folder / "work", ignore_errors=True)
     fork = multiprocessing.get_context("fork")
     for name in names:
