@@ -29,8 +29,8 @@ from esper.lab.doctor import (
     self_test,
     suite_memory,
 )
-from esper.runs import file_system as telemetry_file_system
-from esper.runs.file_system import file_system
+from esper.runs import database
+from esper.runs.database import file_system
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Source
 
@@ -258,13 +258,13 @@ class TestRunsFolder:
     ):
         mounts = tmp_path / "mounts"
         mounts.write_text(f"27 1 254:0 / / rw shared:1 - {kind} /dev/vda rw\n")
-        monkeypatch.setattr(telemetry_file_system, "MOUNTS", mounts)
+        monkeypatch.setattr(database, "MOUNTS", mounts)
         found = examine(tmp_path / "runs")
         assert found.runs.wal_safe is safe
         assert (found.problems == ()) is safe
 
     def test_elsewhere_than_on_linux_it_is_unknown(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-        monkeypatch.setattr(telemetry_file_system, "MOUNTS", tmp_path / "nowhere")
+        monkeypatch.setattr(database, "MOUNTS", tmp_path / "nowhere")
         found = examine_folder(tmp_path)
         assert (found.file_system, found.wal_safe) == (None, None)
 

@@ -34,7 +34,7 @@ from esper.population.parameters import SeedKind
 from esper.population.population import STRATEGIES, Fossils, Population, Strategy
 from esper.population.prefix_sharing import forward_variants, toggle_slots
 from esper.rl.episodes import Episodes
-from esper.runs.file_system import file_system_of, wal_safe
+from esper.runs.database import file_system_of, wal_safe
 from esper.tasks.data import Data
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Source, Suite

@@ -12,10 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dash.formats import duration, percent, score
-from esper.dash.live import REFRESHES_PER_SECOND
-from esper.dash.output import say
-from esper.dash.progress import TrainingProgress
-from esper.dash.terminal import plain_table
+from esper.dash.output import plain_table, say
+from esper.dash.progress import REFRESHES_PER_SECOND, TrainingProgress
 from esper.lab.sweep import RankedTrial, SweepTrial, TrialProgress
 
 LINES_PER_TRIAL = 4
