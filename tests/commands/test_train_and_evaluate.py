@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from esper.cli import main
-from esper.dash.live import LineView
+from esper.dash.progress import LineView
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.train.iteration import Iteration

@@ -10,9 +10,18 @@ import pytest
 from rich.console import Console
 
 from esper.commands.options import progress_bar
-from esper.dash.live import LINES_PER_RUN, RECENT, LineView, PanelView, TrainingPanel, view_training
-from esper.dash.progress import PACE_WINDOW, TrainingProgress, moving_average
-from esper.dash.terminal import sparkline
+from esper.dash.output import sparkline
+from esper.dash.progress import (
+    LINES_PER_RUN,
+    PACE_WINDOW,
+    RECENT,
+    LineView,
+    PanelView,
+    TrainingPanel,
+    TrainingProgress,
+    moving_average,
+    view_training,
+)
 from esper.rl.diagnostics import Anomaly
 from lab.planted import FAMILIES, LEVELS, iteration
 

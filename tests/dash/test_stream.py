@@ -11,8 +11,7 @@ import pytest
 
 from dash.planted_run import Plan, plant
 from esper.dash import stream
-from esper.dash.stream import stream_news
-from esper.runs.follower import StoreFollower
+from esper.dash.stream import StoreFollower, stream_news
 
 SMALL = Plan(networks=1, slots=1, steps=2, iterations=2, ended=False)
 

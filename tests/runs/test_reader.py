@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.write_events import view_columns
 from esper.errors import RunError
-from esper.runs import limits
-from esper.runs.catalogue import view_columns
+from esper.runs import database
 from esper.runs.events import CheckpointWritten, PPOUpdated, RunStarted
 from esper.runs.reader import RunReader
 from esper.runs.store import EventRow, RunStore
@@ -140,7 +140,7 @@ def test_ctrl_c_stops_a_long_query(reader: RunReader):
 def test_a_store_whose_pages_never_end_ends_in_a_sentence(store: RunStore, monkeypatch: pytest.MonkeyPatch, sql: str):
     store.close()
     plant_endless_tree(store.path, "events")
-    monkeypatch.setattr(limits, "READING_SECONDS", 0.2)
+    monkeypatch.setattr(database, "READING_SECONDS", 0.2)
     with RunReader.open(store.path) as reader:
         for read in (reader.query, reader.rows):
             with pytest.raises(RunError, match=f"{store.path} took more than 0.2 seconds"):
@@ -148,10 +148,10 @@ def test_a_store_whose_pages_never_end_ends_in_a_sentence(store: RunStore, monke
 
 
 def test_an_answer_has_a_largest_size(reader: RunReader, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "LARGEST_ANSWER", 2**20)
+    monkeypatch.setattr(database, "LARGEST_ANSWER", 2**20)
     many = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000) SELECT x, 'some text' FROM n"
     for read in (reader.query, reader.rows):
-        with pytest.raises(RunError, match="ask of less of it"):
+        with pytest.raises(RunError, match="select less of it"):
             read(many)
 
 

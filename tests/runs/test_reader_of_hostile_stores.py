@@ -17,7 +17,7 @@ from esper.dash.app import dashboard
 from esper.dash.runs import RunFinder
 from esper.dash.security import Access
 from esper.errors import RunError
-from esper.runs import limits
+from esper.runs import database
 from esper.runs.events import event_types
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -45,7 +45,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "READING_SECONDS", LIMIT)
+    monkeypatch.setattr(database, "READING_SECONDS", LIMIT)
 
 
 def broken(good: Path, folder: Path, attack: str) -> RunDirectory:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import RunError
-from esper.runs import file_system
+from esper.runs import database
 from esper.runs import store as telemetry_store
 from esper.runs.events import CheckpointWritten, LifecycleTransition, RunInterrupted, RunStarted
 from esper.runs.reader import RunReader
@@ -145,7 +145,7 @@ def test_events_of_many_threads_are_all_kept(path: Path):
 def test_on_a_shared_file_system_there_is_no_write_ahead_log(path: Path, monkeypatch: pytest.MonkeyPatch):
     mounts = path.with_name("mounts")
     mounts.write_text("27 1 254:0 / / rw shared:1 - nfs4 server:/export rw\n")
-    monkeypatch.setattr(file_system, "MOUNTS", mounts)
+    monkeypatch.setattr(database, "MOUNTS", mounts)
     with RunStore.create(path) as store:
         assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         store.emit(TRANSITION)

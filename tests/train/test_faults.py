@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.dash.live import LineView
+from esper.dash.progress import LineView
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints

@@ -26,7 +26,7 @@ from esper.numerics.devices import devices_here
 from esper.population.learning import stack_data, train
 from esper.population.population import STRATEGIES, Population
 from esper.rl.episodes import Episodes
-from esper.runs.file_system import file_system_of, wal_safe
+from esper.runs.database import file_system_of, wal_safe
 from esper.tasks.data import Data
 from esper.tasks.registry import get_suite, suite_names
 from esper.train.workers import prepare_process

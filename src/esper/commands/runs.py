@@ -14,8 +14,7 @@ from rich.text import Text
 
 from esper.commands.options import RUNS
 from esper.dash.formats import measure
-from esper.dash.output import print_json, say
-from esper.dash.terminal import plain_table, printable
+from esper.dash.output import plain_table, print_json, printable, say
 from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, State, list_runs
 
 MEGABYTE = 1e6

@@ -15,8 +15,7 @@ from esper.commands.options import hint_if_stopped, require_seed
 from esper.config.loading import Overrides
 from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
-from esper.dash.output import console_beside, print_json, say, say_differences
-from esper.dash.terminal import plain_table
+from esper.dash.output import console_beside, plain_table, print_json, say, say_differences
 from esper.errors import ConfigError
 from esper.extras import require
 from esper.train.settings import TrainSettings

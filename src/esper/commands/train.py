@@ -15,9 +15,8 @@ from esper.commands.options import hold_run
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
 from esper.dash.formats import duration, score
-from esper.dash.live import view_training
 from esper.dash.output import console_beside, print_json, say, say_differences
-from esper.dash.progress import TrainingProgress
+from esper.dash.progress import TrainingProgress, view_training
 from esper.errors import ConfigError
 from esper.lab.report.training import write_report
 from esper.numerics.devices import usable_device

@@ -28,9 +28,8 @@ from esper.dash.answers import (
 )
 from esper.dash.runs import RunFinder
 from esper.dash.security import Access, SecuredApp
-from esper.dash.stream import stream_news
+from esper.dash.stream import StoreFollower, stream_news
 from esper.errors import ConfigError, EsperError
-from esper.runs.follower import StoreFollower
 from esper.runs.reader import RunReader
 
 STATIC = Path(__file__).parent / "static"

@@ -1,4 +1,4 @@
-"""Plain lines on the terminal, and lines for machines."""
+"""What is printed: lines, plain tables, scores on a scale, texts that cannot steer a terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from esper.config.settings import SettingDifference
+from esper.dash.formats import score
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+POLICY = "policy (greedy)"
+POLICY_STYLE = "bold cyan"
+LABEL_STYLE = "dim"
+_BESIDE_SCALE = 52
+"""Columns that names, scores and notes take beside the scale."""
+_LONGEST_SCALE = 56
+_SHORTEST_SCALE = 12
 
 SECONDS_BETWEEN_LINES = 30.0
 """The longest time without a line where there is no terminal."""
@@ -70,3 +82,42 @@ def say_differences(console: Console, whose: str, found: Sequence[SettingDiffere
 def print_json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """A line of JSON on stdout."""
     sys.stdout.write(f"{json.dumps(record)}\n")
+
+
+def plain_table(*columns: str) -> Table:
+    """An empty table without lines, with these columns."""
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="underline")
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
+def printable(text: str) -> str:
+    """A text as one line; what could steer a terminal is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values as blocks of eight heights."""
+    shown = values[-width:]
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in shown)
+
+
+def score_table(scores: Sequence[tuple[str, float]], width: int, notes: Mapping[str, str] | None = None) -> Table:
+    """Controllers and their scores, the best first, on one scale; the policy stands out, `notes` stand beside names."""
+    high, low = scores[0][1], scores[-1][1]
+    table = Table.grid(padding=(0, 2))
+    scale = max(min(width - _BESIDE_SCALE, _LONGEST_SCALE), _SHORTEST_SCALE)
+    ends = Text(f"{score(low)} {'·' * (scale - 12)} {score(high)}", LABEL_STYLE, no_wrap=True)
+    table.add_row(Text("score on the same problems", "bold"), "", ends, "")
+    for name, level in scores:
+        style = POLICY_STYLE if name == POLICY else ""
+        place = round((level - low) / (high - low) * (scale - 1)) if high > low else 0
+        note = Text((notes or {}).get(name, ""), LABEL_STYLE)
+        mark = Text("─" * place + "●", style, no_wrap=True)
+        table.add_row(Text(printable(name), style), Text(score(level), style), mark, note)
+    return table

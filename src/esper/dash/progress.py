@@ -1,13 +1,25 @@
-"""How far a training run is, how fast it goes, and its newest figures: what is shown while it goes on."""
+"""A training run in the terminal while it goes on: a panel that redraws itself, or lines where there is no terminal."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from types import TracebackType
+from typing import Self
 
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from esper.dash.formats import duration, percent, score
+from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, RegularLines, say, score_table, sparkline
 from esper.rl.diagnostics import Anomaly
 from esper.train.iteration import Iteration
 
@@ -15,6 +27,17 @@ SMOOTHING = 5
 """Iterations that the smoothed J is the mean of, in terminal, report and figures."""
 PACE_WINDOW = 8
 """Iterations over which speed is averaged."""
+REFRESHES_PER_SECOND = 4
+LINES_PER_RUN = 20
+"""Lines about progress where there is no terminal, besides those about measurements and anomalies."""
+WIDE = 110
+"""Columns from which details stand side by side."""
+SPARKS = 30
+RECENT = 10
+"""Iterations for which an anomaly stays on display."""
+WARNING_STYLE = "bold yellow"
+
+Row = tuple[str, RenderableType]
 
 
 def moving_average(values: Sequence[float]) -> list[float]:
@@ -76,3 +99,200 @@ class TrainingProgress:
         """Environment steps per second at the recent pace."""
         seconds = sum(seconds for _, seconds in self._paces)
         return sum(steps for steps, _ in self._paces) / seconds if seconds else None
+
+
+class LineView:
+    """Prints a line now and then, at least every 30 seconds; use it as a context manager."""
+
+    def __init__(self, console: Console, progress: TrainingProgress) -> None:
+        self._console = console
+        self._progress = progress
+        self._every = max(progress.total // LINES_PER_RUN, 1)
+        self._lines = RegularLines(console, self._describe_progress)
+
+    def __enter__(self) -> Self:
+        say(self._console, "finding the baselines' level")
+        self._lines.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.__exit__(kind, error, trace)
+
+    def baselines(self, levels: Mapping[str, float]) -> None:
+        """The baselines' levels are known."""
+        self._progress.levels = levels
+        say(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
+
+    def iteration(self, iteration: Iteration) -> None:
+        """A line every few iterations, at measurements and at the end; one for each new kind of anomaly."""
+        known = set(self._progress.last_seen)
+        self._progress.add(iteration)
+        due = iteration.number % self._every == 0 or iteration.probe_score is not None
+        if due or iteration.number in (1, iteration.total):
+            say(self._console, _line(self._progress, iteration))
+            self._lines.postpone()
+        for anomaly in iteration.anomalies:
+            if anomaly not in known:
+                say(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
+
+    def _describe_progress(self) -> str:
+        progress = self._progress
+        if not progress.levels:
+            return f"finding the baselines' level, {duration(progress.elapsed)} elapsed"
+        number = min(progress.done + 1, progress.total)
+        return f"iteration {number}/{progress.total} under way, {duration(progress.elapsed)} elapsed"
+
+
+class PanelView:
+    """Redraws one panel in place, so that time goes on between iterations; use it as a context manager."""
+
+    def __init__(self, console: Console, progress: TrainingProgress) -> None:
+        self._progress = progress
+        self._live = Live(TrainingPanel(progress), console=console, refresh_per_second=REFRESHES_PER_SECOND)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def baselines(self, levels: Mapping[str, float]) -> None:
+        """Place them on the score's scale."""
+        self._progress.levels = levels
+
+    def iteration(self, iteration: Iteration) -> None:
+        """Show the newest figures at the next refresh."""
+        self._progress.add(iteration)
+
+
+def view_training(console: Console, progress: TrainingProgress) -> PanelView | LineView:
+    """A panel on a terminal, lines elsewhere."""
+    return PanelView(console, progress) if console.is_terminal else LineView(console, progress)
+
+
+def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tuple[str, float]]:
+    """The baselines' scores and the policy's as far as they are finite, the best first."""
+    scores = [*baselines.items(), *([(POLICY, policy)] if policy is not None else [])]
+    return sorted(((name, score) for name, score in scores if math.isfinite(score)), key=lambda one: -one[1])
+
+
+def _line(progress: TrainingProgress, iteration: Iteration) -> str:
+    update = iteration.update
+    parts = [
+        f"iteration {iteration.number}/{iteration.total}",
+        f"J {score(iteration.objective)}",
+        f"accuracy {score(iteration.accuracy)}",
+        f"added {iteration.added:.2f}",
+        f"entropy {update.entropy:.2f}",
+        f"KL {update.kl:.3f}",
+        f"{progress.steps_per_second or 0:.0f} steps/s",
+        f"{duration(progress.left or 0)} left",
+    ]
+    if iteration.rollbacks:
+        parts.append(f"{iteration.rollbacks} rolled back")
+    if iteration.probe_score is not None:
+        best = rank_scores(progress.levels, None)[:1]
+        against = "".join(f" (best baseline {name} {score(level)})" for name, level in best)
+        parts.insert(1, f"greedy policy {score(iteration.probe_score)}{against}")
+    return ", ".join(parts)
+
+
+class TrainingPanel:
+    """Draws a run's progress as it is at the moment of drawing, from 80 columns up."""
+
+    def __init__(self, progress: TrainingProgress) -> None:
+        self.progress = progress
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, progress = options.max_width, self.progress
+        yield _progress_bar(progress)
+        yield Text()
+        if not progress.levels:
+            yield Text("finding the baselines' level ...", LABEL_STYLE)
+            return
+        number, probe = progress.probe or (0, None)
+        yield score_table(rank_scores(progress.levels, probe), width, {POLICY: f"at iteration {number}"})
+        if progress.latest is not None:
+            yield Text()
+            yield _details(progress, progress.latest, width)
+            yield from _anomalies(progress)
+        yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
+
+
+def _progress_bar(progress: TrainingProgress) -> Table:
+    line = Table.grid(padding=(0, 2), expand=True)
+    for ratio in (None, 1, None):
+        line.add_column(ratio=ratio, no_wrap=True)
+    left = "" if progress.left is None else f", {duration(progress.left)} left"
+    line.add_row(
+        Text(f"iteration {progress.done}/{progress.total}", "bold"),
+        ProgressBar(total=progress.total, completed=progress.done),
+        f"{duration(progress.elapsed)} elapsed{left}",
+    )
+    return line
+
+
+def _details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
+    """What the networks did and how the policy learns: side by side, or one below the other in as few lines as go."""
+    growth, health = _growth_rows(progress, latest), _health_pairs(progress, latest)
+    if width < WIDE:
+        return _rows_table([*growth, ("learning", _pairs(health))])
+    columns = Table.grid(padding=(0, 4))
+    columns.add_column(width=width * 3 // 5)
+    columns.add_column()
+    columns.add_row(_rows_table(growth), _rows_table(health))
+    return columns
+
+
+def _growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row]:
+    curve = moving_average(progress.objectives)
+    used = [(name, percent(share)) for name, share in latest.operations.items() if share]
+    return [
+        (
+            "J, exploring",
+            Text.assemble(f"{score(curve[-1])} (mean of {SMOOTHING})  ", (sparkline(curve, SPARKS), POLICY_STYLE)),
+        ),
+        ("accuracy", score(latest.accuracy)),
+        ("growth", f"{percent(latest.added)} of the host's parameters"),
+        ("seeds kept", _pairs((site, percent(share)) for site, share in latest.kept.items())),
+        ("operations", _pairs(used)),
+        ("J by family", _pairs((name, f"{value:.2f}") for name, value in latest.objective_by_family.items())),
+    ]
+
+
+def _health_pairs(progress: TrainingProgress, latest: Iteration) -> list[tuple[str, str]]:
+    update = latest.update
+    early = ", ended early" if update.stopped_early else ""
+    return [
+        ("entropy", f"{update.entropy:.2f}"),
+        ("KL", f"{update.kl:.4f}{early}"),
+        ("explained variance", f"{update.explained_variance:.2f}"),
+        ("clipped", percent(update.clip_fraction)),
+        ("gradient", f"{update.gradient_norm:.2f}"),
+        ("steps/s", f"{progress.steps_per_second or 0:.0f}"),
+    ]
+
+
+def _rows_table(rows: Iterable[Row]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style=LABEL_STYLE, no_wrap=True)
+    table.add_column()
+    for name, content in rows:
+        table.add_row(name, content)
+    return table
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> Columns:
+    """Names and values, which never part at a line's end."""
+    return Columns([Text(f"{name} {value}") for name, value in pairs], padding=(0, 2))
+
+
+def _anomalies(progress: TrainingProgress) -> Iterable[Text]:
+    for anomaly, number in progress.last_seen.items():
+        if progress.done - number < RECENT:
+            yield Text(f"! {anomaly}, iteration {number}: {anomaly.meaning}", WARNING_STYLE)

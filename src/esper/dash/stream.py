@@ -1,4 +1,7 @@
-"""What is new in a run, as server-sent events that a browser can take up again where it lost them."""
+"""What is new in a run, as server-sent events that a browser can take up again where it lost them.
+
+A run store may meanwhile be written to by another process, be rewound, or be replaced by another file.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
 from esper.dash.answers import describe_event
-from esper.errors import EsperError
-from esper.runs.follower import StoreFollower
+from esper.errors import EsperError, RunError
+from esper.runs.events import RunResumed
+from esper.runs.reader import EventRecord, RunReader
 
 POLL_SECONDS = 0.1
 MISSING_SECONDS = 1.0
@@ -20,6 +27,84 @@ MISSING_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 """After so much silence a comment tells proxies and the server itself whether anybody is still there."""
 RETRY_MILLISECONDS = 1000
+BACKLOG = 5000
+"""Events that a follower may be behind; with more it is told to load everything anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUpdate:
+    """What came since the last look."""
+
+    last_id: int
+    """Of the newest event that there is."""
+    records: list[EventRecord] = field(default_factory=list[EventRecord])
+    """The new events, in order."""
+    reload: bool = False
+    """Whether what was known before may be wrong, and the records are not all."""
+
+
+class StoreFollower:
+    """Looks at a run store again and again, and opens it anew when it was replaced.
+
+    Looks may run in another thread, also while the follower is closed: that waits for the one under way.
+    """
+
+    def __init__(self, store: Path, after: int = 0) -> None:
+        """Events with ids above `after` are new."""
+        self._store = store
+        self._last_id = after
+        self._newest: EventRecord | None = None
+        self._reader: RunReader | None = None
+        self._file: tuple[int, int] | None = None
+        self._lock = Lock()
+
+    def close(self) -> None:
+        """Release the store; the next look opens it again."""
+        with self._lock:
+            self._release()
+
+    def poll(self, types: Collection[str]) -> StoreUpdate:
+        """What came since the last call, of these types and of resumptions; RunError while it cannot be read."""
+        with self._lock:
+            try:
+                reader = self._open()
+                with reader.snapshot():
+                    return self._update(reader, types)
+            except RunError:
+                self._release()
+                raise
+
+    def _release(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+    def _open(self) -> RunReader:
+        try:
+            status = self._store.stat()
+            file = status.st_dev, status.st_ino
+        except OSError:
+            file = None
+        if self._reader is None or file != self._file:
+            self._release()
+            self._reader = RunReader.open(self._store)
+            if self._file not in (None, file):
+                self._newest, self._last_id = None, -1  # nothing of the other file is known here
+            self._file = file
+        return self._reader
+
+    def _update(self, reader: RunReader, types: Collection[str]) -> StoreUpdate:
+        last_id, before, newest = reader.last_id(), self._last_id, self._newest
+        if last_id == before and newest is not None and reader.holds(newest):
+            return StoreUpdate(last_id)
+        self._last_id = last_id
+        self._newest = next(iter(reader.records(last_id - 1, 1)), None)
+        # An id that is given again after a rewind belongs to an event of another time.
+        rewound = last_id < before or (newest is not None and not reader.holds(newest))
+        if before < 0 or rewound or last_id - before > BACKLOG:
+            return StoreUpdate(last_id, reload=True)
+        records = reader.records_between(before, last_id, sorted({*types, RunResumed.name}))
+        return StoreUpdate(last_id, records, any(record.type == RunResumed.name for record in records))
 
 
 async def stream_news(

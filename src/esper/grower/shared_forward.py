@@ -128,7 +128,7 @@ class SharedForwardEvaluator:
         minibatches = iter(self._minibatches)
 
         def handle_model(_: nn.Module, compute: Compute, inputs: Any) -> Any:
-            recorded, outputs = next(minibatches, (None, {}))
+            recorded, outputs = next(minibatches, (None, dict[str, Any]()))
             return compute() if recorded is None or not equals(recorded, inputs) else outputs.pop(name)
 
         with self._patch_forwards([self.model] if self._minibatches else [], handle_model):

@@ -1,21 +1,42 @@
-"""The SQLite file of a run: its schema, and opening it safely."""
+"""The SQLite file of a run: its schema, opening it safely, and what reading it may cost.
+
+A file that somebody damaged, by accident or on purpose, holds nobody up and fills no memory.
+"""
 
 import os
+import re
 import sqlite3
-from collections.abc import Generator
+import sys
+import time
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 from esper.errors import RunError
 from esper.files import replace_file
-from esper.runs.file_system import file_system_of, wal_safe
-from esper.runs.limits import LARGEST_VALUE, limit_reading, result_code
 from esper.runs.views import VIEWS, definitions
 
 APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
+READING_SECONDS = 60.0
+"""For a query: the slowest of a figure takes 2 seconds in a run of 160 MB."""
+LARGEST_VALUE = 2**24
+"""Bytes of a text or blob."""
+LARGEST_ANSWER = 2**31
+"""Bytes of all rows of a query, as Python holds them."""
+_STEPS = 1000
+"""Instructions of SQLite between looks at the clock, which are also chances for Ctrl-C: some microseconds."""
+_CHUNK = 1000
+"""Rows between looks at their size."""
+MOUNTS = Path("/proc/self/mountinfo")
+
+_SHARED = frozenset({"9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"})
+"""The log needs shared memory between all that have it open, which these do not give."""
 
 _TABLES = """
 CREATE TABLE metadata (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -69,7 +90,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open an existing run store for appending; RunError if it is missing, damaged or not ours."""
     connection = _connect(path, "mode=rw")
     with translate_errors(path):
-        _prepare_writing(connection, path)
+        # Where the write-ahead log would fail, readers and the writer wait for each other instead.
+        safe = wal_safe(file_system_of(path))
+        connection.execute(f"PRAGMA journal_mode = {'DELETE' if safe is False else 'WAL'}")
+        # What was flushed must survive a power cut too; commits are few, so this costs little.
+        connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
@@ -87,6 +112,61 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         connection.executescript(definitions("TEMP VIEW"))
         connection.execute("PRAGMA query_only = TRUE")
     return connection
+
+
+@contextmanager
+def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]:
+    """Stop what the connection to the store at ``path`` does within as soon as it has taken longer.
+
+    Raises:
+        RunError: it has.
+        KeyboardInterrupt: Ctrl-C stopped it before.
+    """
+    seconds = READING_SECONDS
+    end = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
+    # To count a whole table is one instruction, which only an interruption from outside ends.
+    alarm = Timer(seconds, connection.interrupt)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if result_code(error) != sqlite3.SQLITE_INTERRUPT:
+            raise
+        if time.monotonic() < end:
+            raise KeyboardInterrupt from error
+        raise RunError(
+            f"reading the run store {path} took more than {seconds:g} seconds, and was stopped: "
+            "select less of it, or if all reading of it ends so, it is damaged"
+        ) from error
+    finally:
+        alarm.cancel()
+        alarm.join()
+        connection.set_progress_handler(None, 0)
+
+
+def chunks(cursor: sqlite3.Cursor, path: Path) -> Iterator[list[Any]]:
+    """All rows, some at a time.
+
+    Raises:
+        RunError: together they are larger than what a query may give.
+    """
+    size = 0
+    while chunk := cursor.fetchmany(_CHUNK):
+        size += sum(map(sys.getsizeof, chain.from_iterable(chunk)))
+        if size > LARGEST_ANSWER:
+            raise RunError(
+                f"a query of the run store {path} gave more than {LARGEST_ANSWER >> 30} GiB, and was stopped: "
+                "select less of it, for instance with LIMIT"
+            )
+        yield chunk
+
+
+def result_code(error: sqlite3.Error) -> int | None:
+    """SQLite's primary result code; None for an error of Python's own, for instance over a text that is not UTF-8."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 @contextmanager
@@ -113,7 +193,6 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         with _close_at_errors(connection), limit_reading(connection, path):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
-            _check_ours(connection, path)
             _check_schema(connection, path)
     return connection
 
@@ -127,43 +206,54 @@ def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
         raise
 
 
-def _prepare_writing(connection: sqlite3.Connection, path: Path) -> None:
-    # Where the write-ahead log would fail, readers and the writer wait for each other instead.
-    safe = wal_safe(file_system_of(path))
-    connection.execute(f"PRAGMA journal_mode = {'DELETE' if safe is False else 'WAL'}")
-    # What was flushed must survive a power cut too; commits are few, so this costs little.
-    connection.execute("PRAGMA synchronous = FULL")
-
-
-def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """RunError unless the store is ours, and its tables and indexes are what they were made as."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise RunError(f"{path} is not an Esper run store: give the directory of a run")
     if version != SCHEMA_VERSION:
         raise RunError(f"{path} has format {version}, this Esper reads {SCHEMA_VERSION}: use the Esper that wrote it")
-
-
-def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """RunError unless our tables and indexes are what they were made as.
-
-    A view of the same name could run without end, a trigger would act on what is written. Views beside the tables do
-    no harm: readers bring their own, which go first.
-    """
-    found = _objects(connection)
-    for kind, name, *_ in sorted(_our_objects() - found):
+    # A view of a table's name could run without end, a trigger would act on what is written. Views beside the tables
+    # do no harm: readers bring their own, which go first.
+    objects = _read_schema(connection)
+    for kind, name, *_ in sorted(_expected_schema() - objects):
         raise RunError(f"the run store {path} is damaged or was changed: it has no {kind} `{name}` as Esper makes it")
-    for kind, name, *_ in found:
+    for kind, name, *_ in objects:
         if kind == "trigger":
             raise RunError(f"the run store {path} was changed, it has a trigger `{name}`: remove it if you trust it")
 
 
-def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str, str]]:
+def _read_schema(connection: sqlite3.Connection) -> set[tuple[str, str, str, str]]:
     return set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE type != 'view'"))
 
 
 @cache
-def _our_objects() -> set[tuple[str, str, str, str]]:
+def _expected_schema() -> set[tuple[str, str, str, str]]:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(_TABLES)
-        return _objects(connection)
+        return _read_schema(connection)
+
+
+def file_system_of(path: Path) -> str | None:
+    """The type of the file system that holds an existing ``path``; None where the system does not tell."""
+    try:
+        mounts = MOUNTS.read_text()
+    except OSError:
+        mounts = ""
+    return file_system(path.resolve(), mounts)
+
+
+def file_system(path: Path, mounts: str) -> str | None:
+    """The same for an absolute path, by the text of Linux's ``mountinfo``."""
+    types: dict[Path, str] = {}
+    for line in mounts.splitlines():
+        place, _, source = line.partition(" - ")
+        folder = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place.split()[4])
+        types[Path(folder)] = source.split()[0]  # what was mounted last covers what was before
+    return next((types[folder] for folder in (path, *path.parents) if folder in types), None)
+
+
+def wal_safe(kind: str | None) -> bool | None:
+    """Whether the write-ahead log works on file systems of this type; None for an unknown one."""
+    return None if kind is None else kind not in _SHARED and not kind.startswith("fuse")

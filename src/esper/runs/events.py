@@ -8,11 +8,10 @@ run's metadata ``slots`` holds their names. In training, an episode has the numb
 alone has the single episode 1.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, TypedDict, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypedDict, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -93,17 +92,6 @@ def decode(name: str, version: int, payload: str) -> Event:
         return _adapter(event_type).validate_json(payload)
     except ValidationError as error:
         raise RunError(f"a stored event {name!r} is damaged: {error.errors()[0]['msg']}") from error
-
-
-def fields(name: str, payload: str) -> dict[str, Any]:
-    """A stored event's payload as it is, whatever its type and version; RunError if it is no JSON object."""
-    try:
-        found = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"a stored event {name!r} is damaged: its payload is not JSON") from error
-    if not isinstance(found, dict):
-        raise RunError(f"a stored event {name!r} is damaged: its payload is not a JSON object")
-    return cast("dict[str, Any]", found)
 
 
 @cache

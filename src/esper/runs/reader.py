@@ -2,23 +2,77 @@
 
 import json
 import math
+import reprlib
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from esper.config.settings import describe_first_error
 from esper.errors import RunError
-from esper.runs.database import open_for_reading, translate_errors
+from esper.runs.database import chunks, limit_reading, open_for_reading, translate_errors
 from esper.runs.events import Event, decode
-from esper.runs.expected import check_expected, trouble_in
-from esper.runs.limits import chunks, limit_reading
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
 """Events that are read at once."""
 _RECORD = "id, time, type, version, iteration, payload"
+LARGEST_COUNT = 2**53
+"""Whole numbers above it are not whole as floats, nor in a browser."""
+_YEAR_10000 = 253_402_300_800.0
+"""Seconds since 1970, after which dates have no name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    types: frozenset[type]
+    low: float | None = None
+    high: float | None = None
+
+    def trouble(self, values: Sequence[Any]) -> str | None:
+        """A value that does not belong there."""
+        if not self.types.issuperset(map(type, values)):
+            return next(reprlib.repr(value) for value in values if type(value) not in self.types)
+        if self.low is None or self.high is None:
+            return None
+        return next((repr(value) for value in (min(values), max(values)) if not self.low <= value <= self.high), None)
+
+
+_TEXT = _Column(frozenset({str}))
+_COUNT = _Column(frozenset({int}), 0, LARGEST_COUNT)
+_COLUMNS: Mapping[str, _Column] = {
+    **dict.fromkeys(("id", "version", "iteration"), _COUNT),
+    "time": _Column(frozenset({int, float}), 0.0, _YEAR_10000),
+    **dict.fromkeys(("key", "text", "type", "payload", "name"), _TEXT),
+    "value": _Column(frozenset({int, float, type(None)})),
+}
+"""What the tables' columns hold, by name."""
+
+
+class _Metadata(BaseModel):
+    """Types of the metadata that `esper train` and `Grower` write; others may write more."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    command: str = ""
+    seed: int = 0
+    suite: str = ""
+    host: str = ""
+    controller: str = ""
+    environments: int = 0
+    iterations: int = 0
+    steps: int = 0
+    slots: list[str] = []
+    blueprints: list[str] = []
+    operations: list[str] = []
+    heads: list[str] = []
+    features: dict[str, list[str]] = {}
+    baseline_levels: dict[str, float] = {}
 
 
 class EventRecord(NamedTuple):
@@ -72,14 +126,20 @@ class RunReader:
         """All metadata of the run."""
         rows = self.rows("SELECT key, value AS text FROM metadata")
         try:
-            return check_expected({key: json.loads(text) for key, text in rows})
+            metadata = {key: json.loads(text) for key, text in rows}
+            _Metadata.model_validate(metadata)
+        except ValidationError as error:
+            reason = describe_first_error(error, _Metadata).sentence
+            raise RunError(f"the metadata of the run store {self.path} are damaged ({reason})") from error
         except (ValueError, RecursionError) as error:
             raise RunError(f"the metadata of the run store {self.path} are damaged ({error})") from error
+        return metadata
 
     def events(self, event_type: type[E]) -> list[E]:
         """Events of one type in the order in which they were emitted."""
         rows = self.rows("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
-        return self._decode(event_type, rows)
+        with self._name_store_in_errors():
+            return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
         """The first events after an id, in order."""
@@ -87,7 +147,7 @@ class RunReader:
 
     def decode(self, record: EventRecord) -> Event:
         """The event of a record; RunError if it is damaged or of an unknown type or version."""
-        with self.name_store_in_errors():
+        with self._name_store_in_errors():
             return decode(record.type, record.version, record.payload)
 
     def records_within(
@@ -141,8 +201,10 @@ class RunReader:
             RunError: as `query`; or a value does not belong in its column.
         """
         result = self.query(sql, *parameters)
-        if result.rows and (trouble := trouble_in(result.columns, result.rows)):
-            raise RunError(f"the run store {self.path} is damaged: {trouble}")
+        for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):
+            column = _COLUMNS.get(name)
+            if column is not None and (trouble := column.trouble(values)):
+                raise RunError(f"the run store {self.path} is damaged: its column `{name}` holds {trouble}")
         return result.rows
 
     @contextmanager
@@ -154,7 +216,7 @@ class RunReader:
                 yield
 
     @contextmanager
-    def name_store_in_errors(self) -> Generator[None]:
+    def _name_store_in_errors(self) -> Generator[None]:
         """Errors within say which store they are about."""
         try:
             yield
@@ -186,11 +248,6 @@ class RunReader:
 
     def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
         return [EventRecord(*row) for row in self.rows(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
-
-    def _decode(self, event_type: type[E], rows: Sequence[tuple[int, str]]) -> list[E]:
-        """Events of one type from their versions and payloads."""
-        with self.name_store_in_errors():
-            return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
 
 
 def _number(value: float | None) -> float:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dash.planted_run import Plan, plant
+from esper.dash import stream
+from esper.dash.stream import StoreFollower
 from esper.errors import RunError
-from esper.runs import follower as telemetry_follower
 from esper.runs.events import CheckpointWritten, RunResumed
-from esper.runs.follower import StoreFollower
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from runs.slow import slow_reader
@@ -103,7 +103,7 @@ def test_ids_that_are_given_again_are_noticed(store: Path):
 
 
 def test_who_is_far_behind_loads_anew(store: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(telemetry_follower, "BACKLOG", 3)
+    monkeypatch.setattr(stream, "BACKLOG", 3)
     follower = StoreFollower(store)
     assert follower.poll(STEPS).reload
     assert not follower.poll(STEPS).reload
@@ -111,15 +111,15 @@ def test_who_is_far_behind_loads_anew(store: Path, monkeypatch: pytest.MonkeyPat
 
 def test_another_store_in_the_same_place_is_noticed(store: Path):
     follower = StoreFollower(store)
-    first = follower.read(lambda reader: reader)
-    assert follower.read(lambda reader: reader) is first
+    first = follower._open()
+    assert follower._open() is first
     follower.poll(STEPS)
     store.rename(store.with_name("old.db"))
     with pytest.raises(RunError):
         follower.poll(STEPS)
     RunStore.create(store).close()
     assert follower.poll(STEPS).reload
-    assert follower.read(lambda reader: reader) is not first
+    assert follower._open() is not first
 
 
 def test_a_rewind_in_the_midst_of_a_poll_loses_nothing(store: Path, monkeypatch: pytest.MonkeyPatch):
@@ -142,7 +142,7 @@ def test_a_rewind_in_the_midst_of_a_poll_loses_nothing(store: Path, monkeypatch:
 
 def test_another_store_is_noticed_before_the_first_poll(store: Path, tmp_path: Path):
     follower = StoreFollower(store, newest(store))
-    follower.read(RunReader.last_id)
+    follower._open()
     other = plant(tmp_path / "other", Plan(networks=1, slots=1, steps=2, iterations=4, ended=False))
     assert newest(other) > newest(store)
     other.replace(store)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from esper.runs.catalogue import document, event_table, view_table
+from docs.write_events import document, event_table, view_table
 from esper.runs.events import event_types
 from esper.runs.views import VIEWS
 
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 
 
 def test_the_page_is_what_the_code_generates():
-    assert PAGE.read_text() == document(), "write it anew: python -m esper.runs.catalogue > docs/events.md"
+    assert PAGE.read_text() == document(), "write it anew: python docs/write_events.py > docs/events.md"
 
 
 def test_every_event_has_its_fields_types_defaults_and_meanings():
