@@ -14,7 +14,7 @@ import torch
 from esper.cli import main
 from esper.commands import doctor
 from esper.commands.doctor import TOLERANCE, compare_strategies
-from esper.runs import file_system
+from esper.runs import database
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Source
 
@@ -181,7 +181,7 @@ class TestProblems:
     ):
         mounts = tmp_path / "mounts"
         mounts.write_text(f"27 1 254:0 / / rw shared:1 - {kind} /dev/vda rw\n")
-        monkeypatch.setattr(file_system, "MOUNTS", mounts)
+        monkeypatch.setattr(database, "MOUNTS", mounts)
         record = examine(capsys, 0 if safe else 1)
         assert record["runs"]["wal_safe"] is safe
         assert [f"lies on {kind}, where SQLite may lose" in problem for problem in record["problems"]] == [True] * (
@@ -191,7 +191,7 @@ class TestProblems:
     def test_elsewhere_than_on_linux_the_file_system_is_unknown(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
-        monkeypatch.setattr(file_system, "MOUNTS", tmp_path / "nowhere")
+        monkeypatch.setattr(database, "MOUNTS", tmp_path / "nowhere")
         runs = examine(capsys, 0)["runs"]
         assert (runs["file_system"], runs["wal_safe"]) == (None, None)
 
@@ -225,4 +225,4 @@ class TestProblems:
     ],
 )
 def test_the_file_system_is_that_of_the_nearest_mount(path: str, kind: str):
-    assert file_system.file_system(Path(path), MOUNTS) == kind
+    assert database.file_system(Path(path), MOUNTS) == kind
