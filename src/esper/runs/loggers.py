@@ -95,10 +95,12 @@ def open_loggers(
         for logger in loggers:
             logger.log_metrics(metrics, iteration)
 
-    failed = True
+    failed = False
     try:
         yield log_iteration
-        failed = False
+    except Exception:
+        failed = True
+        raise
     finally:
         for logger in loggers:
             logger.close(failed=failed)
