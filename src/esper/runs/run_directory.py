@@ -19,6 +19,8 @@ from esper.runs.metric import Metric
 from esper.runs.reader import EventRecord, RunReader
 from esper.runs.store import RunStore
 
+STUDY = "study.db"
+"""The SQLite file of the study of `esper sweep`, in the sweep's folder."""
 GROWER = "esper.Grower"
 """What makes the runs of models that grow in a loop of their owner's."""
 MADE = f"give the directory of a run of `esper train` or `{GROWER}`"

@@ -13,10 +13,8 @@ from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Report
 from esper.lab.report.training import report_configurations, report_over_seeds, report_training
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import MADE, RunDirectory
+from esper.runs.run_directory import MADE, STUDY, RunDirectory
 
-STUDY = "study.db"
-"""The SQLite file of a sweep's study, in the sweep's folder."""
 _MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
 
 
