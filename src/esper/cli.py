@@ -39,22 +39,18 @@ class Command:
 
 
 COMMANDS = (
-    Command("train", "esper.commands.train:command", "Learn a growth controller, or go on with a run."),
-    Command("evaluate", "esper.commands.evaluate:command", "Compare a run's policy with baselines on new instances."),
-    Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
-    Command(
-        "report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures for papers."
-    ),
+    Command("train", "esper.commands.train:command", "Train a growth controller, or resume a run."),
+    Command("evaluate", "esper.commands.evaluate:command", "Compare a controller with baselines on new instances."),
+    Command("compare", "esper.commands.compare:command", "Train several configurations, and decide which is better."),
+    Command("sweep", "esper.commands.sweep:command", "Search over settings with an Optuna study."),
+    Command("report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures."),
+    Command("dash", "esper.commands.dash:command", "Show runs in the browser, live."),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
+    Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
+    Command("doctor", "esper.commands.doctor:command", "Check this installation and this machine."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
-    Command(
-        "bench search", "esper.commands.bench:measure_search", "Measure what a search needs to equal a controller."
-    ),
-    Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train, and on what."),
-    Command("compare", "esper.commands.compare:command", "Train by several configurations, and say which is better."),
-    Command("dash", "esper.commands.dash:command", "Show runs in the browser while they grow."),
-    Command("doctor", "esper.commands.doctor:command", "Examine this installation and this machine."),
-    Command("sweep", "esper.commands.sweep:command", "Train by many settings, and rank them."),
+    Command("bench search", "esper.commands.bench:measure_search", "Measure how many trainings a search needs."),
+    Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train."),
 )
 _SCRIPT = "is a script in Esper's repository now: python"
 MOVED: Mapping[str, str] = {
