@@ -45,7 +45,7 @@ def calls(page: Path) -> Iterator[Call]:
         for piece in re.findall(r"`(esper [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     ]
     for line in [*lines, *quoted]:
-        found = re.search(r"(?:^|[ /])esper (?!=)(.*)", line.strip())
+        found = re.search(r"(?:^|[ /])esper (?!=|--help|--version)(.*)", line.strip())
         if found and not line.startswith(("import", "from", "#")):
             said = found[1]
             command = next((one for one in BY_LENGTH if f"{said} ".startswith(f"{one.name} ")), None)
