@@ -10,6 +10,8 @@ import pytest
 
 import esper
 
+pytestmark = pytest.mark.landing
+
 SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
 NAMES = {
     "call Stream": "a CUDA stream beside the one that everything runs on",

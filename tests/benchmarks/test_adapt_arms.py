@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytestmark = pytest.mark.landing
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "adapt_arms"
 

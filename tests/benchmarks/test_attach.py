@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.attach import measured
+
+pytestmark = pytest.mark.landing
 
 
 def test_everybody_has_a_time_in_every_turn() -> None:

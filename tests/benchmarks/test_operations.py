@@ -10,6 +10,8 @@ from benchmarks.operations import DECISIONS, Player, matmul_rate, measure_costs,
 from train.runs import tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 
 def test_operations_are_told_dearest_first():
     with short_suite():

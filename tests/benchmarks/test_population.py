@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from benchmarks.population import Work, advance, advance_loop, compare, evaluate_separately
@@ -12,6 +13,8 @@ from esper.rl.episodes import Episodes
 from open_rules import OPEN_RULES
 from reference_population import ReferencePopulation
 from rl.short import SUITE, instances
+
+pytestmark = pytest.mark.landing
 
 DECISIONS = 7
 

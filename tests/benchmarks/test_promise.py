@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from benchmarks.promise import compare, promised, sample, score_with
 from esper.lifecycle.actions import Blend
 from esper.population.parameters import SeedKind
+
+pytestmark = pytest.mark.landing
 
 
 def test_candidates_are_scored_and_looked_at_instance_by_instance() -> None:

@@ -13,6 +13,8 @@ from esper.runs.store import RunStore, as_rows
 from train.runs import tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 
 def judged(path: Path, starts: list[int], expected: int) -> str | None:
     """What the follower says of a store with these events in it."""

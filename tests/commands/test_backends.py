@@ -17,6 +17,8 @@ from esper.extras import install_command
 from esper.runs.run_directory import RunDirectory
 from train.launching import ENVIRONMENT, assert_same_end
 
+pytestmark = pytest.mark.landing
+
 Capture = pytest.CaptureFixture[str]
 SMALL = (
     "suite=digits",

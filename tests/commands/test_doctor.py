@@ -18,6 +18,8 @@ from esper.runs import database
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Source
 
+pytestmark = pytest.mark.landing
+
 MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 31 27 0:40 / /home rw - nfs4 server:/home rw

@@ -16,6 +16,8 @@ from grower.training_loop import Loop
 from train.runs import TINY
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 Capture = pytest.CaptureFixture[str]
 
 TRAIN = [word for override in (*TINY, "iterations=1") for word in ("--set", override)]

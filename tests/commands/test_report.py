@@ -17,6 +17,8 @@ from esper.train.settings import TrainSettings
 from lab.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained
 from train.results_cases import planted
 
+pytestmark = pytest.mark.landing
+
 
 def test_the_page_lies_in_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path / "run")

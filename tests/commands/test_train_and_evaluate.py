@@ -22,6 +22,8 @@ from esper.train.trainer import Trainer
 from train.runs import TINY
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 Capture = pytest.CaptureFixture[str]
 
 

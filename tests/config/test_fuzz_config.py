@@ -19,6 +19,8 @@ from esper.tasks.registry import get_suite, suite_names
 from esper.train.settings import TrainSettings
 from fuzzing import MOST_CALLS, Mutator, assert_legible, harmless
 
+pytestmark = pytest.mark.landing
+
 CORPUS = [
     b"seed: 3\niterations: 20\nsuite: digits\nppo: {clip: 0.1, epochs: 4}\n",
     b"# a comment\nppo:\n  learning_rate: 1e-3\n  adam_betas: [0.9, 0.999]\npolicy:\n  hidden: 64\n",

@@ -32,6 +32,8 @@ from esper.lifecycle.stages import Stage
 from esper.train.settings import TrainSettings
 from train.runs import TINY, started
 
+pytestmark = pytest.mark.landing
+
 USUAL = ("mlp", "resnet", "char_lm", "regression")
 CHECKS = {
     "attach",

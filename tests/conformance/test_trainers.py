@@ -23,6 +23,8 @@ transformers = pytest.importorskip("transformers")
 from esper.integrations import lightning as in_lightning  # noqa: E402
 from esper.integrations import transformers as in_transformers  # noqa: E402
 
+pytestmark = pytest.mark.landing
+
 MINIBATCHES = 2
 """Per epoch, as in a kind's own loop."""
 FAST = {"mlp", "resnet", "nested_encoder", "vae", "accumulation", "tuple", "hf_bert", "hf_t5"}

@@ -17,6 +17,8 @@ from esper.dash.app import Views, dashboard
 from esper.dash.runs import RunFinder
 from esper.dash.security import Access
 
+pytestmark = pytest.mark.landing
+
 TOKEN = "a-secret-of-many-letters"
 VIEWS = [f"/api/{view}" for view in (*Views.NAMES, "none")]
 PARAMETERS = ["run", "episode", "environment", "step", "type", "text", "before", "after", "token", "unknown"]

@@ -21,6 +21,8 @@ from esper.runs.events import StepTaken
 from esper.runs.loggers import read_metrics
 from esper.runs.reader import RunReader
 
+pytestmark = pytest.mark.landing
+
 Capture = pytest.CaptureFixture[str]
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.landing
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {
     "lightning_trainer": "lightning",

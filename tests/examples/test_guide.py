@@ -17,6 +17,8 @@ from esper.lifecycle.rules import Isolation
 from esper.runs.events import StepTaken
 from esper.runs.reader import RunReader
 
+pytestmark = pytest.mark.landing
+
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.with_name("docs") / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -25,6 +25,8 @@ from esper.lab.figures.grown import grown_exhibits
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 
+pytestmark = pytest.mark.landing
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Capture = pytest.CaptureFixture[str]
 

@@ -16,6 +16,8 @@ from esper.grower import Grower
 from esper.population.governor import Trouble
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
 
+pytestmark = pytest.mark.landing
+
 KEEPING = ["heuristic", "periodic", "all_at_start", "random"]
 """Every rule that may fossilize."""
 

@@ -19,6 +19,8 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Rules
 from grower.training_loop import Loop
 
+pytestmark = pytest.mark.landing
+
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 
 

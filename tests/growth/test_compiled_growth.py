@@ -13,6 +13,8 @@ from torch import nn
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 
+pytestmark = pytest.mark.landing
+
 SLOTS = 6
 INPUTS = torch.ones(4, 8)
 

@@ -29,6 +29,8 @@ from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
 
+pytestmark = pytest.mark.landing
+
 NAMES = {Format.PT2: "net.pt2", Format.ONNX: "net.onnx", Format.SAFETENSORS: "net.safetensors"}
 
 

@@ -20,6 +20,8 @@ from esper.growth.tracing import make_plain
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, classifier, seeded
 
+pytestmark = pytest.mark.landing
+
 PROGRAMS = (Format.PT2, Format.ONNX)
 
 

@@ -20,6 +20,8 @@ from esper.growth.seed import Seed
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.landing
+
 BLOCKS = ["block_copy", "block_zero"]
 HOSTS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "gpt2": (lambda: tiny_transformers.gpt2(vocab_size=23, n_positions=32), "transformer.h"),

@@ -19,6 +19,8 @@ from growth.growing import fossilize, plant, random
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.landing
+
 SLOT = "bert.encoder.layer.0.output"
 WAYS = {
     "save_pretrained": lambda part, folder: part.save_pretrained(folder),

@@ -19,7 +19,7 @@ from open_rules import open_rules
 from rl.gym_support import STEPS, assert_same, short_episodes
 from rl.short import SUITE
 
-pytestmark = pytest.mark.usefixtures("short_episodes")
+pytestmark = [pytest.mark.landing, pytest.mark.usefixtures("short_episodes")]
 __all__ = ["short_episodes"]
 
 E = 4

@@ -26,6 +26,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
 from esper.integrations.lightning import GrowerCallback  # noqa: E402
 
+pytestmark = pytest.mark.landing
+
 EPOCHS = 4
 
 

@@ -25,6 +25,8 @@ pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 from esper.integrations.transformers import GrowerCallback  # noqa: E402
 
+pytestmark = pytest.mark.landing
+
 EPOCHS = 4
 
 

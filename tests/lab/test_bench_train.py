@@ -14,6 +14,8 @@ from esper.lab.bench_train import PARTS, REST, bench_train, shares
 from train.runs import TINY, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 
 def spend(seconds: float) -> None:
     began = time.perf_counter()

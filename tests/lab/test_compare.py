@@ -16,6 +16,8 @@ from esper.train.iteration import Iteration
 from train.runs import TINY, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 Capture = pytest.CaptureFixture[str]
 
 

@@ -43,6 +43,8 @@ from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 DRIFT = 4
 
 

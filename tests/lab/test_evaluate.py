@@ -27,6 +27,8 @@ from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 HELDOUT, TRANSFER = 8, 3
 
 

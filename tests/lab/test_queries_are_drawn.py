@@ -40,6 +40,8 @@ from lab import planted
 from lab.figures_cases import grown, trained
 from lab.planted import EXPLODED
 
+pytestmark = pytest.mark.landing
+
 Record = dict[str, Any]
 Curve = tuple[tuple[float, float], ...]
 OBJECTIVES = [0.4, 0.7, 0.5, 0.66, 0.61, 0.58, 0.72, 0.69]

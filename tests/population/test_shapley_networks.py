@@ -32,6 +32,8 @@ from population.scenes import good_evidence, grown
 from population.small_hosts import Chain, InputSkip, Layer, Residual, small
 from reference_population import ReferencePopulation
 
+pytestmark = pytest.mark.landing
+
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 

@@ -15,6 +15,8 @@ from esper.rl.rollout import Rollout, RolloutBuffer
 from rl.plain_ppo import plain_ppo
 from rl.probes import Probe, blank_observation, collect, free_masks, learner, only_ops, score, train
 
+pytestmark = pytest.mark.landing
+
 QUICK = plain_ppo(
     learning_rate=3e-3,
     final_learning_rate=1e-3,

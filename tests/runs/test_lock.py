@@ -19,6 +19,8 @@ from esper.train.workers import LocalWorkers
 from train.launching import launch, train_words
 from train.worker_tasks import holds
 
+pytestmark = pytest.mark.landing
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:

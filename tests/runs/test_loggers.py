@@ -27,6 +27,8 @@ from grower.training_loop import Loop
 from train.runs import TINY
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 SETTINGS = {"ppo": {"gamma": 1.0}, "slots": ["layer0", "layer1"], "nothing": None}
 TOOLS = [pytest.param(tool, marks=[pytest.mark.slow] if tool == "wandb" else []) for tool in LIBRARIES]
 _FILE_HEADER, _BLOCK, _CHUNK_HEADER = 7, 32768, 7

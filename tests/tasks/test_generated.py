@@ -19,6 +19,8 @@ from esper.tasks.registry import FIRST_UNSEEN, get_suite, suite_names
 from esper.train.evaluation import EvaluationConfig
 from esper.train.settings import TrainSettings
 
+pytestmark = pytest.mark.landing
+
 
 def test_a_number_is_the_same_suite_everywhere() -> None:
     first, second = GeneratedSuite(5), GeneratedSuite(5)

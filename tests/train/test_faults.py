@@ -23,6 +23,8 @@ from esper.train.iteration import Iteration
 from train.launching import assert_same_end, launch, resume_words, train_words
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 Capture = pytest.CaptureFixture[str]
 Count = Callable[[str, int], None]
 

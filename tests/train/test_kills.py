@@ -12,6 +12,8 @@ import pytest
 
 from train.launching import Launcher, assert_same_end, launcher, resume_words, train_words
 
+pytestmark = pytest.mark.landing
+
 Count = Callable[[str, int], None]
 
 SETTINGS = ("iterations=3", "checkpoint_every=2", "probe_every=2", "keep_checkpoints=1")

@@ -30,6 +30,8 @@ from esper.train.workers import Shared
 from train.runs import ignore, resumed, started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 
 @pytest.fixture(autouse=True)
 def _short_suite() -> Iterator[None]:

@@ -30,6 +30,8 @@ from rl.far_away import FAR, FarAway
 from train.runs import ignore, started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 
 @pytest.fixture(autouse=True)
 def short():

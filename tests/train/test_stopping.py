@@ -33,6 +33,8 @@ from train.launching import (
 from train.runs import ignore, resumed, started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 Count = Callable[[str, int], None]
 
 OVERRIDES = ("iterations=4", "checkpoint_every=4", "probe_every=2")

@@ -18,6 +18,8 @@ from esper.train.workers import Shared
 from train.runs import started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 MODES = "reward=[outcome, shaped]"
 
 

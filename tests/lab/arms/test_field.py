@@ -24,6 +24,8 @@ from esper.train.workers import Workers
 from lab.arms.planting import planter
 from train.runs import tiny
 
+pytestmark = pytest.mark.landing
+
 INSTANCES = 6
 BASELINES = ["none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look", "esper"]
 FOLLOWERS = ["shuffled", "sequence", "static", "static_equal_flops", "none_equal_flops"]

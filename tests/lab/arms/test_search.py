@@ -33,6 +33,8 @@ from esper.tasks.suite import Suite
 from esper.train.evaluation import EvaluationConfig
 from esper.train.workers import LocalWorkers
 
+pytestmark = pytest.mark.landing
+
 
 def pool_of(final: np.ndarray, flops: float = 1.0, decisions: int = 8) -> Pool:
     """Networks whose curves are flat: test score and validation are the same."""

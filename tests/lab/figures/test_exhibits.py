@@ -82,7 +82,7 @@ def test_figures_are_the_same_bytes_every_time(
 
 def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    rollbacks = [pair for pair in grown_exhibits(run.store, {}, None) if pair[0].name == "rollbacks"]
+    rollbacks = [pair for pair in grown_exhibits(run.store, {}) if pair[0].name == "rollbacks"]
     done = export(tmp_path / "out", rollbacks)
     assert (done.figures, done.tables, done.absent) == (0, 0, ("rollbacks: training never blew up",))
     assert not (tmp_path / "out").exists()
@@ -99,7 +99,7 @@ def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
     run = grown(tmp_path / "run", name=r"a_$x^{\bad")
     named = {"curves", "stages", "contributions", "snapshots"}
-    exhibits = [pair for pair in grown_exhibits(run.store, {}, None) if pair[0].name in named]
+    exhibits = [pair for pair in grown_exhibits(run.store, {}) if pair[0].name in named]
     assert export(tmp_path / "out", exhibits).figures == len(named)
 
 

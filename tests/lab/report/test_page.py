@@ -24,6 +24,8 @@ from esper.train.settings import TrainSettings
 from lab import planted as training
 from train.results_cases import planted
 
+pytestmark = pytest.mark.landing
+
 ITERATIONS = 12
 MEANS = {"policy": 0.7, "none": 0.5, "heuristic": 0.6}
 EPISODE = EpisodeTimeline(

@@ -20,6 +20,8 @@ from lab.figures_cases import grown, trained
 from lab.planted import EXPLODED
 from train.results_cases import planted
 
+pytestmark = pytest.mark.landing
+
 
 def add_arm(path: Path, mean: float, instances: slice = slice(None)) -> None:
     outcomes = [replace(one, flops=9_000_000, split=None) for one in planted({"policy": mean})[instances]]
